@@ -36,43 +36,43 @@ def protocol(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def received(server: Server, protocol: str, ask: Callable[..., Awaitable[Any]]) -> Any:
-    """Return what a client receives, as a tree; `ask` gets the client and its arguments for trees."""
+def received(server: Server, protocol: str, send: Callable[..., Awaitable[Any]]) -> Any:
+    """Return the response as a tree; `send` gets the client and the options that make it return trees."""
 
-    async def hear() -> Any:
+    async def request() -> Any:
         async with CLIENTS[protocol].InferenceServerClient(getattr(server, protocol)) as client:
-            return await ask(client, {} if protocol == "http" else {"as_json": True})
+            return await send(client, {} if protocol == "http" else {"as_json": True})
 
-    return asyncio.run(hear())
-
-
-def test_metadata_is_read(server: Server, protocol: str) -> None:
-    found = received(server, protocol, lambda client, words: client.get_server_metadata(**words))
-    assert found["name"] == "cotenant"
-    found = received(server, protocol, lambda client, words: client.get_model_metadata("both", **words))
-    assert [one["name"] for one in found["inputs"]] == ["A", "B"]
+    return asyncio.run(request())
 
 
-def test_a_config_is_read(server: Server, protocol: str) -> None:
-    found = received(server, protocol, lambda client, words: client.get_model_config("both", **words))
-    assert found.get("config", found)["max_batch_size"] == 8
+def test_asyncio_client_reads_metadata(server: Server, protocol: str) -> None:
+    metadata = received(server, protocol, lambda client, options: client.get_server_metadata(**options))
+    assert metadata["name"] == "cotenant"
+    metadata = received(server, protocol, lambda client, options: client.get_model_metadata("both", **options))
+    assert [tensor["name"] for tensor in metadata["inputs"]] == ["A", "B"]
 
 
-def test_statistics_are_read(server: Server, protocol: str) -> None:
-    found = received(server, protocol, lambda client, words: client.get_inference_statistics(**words))
-    assert len(found["model_stats"]) == 9
+def test_asyncio_client_reads_model_config(server: Server, protocol: str) -> None:
+    config = received(server, protocol, lambda client, options: client.get_model_config("both", **options))
+    assert config.get("config", config)["max_batch_size"] == 8
 
 
-def test_the_index_is_read(server: Server, protocol: str) -> None:
-    found = received(server, protocol, lambda client, words: client.get_model_repository_index(**words))
-    assert len(found if protocol == "http" else found["models"]) == 9
+def test_asyncio_client_reads_statistics(server: Server, protocol: str) -> None:
+    statistics = received(server, protocol, lambda client, options: client.get_inference_statistics(**options))
+    assert len(statistics["model_stats"]) == 9
 
 
-def test_answers_of_inference_are_packed_where_they_may_be(server: Server) -> None:
-    async def ask(client: Any, words: dict[str, Any]) -> Any:
-        del words
+def test_asyncio_client_reads_repository_index(server: Server, protocol: str) -> None:
+    index = received(server, protocol, lambda client, options: client.get_model_repository_index(**options))
+    assert len(index if protocol == "http" else index["models"]) == 9
+
+
+def test_inference_response_is_compressed_on_request(server: Server) -> None:
+    async def infer(client: Any, options: dict[str, Any]) -> Any:
+        del options
         tensor = triton_http_aio.InferInput("IN", [8, 4], "FP32")
         tensor.set_data_from_numpy(np.zeros((8, 4), np.float32), binary_data=False)
         return await client.infer("identity_0", [tensor], response_compression_algorithm="gzip")
 
-    assert received(server, "http", ask).as_numpy("OUT").tolist() == np.zeros((8, 4)).tolist()
+    assert received(server, "http", infer).as_numpy("OUT").tolist() == np.zeros((8, 4)).tolist()

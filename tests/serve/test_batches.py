@@ -22,7 +22,7 @@ class Node(NamedTuple):
 
 
 @pytest.mark.parametrize(
-    "takes, gives, expected",
+    "inputs, outputs, expected",
     [
         (["batch"], ["batch"], True),
         (["batch_size", "batch_size"], ["batch_size"], True),
@@ -41,17 +41,20 @@ class Node(NamedTuple):
         ([], ["batch"], False),
     ],
 )
-def test_only_one_free_dimension_of_all_is_a_batch(
-    takes: list[str | int | None], gives: list[str | int | None], *, expected: bool
+def test_batch_requires_the_same_free_first_dimension_in_all_tensors(
+    inputs: list[str | int | None], outputs: list[str | int | None], *, expected: bool
 ) -> None:
-    assert means_batches([Node((one, 4)) for one in takes], [Node((one, 4)) for one in gives]) is expected
+    assert (
+        means_batches([Node((dimension, 4)) for dimension in inputs], [Node((dimension, 4)) for dimension in outputs])
+        is expected
+    )
 
 
-def test_a_tensor_without_dimensions_has_no_rows() -> None:
+def test_model_with_a_scalar_output_is_not_batched() -> None:
     assert not means_batches([Node(("batch", 4))], [Node(())])
 
 
-def test_what_a_file_says_counts_until_its_owner_says_otherwise(tmp_path: Path) -> None:
+def test_configured_max_batch_overrides_the_model_file(tmp_path: Path) -> None:
     boxes = helper.make_tensor_value_info("IN", TensorProto.FLOAT, ["num_boxes", 4])
     selected = helper.make_tensor_value_info("OUT", TensorProto.FLOAT, ["num_selected", 4])
     graph = helper.make_graph([helper.make_node("Abs", ["IN"], ["OUT"])], "boxes", [boxes], [selected])
@@ -61,8 +64,8 @@ def test_what_a_file_says_counts_until_its_owner_says_otherwise(tmp_path: Path) 
     (tmp_path / "asked.toml").write_text("max_batch = 3\n")
     repository = Repository([tmp_path], [0])
     batches = {}
-    for name, found in repository.scan().items():
-        model = repository.load(found)
+    for name, source in repository.scan().items():
+        model = repository.load(source)
         batches[name] = model.spec.max_batch
         model.close()
     assert batches == {"asked": 3, "boxes": 0, "rows": 8}

@@ -19,35 +19,35 @@ CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.binary(max_size=700)), max_size=12))
-def test_readers_return_their_budget(said: list[tuple[int, bytes]]) -> None:
-    room = ByteBudget(1000)
-    readers = [HttpReader(800, room) for _ in range(3)]
+def test_readers_return_their_budget(chunks: list[tuple[int, bytes]]) -> None:
+    budget = ByteBudget(1000)
+    readers = [HttpReader(800, budget) for _ in range(3)]
     broken = set()
-    for place, data in said:
-        if place not in broken:
+    for index, data in chunks:
+        if index not in broken:
             try:
-                readers[place].feed(data if place else HEAD + data)
+                readers[index].feed(data if index else HEAD + data)
             except HttpError:
-                broken.add(place)
-            readers[place].next()
-        assert 0 <= room.used_bytes <= 1000
+                broken.add(index)
+            readers[index].next()
+        assert 0 <= budget.used_bytes <= 1000
     for reader in readers:
         reader.close()
-    assert room.used_bytes == 0
+    assert budget.used_bytes == 0
 
 
 def test_partial_body_counts_against_the_budget() -> None:
-    room = ByteBudget(1000)
-    first, second = HttpReader(800, room), HttpReader(800, room)
+    budget = ByteBudget(1000)
+    first, second = HttpReader(800, budget), HttpReader(800, budget)
     first.feed(HEAD + bytes(500))
     with pytest.raises(HttpError) as caught:
         second.feed(HEAD + bytes(501))
     assert (caught.value.status, caught.value.retry_after_s) == (429, 1)
-    assert room.used_bytes == 500
+    assert budget.used_bytes == 500
     first.feed(bytes(100))
-    assert room.used_bytes == 600
+    assert budget.used_bytes == 600
     assert first.next() is not None
-    assert room.used_bytes == 0
+    assert budget.used_bytes == 0
 
 
 def test_chunks_of_one_byte() -> None:
@@ -59,15 +59,15 @@ def test_chunks_of_one_byte() -> None:
 
 
 def test_partial_message_counts_against_the_budget() -> None:
-    coming = ByteBudget(1000)
-    connection = GrpcConnection(800, coming)
+    budget = ByteBudget(1000)
+    connection = GrpcConnection(800, budget)
     connection.feed(BEGIN + OPEN + frame(http2.DATA, 0, 1, (700).to_bytes(5, "big") + bytes(400)))
-    assert coming.used_bytes == 405
-    other = GrpcConnection(800, coming)
+    assert budget.used_bytes == 405
+    other = GrpcConnection(800, budget)
     other.feed(BEGIN + OPEN + frame(http2.DATA, 0, 1, (700).to_bytes(5, "big") + bytes(600)))
     assert other.calls == 0  # rejected: the budget was exhausted
     connection.feed(frame(http2.DATA, 0, 1, bytes(300)))
-    assert coming.used_bytes == 0
+    assert budget.used_bytes == 0
 
 
 @given(
@@ -75,25 +75,25 @@ def test_partial_message_counts_against_the_budget() -> None:
 )
 def test_unread_responses_are_bounded(steps: list[tuple[str, int]]) -> None:
     """The client's windows open step by step."""
-    going = ByteBudget(2000)
-    connection = GrpcConnection(800, None, going)
+    budget = ByteBudget(2000)
+    connection = GrpcConnection(800, None, budget)
     closed = frame(http2.SETTINGS, 0, 0, b"\x00\x04" + (0).to_bytes(4, "big"))
     connection.feed(BEGIN + closed + OPEN + frame(http2.HEADERS, http2.END_HEADERS, 3, HEADERS))
-    for word, number in steps:
+    for step, number in steps:
         stream = 1 + 2 * (number % 2)
         try:
-            if word == "send":
+            if step == "send":
                 connection.send(stream, bytes(number))
-            elif word == "finish":
+            elif step == "finish":
                 connection.finish(stream)
-            elif word == "widen":
+            elif step == "widen":
                 connection.feed(http2.window_update(stream, number))
-            elif word == "all":
+            elif step == "all":
                 connection.feed(http2.window_update(0, number))
             else:
                 connection.feed(http2.rst_stream(stream, http2.CANCEL))
         except Http2Error:
             break
-        assert 0 <= going.used_bytes == connection.held_bytes() <= 2000
+        assert 0 <= budget.used_bytes == connection.held_bytes() <= 2000
     connection.close()
-    assert going.used_bytes == connection.held_bytes() == 0
+    assert budget.used_bytes == connection.held_bytes() == 0

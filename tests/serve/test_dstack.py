@@ -30,22 +30,24 @@ def table(all_units: int, cells: dict[tuple[int, int], float]) -> RunTimes:
 CPU = table(2, {(1, 1): 10, (1, 2): 18, (1, 4): 34, (2, 1): 6, (2, 2): 11, (2, 4): 20})
 
 
-def queue(key: int, times: RunTimes | None = CPU, **more: Any) -> ModelQueueState:
-    fields: dict[str, Any] = {"max_batch": 4, "slo_ns": 40 * MS, **more}
+def queue(key: int, times: RunTimes | None = CPU, **overrides: Any) -> ModelQueueState:
+    fields: dict[str, Any] = {"max_batch": 4, "slo_ns": 40 * MS, **overrides}
     return ModelQueueState(key, ModelSpec(f"m{key}", "1", "test", (), (), **fields), times)
 
 
-def asked(one: ModelQueueState, request: int, now: int, patience_ms: int = 40, **more: Any) -> QueuedRequest:
-    fields = {"rows": 1, "shapes": 0, "priority": 1, **more}
+def queued_request(
+    model_queue: ModelQueueState, request: int, now: int, patience_ms: int = 40, **overrides: Any
+) -> QueuedRequest:
+    fields = {"rows": 1, "shapes": 0, "priority": 1, **overrides}
     return QueuedRequest(request, fields["rows"], fields["shapes"], fields["priority"], now, now + patience_ms * MS)
 
 
-def view(queues: list[ModelQueueState], free: int, now: int = 0, **more: Any) -> View:
-    busy = [one for one in queues if one.waiting]
-    return View(busy, free, more.pop("units", 2), now, now, tuple(queues), **more)
+def view(queues: list[ModelQueueState], free: int, now: int = 0, **overrides: Any) -> View:
+    busy = [model_queue for model_queue in queues if model_queue.waiting]
+    return View(busy, free, overrides.pop("units", 2), now, now, tuple(queues), **overrides)
 
 
-def ways() -> st.SearchStrategy[list[RunSize]]:
+def run_size_lists() -> st.SearchStrategy[list[RunSize]]:
     size = st.builds(
         lambda rows, units, typical: RunSize(rows, units, typical, typical + typical // 10),
         st.integers(1, 32),
@@ -56,15 +58,15 @@ def ways() -> st.SearchStrategy[list[RunSize]]:
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 3)), max_size=40))
-def test_planning_time_is_between_median_and_99th_percentile(story: list[tuple[int, int]]) -> None:
-    one = queue(1)
-    state = ModelState(one, 2)
-    for in_time, late in story:
-        before = state.caution
+def test_planning_time_is_between_median_and_99th_percentile(outcomes: list[tuple[int, int]]) -> None:
+    model_queue = queue(1)
+    state = ModelState(model_queue, 2)
+    for in_time, late in outcomes:
+        previous = state.caution
         state.record_answers(in_time, late)
         state.forget_times()
-        assert one.expected_ns(2, 1) < state.high_ns(2, 1) <= one.high_ns(2, 1)
-        assert state.caution >= before if not in_time else state.caution <= before or late
+        assert model_queue.expected_ns(2, 1) < state.high_ns(2, 1) <= model_queue.high_ns(2, 1)
+        assert state.caution >= previous if not in_time else state.caution <= previous or late
 
 
 def test_caution_falls_with_answers_in_time_and_rises_with_late_ones() -> None:
@@ -76,178 +78,186 @@ def test_caution_falls_with_answers_in_time_and_rises_with_late_ones() -> None:
     assert bolder < state.high_ns(1, 1) == queue(1).high_ns(1, 1)
 
 
-@given(ways(), st.integers(1, 10**9), st.floats(0, 10_000), st.sampled_from([EFFICACY, THROUGHPUT]))
-def test_right_size_is_the_best_allowed_size(given_ways: list[RunSize], slo: int, rate: float, objective: str) -> None:
-    found = right_size(given_ways, slo, rate, objective)
-    assert found in given_ways
-    quick = [one for one in given_ways if one.high_ns * 2 <= slo and one.rows == 1]
-    if quick:  # the rule of half the SLO holds whenever a single row satisfies it
-        assert found.high_ns * 2 <= slo
-    if any(one.high_ns <= slo and one.rows == 1 for one in given_ways):
-        assert found.high_ns <= slo
+@given(run_size_lists(), st.integers(1, 10**9), st.floats(0, 10_000), st.sampled_from([EFFICACY, THROUGHPUT]))
+def test_right_size_is_the_best_allowed_size(sizes: list[RunSize], slo: int, rate: float, objective: str) -> None:
+    chosen = right_size(sizes, slo, rate, objective)
+    assert chosen in sizes
+    single_rows = [size for size in sizes if size.high_ns * 2 <= slo and size.rows == 1]
+    if single_rows:  # the rule of half the SLO holds whenever a single row satisfies it
+        assert chosen.high_ns * 2 <= slo
+    if any(size.high_ns <= slo and size.rows == 1 for size in sizes):
+        assert chosen.high_ns <= slo
 
 
-@given(ways())
-def test_frontier_omits_only_dominated_sizes(given_ways: list[RunSize]) -> None:
-    kept = frontier(given_ways)
-    assert set(kept) <= set(given_ways)
-    for one in given_ways:
-        assert any(best.high_ns <= one.high_ns and best.area_ns <= one.area_ns for best in kept)
+@given(run_size_lists())
+def test_frontier_omits_only_dominated_sizes(sizes: list[RunSize]) -> None:
+    optimal = frontier(sizes)
+    assert set(optimal) <= set(sizes)
+    for size in sizes:
+        assert any(best.high_ns <= size.high_ns and best.area_ns <= size.area_ns for best in optimal)
 
 
-def test_both_objectives_are_tried_and_the_winner_is_named() -> None:
+def test_plan_names_the_objective_with_higher_goodput() -> None:
     queues = [queue(1), queue(2)]
     objective, planned = choose(queues, [1.0, 1.0], 2)
     plan = plan_of(objective, planned, 2)
     assert objective == EFFICACY  # idle device: efficacy
-    assert {one.objective for one in plan.models} == {EFFICACY}
+    assert {model.objective for model in plan.models} == {EFFICACY}
     assert plan.used == pytest.approx(used(planned, 2))
     assert plan.session_ns == 40 * MS
-    assert all(one.why and one.runs >= 1 for one in plan.models)
+    assert all(model.why and model.runs >= 1 for model in plan.models)
     objective, planned = choose(queues, [70.0, 70.0], 2)
     assert objective == THROUGHPUT
-    quick = [one._replace(size=right_size(run_sizes(one.queue, 2), 40 * MS, one.rate, EFFICACY)) for one in planned]
-    assert used(planned, 2) < used(quick, 2)
+    efficacy_plan = [
+        model._replace(size=right_size(run_sizes(model.queue, 2), 40 * MS, model.rate, EFFICACY)) for model in planned
+    ]
+    assert used(planned, 2) < used(efficacy_plan, 2)
 
 
 @given(st.floats(0.1, 500), st.floats(1.01, 4))
-def test_more_load_never_means_a_larger_part_in_time(rate: float, more: float) -> None:
+def test_fraction_in_time_does_not_rise_with_load(rate: float, factor: float) -> None:
     size = RunSize(1, 1, 10 * MS, 11 * MS)
-    flows = [ModelTraffic(rate * by, 40 * MS, 1, size) for by in (1, more)]
-    part, later = (goodput([one], 2) / one.rate for one in flows)
-    assert 0 <= later <= part + 1e-9 <= 1 + 2e-9
+    flows = [ModelTraffic(rate * scale, 40 * MS, 1, size) for scale in (1, factor)]
+    fraction, loaded_fraction = (goodput([flow], 2) / flow.rate for flow in flows)
+    assert 0 <= loaded_fraction <= fraction + 1e-9 <= 1 + 2e-9
 
 
 DEMANDS = st.lists(
     st.builds(Demand, st.integers(1, 6), st.integers(1, 3), st.floats(0.01, 50), st.integers(1, 5)),
     max_size=8,
-    unique_by=lambda one: (one.key, one.priority),
+    unique_by=lambda demand: (demand.key, demand.priority),
 )
 
 
 @given(DEMANDS, st.floats(0.5, 100))
-def test_parts_are_within_the_device_by_priority_and_by_weight(demands: list[Demand], units: float) -> None:
-    given_parts = fair_shares(demands, units)
-    assert len(given_parts) == len(demands)
-    total = sum(given_parts.values())
-    assert total == pytest.approx(min(units, sum(one.units for one in demands)), rel=1e-6, abs=1e-9)
-    hungry = [one for one in demands if given_parts[one.key, one.priority] < one.units - 1e-6]
-    for one in hungry:
-        mine = given_parts[one.key, one.priority] / one.weight
+def test_fair_shares_follow_priority_and_weight(demands: list[Demand], units: float) -> None:
+    shares = fair_shares(demands, units)
+    assert len(shares) == len(demands)
+    total = sum(shares.values())
+    assert total == pytest.approx(min(units, sum(demand.units for demand in demands)), rel=1e-6, abs=1e-9)
+    unsatisfied = [demand for demand in demands if shares[demand.key, demand.priority] < demand.units - 1e-6]
+    for demand in unsatisfied:
+        own_share = shares[demand.key, demand.priority] / demand.weight
         for other in demands:
-            theirs = given_parts[other.key, other.priority]
-            if other.priority > one.priority:
-                assert theirs <= 1e-6  # a lower priority gets nothing while a higher one lacks units
-            elif other.priority == one.priority:
-                assert theirs / other.weight <= mine + 1e-6
+            other_share = shares[other.key, other.priority]
+            if other.priority > demand.priority:
+                assert other_share <= 1e-6  # a lower priority gets nothing while a higher one lacks units
+            elif other.priority == demand.priority:
+                assert other_share / other.weight <= own_share + 1e-6
 
 
 def test_recorded_device_time_decays() -> None:
-    board = DeviceTimeRecord()
-    board.add(1, 100.0)
-    assert board.served(1) == 100
-    board.turn_over({1: None})
-    board.turn_over({1: None})
-    assert 0 < board.served(1) < 100
-    board.turn_over({2: None})
-    assert board.served(1) == 0
+    record = DeviceTimeRecord()
+    record.add(1, 100.0)
+    assert record.served(1) == 100
+    record.turn_over({1: None})
+    record.turn_over({1: None})
+    assert 0 < record.served(1) < 100
+    record.turn_over({2: None})
+    assert record.served(1) == 0
 
 
-def test_the_most_urgent_goes_first_and_takes_what_is_in_time() -> None:
-    late, soon = queue(1), queue(2)
+def test_most_urgent_queue_starts_first() -> None:
+    later, urgent = queue(1), queue(2)
     for number in range(3):
-        late.add(asked(late, number, 0, 90))
-    soon.add(asked(soon, 9, 0, 30))
-    found = Dstack().next(view([late, soon], 2))
-    assert isinstance(found, StartRun)
-    assert (found.key, found.requests) == (2, 1)
+        later.add(queued_request(later, number, 0, 90))
+    urgent.add(queued_request(urgent, 9, 0, 30))
+    choice = Dstack().next(view([later, urgent], 2))
+    assert isinstance(choice, StartRun)
+    assert (choice.key, choice.requests) == (2, 1)
 
 
-def test_late_requests_are_rejected_and_the_next_is_not() -> None:
-    one = queue(1)
-    one.add(asked(one, 1, 0, 40))
-    one.add(asked(one, 2, 36 * MS, 40))
+def test_late_request_is_rejected_and_the_next_one_starts() -> None:
+    model_queue = queue(1)
+    model_queue.add(queued_request(model_queue, 1, 0, 40))
+    model_queue.add(queued_request(model_queue, 2, 36 * MS, 40))
     policy = Dstack()
-    policy.forecast(asked(one, 3, 0), one, view([one], 2))
-    policy.run_ended(RunReport(1, "m1", 1, 1, 0, 10 * MS, 1, 0, failed=False), view([one], 2, 30 * MS))
-    assert policy.next(view([one], 2, 37 * MS)) == RejectQueued(1, 1)
-    one.take(1)
-    assert isinstance(policy.next(view([one], 2, 37 * MS)), StartRun)
+    policy.forecast(queued_request(model_queue, 3, 0), model_queue, view([model_queue], 2))
+    policy.run_ended(RunReport(1, "m1", 1, 1, 0, 10 * MS, 1, 0, failed=False), view([model_queue], 2, 30 * MS))
+    assert policy.next(view([model_queue], 2, 37 * MS)) == RejectQueued(1, 1)
+    model_queue.take(1)
+    assert isinstance(policy.next(view([model_queue], 2, 37 * MS)), StartRun)
 
 
-def test_a_model_that_never_ran_is_tried_with_one_request() -> None:
-    one = queue(1, None, max_batch=8)
+def test_unmeasured_model_starts_with_one_request() -> None:
+    model_queue = queue(1, None, max_batch=8)
     for number in range(5):
-        one.add(asked(one, number, 0))
-    assert Dstack().next(view([one], 2)) == StartRun(1, 1, 1, 1)
+        model_queue.add(queued_request(model_queue, number, 0))
+    assert Dstack().next(view([model_queue], 2)) == StartRun(1, 1, 1, 1)
 
 
 def test_different_shapes_do_not_share_a_run_and_instances_are_limited() -> None:
-    one = queue(1, slo_ns=0, instances=1)
-    one.add(QueuedRequest(1, 1, 7, 1, 0, -1))
-    one.add(QueuedRequest(2, 1, 8, 1, 0, -1))
+    model_queue = queue(1, slo_ns=0, instances=1)
+    model_queue.add(QueuedRequest(1, 1, 7, 1, 0, -1))
+    model_queue.add(QueuedRequest(2, 1, 8, 1, 0, -1))
     policy = Dstack()
-    assert policy.next(view([one], 2)) == StartRun(1, 1, 1, 2)
-    one.take(1)
-    one.running = 1
+    assert policy.next(view([model_queue], 2)) == StartRun(1, 1, 1, 2)
+    model_queue.take(1)
+    model_queue.running = 1
     run = ActiveRun(1, 1, 1, 0, 10 * MS)
-    assert policy.next(view([one], 1, active_runs=[run])) is None
+    assert policy.next(view([model_queue], 1, active_runs=[run])) is None
 
 
-def test_what_waits_before_it_delays_an_answer_in_the_order_of_running() -> None:
-    one, other = queue(1), queue(2)
+def test_forecast_grows_with_the_requests_queued_before() -> None:
+    model_queue, other = queue(1), queue(2)
     policy = Dstack()
-    assert policy.forecast(asked(one, 1, 0), one, view([one, other], 2)).wait_ns == 0  # idle: admitted
-    policy.run_ended(RunReport(1, "m1", 1, 1, 0, 10 * MS, 1, 0, failed=False), view([one, other], 2))
+    assert (
+        policy.forecast(queued_request(model_queue, 1, 0), model_queue, view([model_queue, other], 2)).wait_ns == 0
+    )  # idle: admitted
+    policy.run_ended(RunReport(1, "m1", 1, 1, 0, 10 * MS, 1, 0, failed=False), view([model_queue, other], 2))
     runs = [ActiveRun(2, 1, 1, 0, 10 * MS), ActiveRun(2, 1, 1, 0, 10 * MS)]
-    policy.run_ended(RunReport(2, "m2", 1, 1, 0, 10 * MS, 1, 0, failed=False), view([one, other], 0))
-    busy = policy.forecast(asked(one, 1, 0), one, view([one, other], 0, active_runs=runs)).wait_ns
-    assert busy >= 15 * MS
+    policy.run_ended(RunReport(2, "m2", 1, 1, 0, 10 * MS, 1, 0, failed=False), view([model_queue, other], 0))
+    busy_wait_ns = policy.forecast(
+        queued_request(model_queue, 1, 0), model_queue, view([model_queue, other], 0, active_runs=runs)
+    ).wait_ns
+    assert busy_wait_ns >= 15 * MS
     for number in range(4):
-        other.add(asked(other, 10 + number, 0, 20 + number))
-    policy.run_ended(RunReport(2, "m2", 1, 1, 0, 10 * MS, 1, 0, failed=False), view([one, other], 0))
-    longer = policy.forecast(asked(one, 1, 0), one, view([one, other], 0, active_runs=runs)).wait_ns
-    assert longer > busy
+        other.add(queued_request(other, 10 + number, 0, 20 + number))
+    policy.run_ended(RunReport(2, "m2", 1, 1, 0, 10 * MS, 1, 0, failed=False), view([model_queue, other], 0))
+    longer_wait_ns = policy.forecast(
+        queued_request(model_queue, 1, 0), model_queue, view([model_queue, other], 0, active_runs=runs)
+    ).wait_ns
+    assert longer_wait_ns > busy_wait_ns
 
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 200)), max_size=12), st.integers(1, 2))
-def test_a_choice_is_possible_whatever_waits(waiting: list[tuple[int, int, int]], free: int) -> None:
+def test_decision_is_feasible_for_any_queues(waiting: list[tuple[int, int, int]], free: int) -> None:
     queues = [queue(key) for key in (1, 2, 3)]
     for number, (key, rows, patience) in enumerate(waiting):
-        queues[key - 1].add(asked(queues[key - 1], number, 0, patience, rows=rows))
+        queues[key - 1].add(queued_request(queues[key - 1], number, 0, patience, rows=rows))
     policy = Dstack()
-    found = policy.next(view(queues, free))
-    if isinstance(found, StartRun):
-        chosen = queues[found.key - 1]
-        assert 0 < found.units <= free
-        assert found.units in chosen.widths
-        assert found.rows == sum(one.rows for one in chosen.waiting[: found.requests])
-        assert found.requests == 1 or found.rows <= chosen.spec.max_batch
-    elif isinstance(found, RejectQueued):
-        quickest = queues[found.key - 1].expected_ns(queues[found.key - 1].waiting[0].rows, 2)
-        assert quickest > queues[found.key - 1].waiting[0].deadline
+    choice = policy.next(view(queues, free))
+    if isinstance(choice, StartRun):
+        chosen = queues[choice.key - 1]
+        assert 0 < choice.units <= free
+        assert choice.units in chosen.widths
+        assert choice.rows == sum(request.rows for request in chosen.waiting[: choice.requests])
+        assert choice.requests == 1 or choice.rows <= chosen.spec.max_batch
+    elif isinstance(choice, RejectQueued):
+        quickest = queues[choice.key - 1].expected_ns(queues[choice.key - 1].waiting[0].rows, 2)
+        assert quickest > queues[choice.key - 1].waiting[0].deadline
     else:
-        assert found is None
+        assert choice is None
 
 
 @settings(max_examples=10)
 @given(st.integers(1, 4), st.integers(1, 4))
-def test_without_deadlines_the_device_is_filled_by_weight(first: int, second: int) -> None:
+def test_device_time_without_deadlines_is_proportional_to_weight(first: int, second: int) -> None:
     """Two models with permanent backlog get device time in proportion to their weights."""
     server = ServerMachine(ServerSettings(2, schedule="dstack"))
     for key, weight in ((1, first), (2, second)):
         server.handle(ModelReady(queue(key, slo_ns=0, weight=weight).spec, key, CPU), now=0)
     number = 0
     runs: dict[int, tuple[int, Run]] = {}
-    had = {1: 0, 2: 0}
+    used_ns = {1: 0, 2: 0}
 
     def begin(actions: list[Any], now: int) -> None:
-        for one in actions:
-            assert isinstance(one, Run)
-            lasts = int(queue(1).expected_ns(one.rows, one.units))
-            runs[one.run] = (now + lasts, one)
-            had[one.key] += one.units * lasts
+        for action in actions:
+            assert isinstance(action, Run)
+            run_ns = int(queue(1).expected_ns(action.rows, action.units))
+            runs[action.run] = (now + run_ns, action)
+            used_ns[action.key] += action.units * run_ns
 
     now = 0
     for _ in range(400):
@@ -255,7 +265,7 @@ def test_without_deadlines_the_device_is_filled_by_weight(first: int, second: in
             while len(server.queues()[key - 1].waiting) < 4:
                 number += 1
                 begin(server.handle(RequestArrived(number, f"m{key}", 1, 0), now=now), now)
-        now, run = min(runs.values(), key=lambda one: one[0])
+        now, run = min(runs.values(), key=lambda entry: entry[0])
         del runs[run.run]
         begin(server.handle(RunFinished(run.run, int(queue(1).expected_ns(run.rows, run.units))), now=now), now)
-    assert had[1] / first == pytest.approx(had[2] / second, rel=0.15)
+    assert used_ns[1] / first == pytest.approx(used_ns[2] / second, rel=0.15)

@@ -29,7 +29,7 @@ SPEC = ModelSpec(
     (TensorSpec("Z", Datatype.FP32, (-1, 2)),),
     4,
 )
-PLAN = signature_of(SPEC)
+SIGNATURE = signature_of(SPEC)
 CONFIG = """
 name: "m"  # a comment
 backend: 'onnxruntime'
@@ -43,11 +43,11 @@ version_policy: { latest { num_versions: 2 } }
 
 
 @given(st.sampled_from(list(Datatype)), SHAPES, st.data())
-def test_raw_tensors_come_back(datatype: Datatype, shape: tuple[int, ...], data: st.DataObject) -> None:
+def test_raw_tensors_round_trip(datatype: Datatype, shape: tuple[int, ...], data: st.DataObject) -> None:
     count = int(np.prod(shape))
     if datatype is Datatype.BYTES:
-        listed = data.draw(st.lists(st.binary(max_size=9), min_size=count, max_size=count))
-        raw = b"".join(len(one).to_bytes(4, "little") + one for one in listed)
+        items = data.draw(st.lists(st.binary(max_size=9), min_size=count, max_size=count))
+        raw = b"".join(len(item).to_bytes(4, "little") + item for item in items)
     else:
         raw = data.draw(st.binary(min_size=count * datatype.width_bytes, max_size=count * datatype.width_bytes))
     array = from_raw(datatype, shape, raw)
@@ -58,7 +58,7 @@ def test_raw_tensors_come_back(datatype: Datatype, shape: tuple[int, ...], data:
 
 
 @given(st.sampled_from(list(Datatype)), SHAPES, st.binary(max_size=80))
-def test_any_bytes_are_a_tensor_or_refused(datatype: Datatype, shape: tuple[int, ...], raw: bytes) -> None:
+def test_arbitrary_bytes_are_decoded_or_rejected(datatype: Datatype, shape: tuple[int, ...], raw: bytes) -> None:
     with contextlib.suppress(TensorError):
         assert from_raw(datatype, shape, raw).shape == shape
 
@@ -71,13 +71,13 @@ json_values = st.recursive(
 
 
 @given(st.sampled_from(list(Datatype)), SHAPES, json_values)
-def test_any_json_is_a_tensor_or_refused(datatype: Datatype, shape: tuple[int, ...], data: Any) -> None:
+def test_arbitrary_json_is_decoded_as_tensor_or_rejected(datatype: Datatype, shape: tuple[int, ...], data: Any) -> None:
     with contextlib.suppress(TensorError):
         assert from_list(datatype, shape, data).shape == shape
 
 
 @pytest.mark.parametrize(
-    "datatype, listed",
+    "datatype, values",
     [
         (Datatype.BOOL, [True, False]),
         (Datatype.UINT64, [0, 2**64 - 1]),
@@ -86,13 +86,13 @@ def test_any_json_is_a_tensor_or_refused(datatype: Datatype, shape: tuple[int, .
         (Datatype.BYTES, ["\u00fc", ""]),
     ],
 )
-def test_lists_come_back(datatype: Datatype, listed: list[Any]) -> None:
-    assert to_list(datatype, from_list(datatype, (2,), listed)) == listed
-    assert to_list(datatype, from_list(datatype, (2, 1), [[one] for one in listed])) == listed
+def test_lists_round_trip(datatype: Datatype, values: list[Any]) -> None:
+    assert to_list(datatype, from_list(datatype, (2,), values)) == values
+    assert to_list(datatype, from_list(datatype, (2, 1), [[value] for value in values])) == values
 
 
 @pytest.mark.parametrize(
-    "datatype, listed",
+    "datatype, values",
     [
         (Datatype.INT8, [128]),
         (Datatype.UINT8, [-1]),
@@ -101,17 +101,17 @@ def test_lists_come_back(datatype: Datatype, listed: list[Any]) -> None:
         (Datatype.FP16, [65520.0]),
     ],
 )
-def test_what_does_not_fit_is_refused(datatype: Datatype, listed: list[Any]) -> None:
+def test_list_elements_that_do_not_fit_the_datatype_are_rejected(datatype: Datatype, values: list[Any]) -> None:
     with pytest.raises(TensorError):
-        from_list(datatype, (1,), listed)
+        from_list(datatype, (1,), values)
 
 
 def as_json(tree: Any, raw: bytes = b"") -> Any:
-    front = json.dumps(tree).encode()
-    return infer_json.read_request("m", "", memoryview(front + raw), len(front) if raw else -1)
+    header = json.dumps(tree).encode()
+    return infer_json.read_request("m", "", memoryview(header + raw), len(header) if raw else -1)
 
 
-def test_json_binary_and_messages_mean_the_same() -> None:
+def test_json_binary_and_protobuf_requests_are_equivalent() -> None:
     x = np.array([[1, 2], [3, 4]], np.float32)
     y = ["a", "b"]
     plain = {"name": "X", "datatype": "FP32", "shape": [2, 2]}
@@ -125,37 +125,37 @@ def test_json_binary_and_messages_mean_the_same() -> None:
         as_json({"inputs": [binary, texts]}, x.tobytes()),
         infer_proto.read_request(message.SerializeToString()),
     ):
-        checked = check(PLAN, request)
+        checked = check(SIGNATURE, request)
         assert checked.rows == 2
         np.testing.assert_array_equal(checked.arrays[0], x)
         assert np.asarray(checked.arrays[1]).ravel().tolist() == [b"a", b"b"]
 
 
 @given(json_values | st.dictionaries(st.sampled_from(["inputs", "outputs", "id", "parameters"]), json_values))
-def test_any_json_is_a_request_or_refused(tree: Any) -> None:
+def test_arbitrary_json_is_decoded_as_request_or_rejected(tree: Any) -> None:
     kind = "invalid"
     try:
-        check(PLAN, as_json(tree))
+        check(SIGNATURE, as_json(tree))
     except InferError as error:
         kind = error.kind
     assert kind == "invalid"
 
 
 @given(st.binary(max_size=120), st.integers(-1, 130))
-def test_any_body_is_a_request_or_refused(body: bytes, json_length: int) -> None:
+def test_arbitrary_body_is_decoded_as_request_or_rejected(body: bytes, json_length: int) -> None:
     kind = "invalid"
     try:
-        check(PLAN, infer_json.read_request("m", "", memoryview(body), json_length))
+        check(SIGNATURE, infer_json.read_request("m", "", memoryview(body), json_length))
     except InferError as error:
         kind = error.kind
     assert kind == "invalid"
 
 
 @given(st.binary(max_size=120))
-def test_any_message_is_a_request_or_refused(body: bytes) -> None:
+def test_arbitrary_message_is_decoded_as_request_or_rejected(body: bytes) -> None:
     kind = "invalid"
     try:
-        check(PLAN, infer_proto.read_request(body))
+        check(SIGNATURE, infer_proto.read_request(body))
     except InferError as error:
         kind = error.kind
     assert kind == "invalid"
@@ -164,14 +164,14 @@ def test_any_message_is_a_request_or_refused(body: bytes) -> None:
 @st.composite
 def messages(draw: st.DrawFn) -> bytes:
     """Requests as clients may encode them: fields in any order, raw contents, lists, unknown fields."""
-    asked = TYPES["ModelInferRequest"](model_name="m", id=draw(st.sampled_from(["", "7"])))
+    request = TYPES["ModelInferRequest"](model_name="m", id=draw(st.sampled_from(["", "7"])))
     for number in range(draw(st.integers(0, 3))):
-        tensor = asked.inputs.add(name=f"X{number}", datatype="FP32", shape=[1, 2])
+        tensor = request.inputs.add(name=f"X{number}", datatype="FP32", shape=[1, 2])
         if draw(st.booleans()):
             tensor.contents.fp32_contents.extend([1.0, 2.0])
     if draw(st.booleans()):
-        asked.parameters["priority"].int64_param = 3
-    parts = [asked.SerializeToString()]
+        request.parameters["priority"].int64_param = 3
+    parts = [request.SerializeToString()]
     for raw in draw(st.lists(st.binary(max_size=200) | st.just(bytes(20_000)), max_size=3)):
         parts.append(TYPES["ModelInferRequest"](raw_input_contents=[raw]).SerializeToString())
     parts += draw(st.lists(st.sampled_from([b"\x42\x01x", b"\x48\x01", b"\x1a\x019"]), max_size=1))
@@ -179,36 +179,38 @@ def messages(draw: st.DrawFn) -> bytes:
 
 
 @given(messages(), st.integers(0, 60))
-def test_a_front_that_is_known_reads_as_the_whole_does(message: bytes, lost: int) -> None:
+def test_cached_header_decodes_as_the_full_message(message: bytes, lost: int) -> None:
     message = message[: max(len(message) - lost, 0)] if lost < 5 else message
 
-    def read(*, whole: bool) -> Any:
-        with pytest.MonkeyPatch.context() as patched:
-            if whole:
-                patched.setattr(infer_proto, "_split", lambda data: None)
+    def read(*, parse_fully: bool) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            if parse_fully:
+                patch.setattr(infer_proto, "_split", lambda data: None)
             try:
-                found = infer_proto.read_request(message)
+                request = infer_proto.read_request(message)
             except InferError as error:
                 return error.kind
-        return found._replace(inputs=tuple(one._replace(raw=one.raw and bytes(one.raw)) for one in found.inputs))
+        return request._replace(
+            inputs=tuple(tensor._replace(raw=tensor.raw and bytes(tensor.raw)) for tensor in request.inputs)
+        )
 
-    assert read(whole=False) == read(whole=False) == read(whole=True)
+    assert read(parse_fully=False) == read(parse_fully=False) == read(parse_fully=True)
 
 
-def test_small_tensors_behind_a_long_front_do_not_hold_it() -> None:
+def test_small_tensor_does_not_keep_a_long_header_in_memory() -> None:
     """Otherwise a client could fill memory that no budget counts."""
     tensor = {"name": "X", "shape": [1, 2], "datatype": "FP32", "parameters": {"binary_data_size": 8}}
-    front = json.dumps({"inputs": [tensor], "id": "x" * 100_000}).encode()
-    found = infer_json.read_request("m", "", memoryview(front + bytes(8)), len(front))
-    assert isinstance(found.inputs[0].raw, memoryview)
-    assert memoryview(found.inputs[0].raw.obj).nbytes == 8
-    asked = TYPES["ModelInferRequest"](model_name="m", id="x" * 100_000, raw_input_contents=[bytes(8)])
-    asked.inputs.add(name="X", datatype="FP32", shape=[1, 2])
-    assert infer_proto.read_request(asked.SerializeToString()).inputs[0].raw == bytes(8)
+    header = json.dumps({"inputs": [tensor], "id": "x" * 100_000}).encode()
+    request = infer_json.read_request("m", "", memoryview(header + bytes(8)), len(header))
+    assert isinstance(request.inputs[0].raw, memoryview)
+    assert memoryview(request.inputs[0].raw.obj).nbytes == 8
+    message = TYPES["ModelInferRequest"](model_name="m", id="x" * 100_000, raw_input_contents=[bytes(8)])
+    message.inputs.add(name="X", datatype="FP32", shape=[1, 2])
+    assert infer_proto.read_request(message.SerializeToString()).inputs[0].raw == bytes(8)
 
 
 @given(st.sampled_from(["", "7", "x" * 300]), st.lists(st.integers(0, 300), max_size=3))
-def test_a_plain_answer_reads_as_the_message_does(request_id: str, sizes: list[int]) -> None:
+def test_unary_response_encodes_as_the_protobuf_message(request_id: str, sizes: list[int]) -> None:
     arrays = [np.zeros((1, size), np.float32) for size in sizes]
     outputs = [
         infer_json.ResponseOutput(f"Y{number}", Datatype.FP32, array.shape, array, binary=True)
@@ -218,25 +220,27 @@ def test_a_plain_answer_reads_as_the_message_does(request_id: str, sizes: list[i
     assert TYPES["ModelInferResponse"].FromString(plain) == infer_proto.write_response("m", "1", request_id, outputs)
 
 
-def test_our_messages_are_those_of_the_protocol() -> None:
+def test_message_fields_match_the_public_protocol() -> None:
     """Compare each field with the messages that NVIDIA's client was generated from."""
     theirs = {}
     for module in ("tritonclient.grpc.service_pb2", "tritonclient.grpc.model_config_pb2"):
-        for name, known in pytest.importorskip(module).DESCRIPTOR.message_types_by_name.items():
-            theirs[name] = known
+        for name, descriptor in pytest.importorskip(module).DESCRIPTOR.message_types_by_name.items():
+            theirs[name] = descriptor
             if not name.startswith("Cuda"):  # its RegionStatus differs
-                theirs.update(known.nested_types_by_name)
+                theirs.update(descriptor.nested_types_by_name)
     for name in MESSAGES:
         if name.startswith("HealthCheck"):  # from grpc.health.v1
             continue
-        known = theirs[name]
+        descriptor = theirs[name]
         for field in TYPES[name].DESCRIPTOR.fields:
-            twin = known.fields_by_number[field.number]
-            enum_as_number = twin.enum_type is not None and field.cpp_type == field.CPPTYPE_INT32
-            assert (twin.name, enum_as_number or twin.type == field.type) == (field.name, True), f"{name}.{field.name}"
+            their_field = descriptor.fields_by_number[field.number]
+            enum_as_number = their_field.enum_type is not None and field.cpp_type == field.CPPTYPE_INT32
+            assert (their_field.name, enum_as_number or their_field.type == field.type) == (field.name, True), (
+                f"{name}.{field.name}"
+            )
 
 
-def test_a_model_is_shown_in_the_protocol_s_words() -> None:
+def test_metadata_and_config_use_the_names_of_the_protocol() -> None:
     assert metadata(SPEC)["inputs"][0] == {"name": "X", "datatype": "FP32", "shape": [-1, 2]}
     tree = config(SPEC, cores=2)
     assert tree["input"][1] == {"name": "Y", "data_type": "TYPE_STRING", "dims": [1]}
@@ -244,29 +248,29 @@ def test_a_model_is_shown_in_the_protocol_s_words() -> None:
     assert tree["instance_group"][0]["count"] == 2
 
 
-def test_a_triton_config_is_understood_and_the_rest_is_named() -> None:
-    found = read_config(CONFIG, "config.pbtxt")
-    assert (found.name, found.platform, found.max_batch, found.instances) == ("m", "onnxruntime", 16, 2)
-    assert found.inputs == (TensorSpec("X", Datatype.FP32, (3, -1)), TensorSpec("Y", Datatype.BYTES, (1,)))
-    assert (found.preferred_batches, found.wait_ns) == ((4, 8), 500_000)
-    said = " | ".join(found.differences)
+def test_triton_config_is_applied_and_unsupported_settings_are_listed() -> None:
+    triton = read_config(CONFIG, "config.pbtxt")
+    assert (triton.name, triton.platform, triton.max_batch, triton.instances) == ("m", "onnxruntime", 16, 2)
+    assert triton.inputs == (TensorSpec("X", Datatype.FP32, (3, -1)), TensorSpec("Y", Datatype.BYTES, (1,)))
+    assert (triton.preferred_batches, triton.wait_ns) == ((4, 8), 500_000)
+    differences = " | ".join(triton.differences)
     for name in ("label_filename", "priority_levels", "KIND_GPU", "version_policy"):
-        assert name in said
+        assert name in differences
 
 
 @pytest.mark.parametrize(
     "text", ["name", "input {", "max_batch_size: 'x'", "input { name: 'x' data_type: TYPE_X }", "}", "a: ]", "\x00"]
 )
-def test_a_config_that_is_none_is_refused(text: str) -> None:
+def test_invalid_triton_config_is_rejected(text: str) -> None:
     with pytest.raises(ConfigError):
         read_config(text, "config.pbtxt")
 
 
-def test_files_and_versions_of_a_triton_config_count() -> None:
+def test_triton_config_selects_file_and_versions() -> None:
     text = 'default_model_filename: "w.onnx" version_policy: { specific { versions: [ 1, 3 ] } }'
-    found = read_config(text, "config.pbtxt")
-    assert (found.file, found.versions) == ("w.onnx", (1, 3))
-    assert len(found.differences) == 1
+    triton = read_config(text, "config.pbtxt")
+    assert (triton.file, triton.versions) == ("w.onnx", (1, 3))
+    assert len(triton.differences) == 1
     plain = read_config("version_policy { latest { num_versions: 1 } }", "config.pbtxt")
     assert (plain.versions, plain.differences) == ((), ())
     for policy in ("latest { num_versions: 2 }", "all { }", "newest { }"):
@@ -276,7 +280,7 @@ def test_files_and_versions_of_a_triton_config_count() -> None:
 
 
 @given(st.text(alphabet="ab:{}[]<>\",'\n1 -.#\\", max_size=60))
-def test_any_text_is_a_config_or_refused(text: str) -> None:
+def test_arbitrary_text_is_parsed_as_config_or_rejected(text: str) -> None:
     where = "x"
     try:
         parse_pbtxt(text, "x")
@@ -286,7 +290,7 @@ def test_any_text_is_a_config_or_refused(text: str) -> None:
 
 
 @given(st.lists(st.binary(max_size=300), max_size=8))
-def test_what_tensors_hold_is_counted_with_their_elements(texts: list[bytes]) -> None:
+def test_size_of_bytes_tensor_includes_its_elements(texts: list[bytes]) -> None:
     """An element takes about fifty bytes in addition to its contents: the object and the pointer to it."""
     array = np.empty(len(texts), np.object_)
     array[:] = texts

@@ -27,26 +27,26 @@ REQUESTS = st.lists(HEADS, min_size=1, max_size=4).map(b"".join)
 
 def read(parts: list[bytes]) -> list[tuple[str, str, bool, bytes]]:
     reader = HttpReader(LIMIT)
-    found = []
+    requests = []
     for part in parts:
         reader.feed(part)
-        while (one := reader.next()) is not None:
-            found.append((one.head.method, one.head.target, one.head.keep_alive, bytes(one.body)))
+        while (request := reader.next()) is not None:
+            requests.append((request.head.method, request.head.target, request.head.keep_alive, bytes(request.body)))
     assert not reader.mid_request
-    return found
+    return requests
 
 
 @given(REQUESTS, st.lists(st.integers(0, 400), max_size=6))
-def test_cuts_change_nothing(text: bytes, cuts: list[int]) -> None:
-    places = sorted({0, len(text), *(cut % len(text) for cut in cuts)})
-    parts = [text[begin:end] for begin, end in itertools.pairwise(places)]
+def test_requests_do_not_depend_on_how_bytes_are_split(text: bytes, cuts: list[int]) -> None:
+    offsets = sorted({0, len(text), *(cut % len(text) for cut in cuts)})
+    parts = [text[begin:end] for begin, end in itertools.pairwise(offsets)]
     assert read(parts) == read([text])
-    assert read([text[place : place + 1] for place in range(len(text))]) == read([text])
+    assert read([text[offset : offset + 1] for offset in range(len(text))]) == read([text])
 
 
 @given(st.binary(max_size=300))
 @example(b"\r\n\r\n")
-def test_any_bytes_are_read_or_refused(garbage: bytes) -> None:
+def test_arbitrary_bytes_are_parsed_or_rejected(garbage: bytes) -> None:
     reader = HttpReader(LIMIT)
     status = 400
     try:
@@ -58,12 +58,12 @@ def test_any_bytes_are_read_or_refused(garbage: bytes) -> None:
 
 @settings(max_examples=examples(80, 2000))
 @given(REQUESTS, st.integers(0, 200), st.binary(min_size=1, max_size=4))
-def test_any_change_is_read_or_refused(text: bytes, place: int, change: bytes) -> None:
-    place %= len(text)
+def test_corrupted_request_is_parsed_or_rejected(text: bytes, offset: int, change: bytes) -> None:
+    offset %= len(text)
     reader = HttpReader(LIMIT)
     status = 400
     try:
-        reader.feed(text[:place] + change + text[place + len(change) :])
+        reader.feed(text[:offset] + change + text[offset + len(change) :])
     except HttpError as error:
         status = error.status
     assert 400 <= status < 600
@@ -85,13 +85,13 @@ def test_any_change_is_read_or_refused(text: bytes, place: int, change: bytes) -
         ("Host: a\r\nX: " + "y" * (16 << 10), 431),
     ],
 )
-def test_what_could_be_read_in_two_ways_is_refused(lines: str, status: int) -> None:
+def test_ambiguous_or_oversized_head_is_rejected(lines: str, status: int) -> None:
     with pytest.raises(HttpError) as caught:
         HttpReader(LIMIT).feed(f"POST /x HTTP/1.1\r\n{lines}\r\n\r\n".encode())
     assert caught.value.status == status
 
 
-def test_chunks_are_bounded_together() -> None:
+def test_total_size_of_chunks_is_limited() -> None:
     reader = HttpReader(10)
     reader.feed(b"POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n6\r\nabcdef\r\n")
     with pytest.raises(HttpError) as caught:
@@ -100,7 +100,7 @@ def test_chunks_are_bounded_together() -> None:
 
 
 @given(st.text(max_size=60))
-def test_any_target_is_known_or_refused(target: str) -> None:
+def test_arbitrary_target_is_parsed_or_not_found(target: str) -> None:
     kind = "not-found"
     try:
         parse_route("/v2/" + target)

@@ -31,7 +31,7 @@ from cotenant.serve.frontend.tls import tls_context, tls_files
 from tests.support.model_servers import Server, identity
 
 pytestmark = [pytest.mark.live, pytest.mark.filterwarnings("default")]  # third-party clients and their dependencies
-ODD = """
+CALLABLES = """
 import numpy as np
 
 from cotenant.api import Model
@@ -58,8 +58,8 @@ def _forever(tensors):
 endless = Model(_forever, name="endless", inputs={"X": ("FP32", (1,))}, outputs={"X": ("FP32", (1,))}, decoupled=True)
 plain = Model(lambda tensors: tensors, name="plain", inputs={"X": ("FP32", (1,))}, outputs={"X": ("FP32", (1,))})
 """
-GOOD = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
-HALF = b"POST /v2/models/wide/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 90000\r\n\r\n"
+LIVE_REQUEST = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
+INCOMPLETE_REQUEST = b"POST /v2/models/wide/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 90000\r\n\r\n"
 
 
 def make_certificate(folder: Path) -> None:
@@ -73,7 +73,7 @@ def make_certificate(folder: Path) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     identity(folder / "wide.onnx", "FP32", ["N", "M"])
-    (folder / "odd.py").write_text(ODD)
+    (folder / "odd.py").write_text(CALLABLES)
     (folder / "ends.py").write_text("raise SystemExit(3)")
     return folder
 
@@ -89,20 +89,20 @@ def connect(server: Server) -> socket.socket:
     return socket.create_connection(("127.0.0.1", int(server.http.rpartition(":")[2])), 60)
 
 
-def all_of(client: socket.socket) -> bytes:
-    said = b""
+def receive_all(client: socket.socket) -> bytes:
+    data = b""
     while part := client.recv(65536):
-        said += part
-    return said
+        data += part
+    return data
 
 
 def tensor(kind: Any, values: np.ndarray) -> Any:
-    given = kind.InferInput("IN", list(values.shape), "FP32")
-    given.set_data_from_numpy(values)
-    return given
+    input_tensor = kind.InferInput("IN", list(values.shape), "FP32")
+    input_tensor.set_data_from_numpy(values)
+    return input_tensor
 
 
-def test_clients_speak_through_tls_and_others_are_not_let_in(folder: Path, tmp_path: Path) -> None:
+def test_tls_listener_serves_tls_clients_only(folder: Path, tmp_path: Path) -> None:
     make_certificate(tmp_path)
     cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
     server = Server(folder, "--cores", "1", "--tls-cert", cert, "--tls-key", key)
@@ -121,43 +121,43 @@ def test_clients_speak_through_tls_and_others_are_not_let_in(folder: Path, tmp_p
 
 
 @pytest.mark.parametrize(
-    "flags, named",
+    "flags, message",
     [
         (("--tls-cert", "no.pem"), "--tls-key"),
         (("--tls-key", "no.pem"), "--tls-cert"),
         (("--tls-cert", "no.pem", "--tls-key", "no.pem"), "no.pem"),
     ],
 )
-def test_certificates_that_cannot_be_used_are_named(flags: tuple[str, ...], named: str) -> None:
-    words = dict(zip(flags[::2], flags[1::2], strict=True))
+def test_unusable_certificate_error_names_option_or_file(flags: tuple[str, ...], message: str) -> None:
+    options = dict(zip(flags[::2], flags[1::2], strict=True))
 
     def use() -> None:
-        files = tls_files(words.get("--tls-cert", ""), words.get("--tls-key", ""), "")
+        files = tls_files(options.get("--tls-cert", ""), options.get("--tls-key", ""), "")
         assert files is not None
         tls_context(files, "h2")
 
-    with pytest.raises(ConfigError, match=named):
+    with pytest.raises(ConfigError, match=message):
         use()
 
 
-def test_what_was_right_is_answered_before_what_is_wrong_is_refused(server: Server) -> None:
+def test_valid_pipelined_requests_are_answered_before_an_invalid_one_is_rejected(server: Server) -> None:
     with connect(server) as client:
-        client.sendall(GOOD * 2 + b"NONSENSE\r\n\r\n" + GOOD)
-        assert re.findall(rb"HTTP/1.1 (\d+)", all_of(client)) == [b"200", b"200", b"400"]
+        client.sendall(LIVE_REQUEST * 2 + b"NONSENSE\r\n\r\n" + LIVE_REQUEST)
+        assert re.findall(rb"HTTP/1.1 (\d+)", receive_all(client)) == [b"200", b"200", b"400"]
 
 
-def test_a_body_that_is_too_long_is_refused_while_it_comes(server: Server) -> None:
+def test_oversized_body_is_rejected_before_it_is_complete(server: Server) -> None:
     with connect(server) as client:
         client.sendall(b"POST /v2/models/wide/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 200000\r\n\r\n")
         with contextlib.suppress(ConnectionError):  # the server has closed its side and waits for a limited time
             client.sendall(bytes(50_000))
-        assert all_of(client).startswith(b"HTTP/1.1 413")
+        assert receive_all(client).startswith(b"HTTP/1.1 413")
 
 
-def test_bodies_of_all_clients_are_bounded_together(server: Server) -> None:
+def test_total_size_of_incomplete_bodies_is_limited(server: Server) -> None:
     clients = [connect(server) for _ in range(12)]
     for client in clients:
-        client.sendall(HALF + bytes(89_999))
+        client.sendall(INCOMPLETE_REQUEST + bytes(89_999))
     answered, _, _ = select.select(clients, [], [], 60)
     refused = answered[0].recv(65536)
     for client in clients:
@@ -165,49 +165,49 @@ def test_bodies_of_all_clients_are_bounded_together(server: Server) -> None:
     assert refused.startswith(b"HTTP/1.1 429")
     assert b"\r\nRetry-After: 1\r\n" in refused
     values = np.arange(20_000, dtype=np.float32).reshape(1, -1)
-    with triton_http.InferenceServerClient(server.http) as well:  # the budget of the other clients was returned
-        np.testing.assert_array_equal(well.infer("wide", [tensor(triton_http, values)]).as_numpy("OUT"), values)
+    with triton_http.InferenceServerClient(server.http) as other_client:  # the budget of the other clients was returned
+        np.testing.assert_array_equal(other_client.infer("wide", [tensor(triton_http, values)]).as_numpy("OUT"), values)
 
 
-def test_large_bodies_are_packed_both_ways(server: Server) -> None:
+def test_large_request_and_response_bodies_are_compressed(server: Server) -> None:
     values = [float(number) for number in range(12_000)]
     tree = {"inputs": [{"name": "IN", "shape": [1, len(values)], "datatype": "FP32", "data": values}]}
-    packed = gzip.compress(json.dumps(tree).encode(), 0)
+    body = gzip.compress(json.dumps(tree).encode(), 0)
     headers = {"Content-Encoding": "gzip", "Accept-Encoding": "gzip"}
-    request = urllib.request.Request(f"http://{server.http}/v2/models/wide/infer", packed, headers)
+    request = urllib.request.Request(f"http://{server.http}/v2/models/wide/infer", body, headers)
     with urllib.request.urlopen(request, timeout=60) as answer:
         assert answer.headers["Content-Encoding"] == "gzip"
-        found = json.loads(gzip.decompress(answer.read()))
-    assert found["outputs"][0]["data"] == values
+        response = json.loads(gzip.decompress(answer.read()))
+    assert response["outputs"][0]["data"] == values
 
 
-def test_an_answer_that_cannot_be_written_is_the_model_s_failure(server: Server) -> None:
+def test_output_that_cannot_be_encoded_is_a_model_failure(server: Server) -> None:
     with triton_http.InferenceServerClient(server.http) as client:
-        given = triton_http.InferInput("X", [1], "FP32")
-        given.set_data_from_numpy(np.zeros(1, np.float32))
+        input_tensor = triton_http.InferInput("X", [1], "FP32")
+        input_tensor.set_data_from_numpy(np.zeros(1, np.float32))
         with pytest.raises(triton_http.InferenceServerException, match="on purpose") as caught:
-            client.infer("odd", [given])
+            client.infer("odd", [input_tensor])
     assert caught.value.status() == "500"
 
 
 def test_cancelled_stream_is_stopped(server: Server) -> None:
     """The server has one core, so later requests would otherwise not be answered."""
-    given = triton_grpc.InferInput("X", [1], "FP32")
-    given.set_data_from_numpy(np.zeros(1, np.float32))
+    input_tensor = triton_grpc.InferInput("X", [1], "FP32")
+    input_tensor.set_data_from_numpy(np.zeros(1, np.float32))
     received: queue.Queue[Any] = queue.Queue()
     with triton_grpc.InferenceServerClient(server.grpc) as client:
         client.start_stream(lambda result, error: received.put(error))
-        client.async_stream_infer("endless", [given])
+        client.async_stream_infer("endless", [input_tensor])
         for _ in range(200):  # more than the flow control allows
             assert received.get(timeout=60) is None
         client.stop_stream(cancel_requests=True)
-        assert client.infer("plain", [given]).as_numpy("X").tolist() == [0.0]
+        assert client.infer("plain", [input_tensor]).as_numpy("X").tolist() == [0.0]
 
 
-def test_a_file_that_ends_its_program_is_a_model_that_is_refused(server: Server) -> None:
+def test_model_file_that_calls_exit_is_unavailable(server: Server) -> None:
     request = urllib.request.Request(f"http://{server.http}/v2/repository/index", b"{}")
     with urllib.request.urlopen(request, timeout=60) as answer:
-        states = {one["name"]: one for one in json.loads(answer.read())}
+        states = {entry["name"]: entry for entry in json.loads(answer.read())}
     assert states["ends"]["state"] == "UNAVAILABLE"
     assert "SystemExit" in states["ends"]["reason"]
     assert states["plain"]["state"] == "READY"
@@ -227,17 +227,17 @@ def test_metrics_port_serves_metrics_only(server: Server) -> None:
         caught.value.close()
 
 
-def test_as_many_files_are_allowed_as_can_be() -> None:
+def test_open_file_limit_is_raised_up_to_the_hard_limit() -> None:
     """Runs in a process of its own with a low limit."""
     program = (
         "import resource; from cotenant.serve.frontend.server import allow_files; few = resource.RLIMIT_NOFILE; "
         "resource.setrlimit(few, (64, 256)); print(allow_files(100), resource.getrlimit(few), allow_files(999))"
     )
-    said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
-    assert said.stdout.strip() == "100 (100, 256) 256"
+    result = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
+    assert result.stdout.strip() == "100 (100, 256) 256"
 
 
-def test_orchestrators_find_grpc_s_own_health_check(server: Server) -> None:
+def test_grpc_health_check_service_is_answered(server: Server) -> None:
     with grpc.insecure_channel(server.grpc) as channel:
         check = channel.unary_unary("/grpc.health.v1.Health/Check")
         assert check(b"", timeout=60) == b"\x08\x01"

@@ -63,10 +63,10 @@ def server(folder: Path) -> Iterator[Server]:
     server = Server(folder)
     yield server
     server.terminate()
-    code, said = server.ended()
-    assert code == 0, said
-    assert "Traceback" not in said, said
-    assert "config.pbtxt of pair is only partly applied" in said
+    code, log = server.ended()
+    assert code == 0, log
+    assert "Traceback" not in log, log
+    assert "config.pbtxt of pair is only partly applied" in log
 
 
 def ask(address: str, path: str, tree: Any = None) -> Any:
@@ -90,16 +90,16 @@ def connect(address: str) -> socket.socket:
 
 
 @pytest.mark.parametrize("listener", ["http", "grpc"])
-@pytest.mark.parametrize("sent", [b"", b"\x00" * 100, b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: a\r\nContent-Le"])
-def test_vanishing_or_invalid_clients_do_not_affect_others(server: Server, listener: str, sent: bytes) -> None:
+@pytest.mark.parametrize("data", [b"", b"\x00" * 100, b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: a\r\nContent-Le"])
+def test_vanishing_or_invalid_clients_do_not_affect_others(server: Server, listener: str, data: bytes) -> None:
     for _ in range(20):
         with connect(getattr(server, listener)) as client:
-            client.sendall(sent)
+            client.sendall(data)
     assert works(server)
 
 
 def test_client_that_never_reads_does_not_block_others(server: Server) -> None:
-    asked = b"GET /v2/models/stats HTTP/1.1\r\nHost: a\r\n\r\n" * 200
+    requests = b"GET /v2/models/stats HTTP/1.1\r\nHost: a\r\n\r\n" * 200
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.settimeout(60)
@@ -108,7 +108,7 @@ def test_client_that_never_reads_does_not_block_others(server: Server) -> None:
         sent = 0
         with contextlib.suppress(TimeoutError):
             while sent < 64 << 20:
-                sent += client.send(asked)
+                sent += client.send(requests)
         assert sent < 64 << 20, "a client may not fill the server's memory with answers it does not read"
         assert works(server)
 
@@ -118,27 +118,27 @@ def test_requests_on_one_connection_are_answered_in_order(server: Server) -> Non
     with connect(server.http) as client:
         client.sendall(b"".join(f"GET /{path} HTTP/1.1\r\nHost: a\r\n\r\n".encode() for path in paths[:-1]))
         client.sendall(f"GET /{paths[-1]} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode())
-        said = b""
+        responses = b""
         while part := client.recv(65536):
-            said += part
-    assert re.findall(rb"HTTP/1.1 (\d+)", said) == [b"200", b"200", b"200", b"404", b"200"]
+            responses += part
+    assert re.findall(rb"HTTP/1.1 (\d+)", responses) == [b"200", b"200", b"200", b"404", b"200"]
 
 
 @pytest.mark.parametrize("kind", ["http", "grpc"])
 @pytest.mark.parametrize("concurrency", [1, 6])
-def test_the_load_generator_gets_answers(server: Server, kind: str, concurrency: int) -> None:
+def test_load_generator_gets_answers(server: Server, kind: str, concurrency: int) -> None:
     port = int(getattr(server, kind).rpartition(":")[2])
     answers = put_under_load(LoadSpec(kind, port, concurrency, 0.1, _message(_Contender("", kind, "identity", ()))))
     assert answers.requests > 0
     assert 0 < answers.p50_us <= answers.p99_us
 
 
-def test_a_triton_repository_is_served_by_its_config(server: Server) -> None:
+def test_triton_repository_is_served_with_its_config(server: Server) -> None:
     config = ask(server.http, "v2/models/pair/config")
     assert (config["max_batch_size"], config["dynamic_batching"]["preferred_batch_size"]) == (16, [4])
     assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 100
     metadata = ask(server.http, "v2/models/pair/versions/3")
-    assert [one["name"] for one in metadata["outputs"]] == ["SUM"]
+    assert [tensor["name"] for tensor in metadata["outputs"]] == ["SUM"]
     rows = np.ones((2, 3), np.float32).tolist()
     inputs = [{"name": name, "shape": [2, 3], "datatype": "FP32", "data": rows} for name in "AB"]
     answer = ask(server.http, "v2/models/pair/infer", {"inputs": inputs, "id": "x"})
@@ -146,38 +146,40 @@ def test_a_triton_repository_is_served_by_its_config(server: Server) -> None:
     assert (answer["id"], answer["model_version"]) == ("x", "3")
 
 
-def test_the_file_and_version_that_a_config_names_are_served(server: Server) -> None:
+def test_configured_file_and_version_are_served(server: Server) -> None:
     assert ask(server.http, "v2/models/chosen")["versions"] == ["2"]
 
 
-def test_a_config_that_contradicts_its_model_is_refused(server: Server) -> None:
-    states = {one["name"]: one for one in ask(server.http, "v2/repository/index", {})}
+def test_config_that_contradicts_its_model_is_unavailable(server: Server) -> None:
+    states = {entry["name"]: entry for entry in ask(server.http, "v2/repository/index", {})}
     assert states["odd"]["state"] == "UNAVAILABLE"
     assert "'A'" in states["odd"]["reason"]
     assert "INT8" in states["odd"]["reason"]
 
 
-def test_what_differs_from_triton_is_said(folder: Path) -> None:
-    said = run("serve", "run", str(folder), "--check", "--json")
-    found = json.loads(said.stdout)
-    assert any("optimization" in line for line in found["pair"])
-    left = [line for line in found["pair"] if "not used by dstack, the default policy, which delays no batch" in line]
-    assert [line.partition(":")[0].partition(".")[2] for line in left] == [
+def test_check_lists_settings_that_differ_from_triton(folder: Path) -> None:
+    process = run("serve", "run", str(folder), "--check", "--json")
+    differences = json.loads(process.stdout)
+    assert any("optimization" in line for line in differences["pair"])
+    by_policy = [
+        line for line in differences["pair"] if "not used by dstack, the default policy, which delays no batch" in line
+    ]
+    assert [line.partition(":")[0].partition(".")[2] for line in by_policy] == [
         "max_queue_delay_microseconds",
         "preferred_batch_size",
     ]
-    assert not any("left to the policy" in line for line in found["chosen"])
-    assert any("INT8" in line for line in found["odd"])
-    assert found["both"] == []
+    assert not any("left to the policy" in line for line in differences["chosen"])
+    assert any("INT8" in line for line in differences["odd"])
+    assert differences["both"] == []
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "cotenant", *words]
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cotenant", *arguments]
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.parametrize(
-    "words, named",
+    "arguments, message",
     [
         (("no-such-folder",), "no-such-folder"),
         ((".", "--policy", "best"), "fifo"),
@@ -187,29 +189,33 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
         ((".", "--body", "much"), "--body"),
     ],
 )
-def test_bad_arguments_get_one_sentence(words: tuple[str, ...], named: str) -> None:
-    said = run("serve", "run", *words)
-    assert said.returncode == 2
-    assert named in said.stderr
-    assert said.stderr.count("\n") == 1
+def test_invalid_arguments_are_reported_in_one_line(arguments: tuple[str, ...], message: str) -> None:
+    process = run("serve", "run", *arguments)
+    assert process.returncode == 2
+    assert message in process.stderr
+    assert process.stderr.count("\n") == 1
 
 
-def test_a_plan_without_models_gets_one_sentence(tmp_path: Path) -> None:
+def test_plan_without_models_is_reported_in_one_line(tmp_path: Path) -> None:
     assert "--url" in run("serve", "plan", "http://127.0.0.1:1").stderr
-    said = run("serve", "plan", str(tmp_path))
-    assert said.returncode == 2
-    assert "no models" in said.stderr
-    assert said.stderr.count("\n") == 1
+    process = run("serve", "plan", str(tmp_path))
+    assert process.returncode == 2
+    assert "no models" in process.stderr
+    assert process.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("package", ["onnxruntime", "google.protobuf"])
-@pytest.mark.parametrize("command,words", [("cotenant", ["serve", "run", "."]), ("cotenant_lab", ["bench", "server"])])
-def test_a_missing_package_is_named(package: str, command: str, words: list[str]) -> None:
-    program = f"import sys; sys.modules[{package!r}] = None; from {command}.cli import main; sys.exit(main({words!r}))"
-    said = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=120)
-    assert said.returncode == 75, said.stderr
-    assert package in said.stderr
-    assert said.stderr.count("\n") == 1
+@pytest.mark.parametrize(
+    "command,arguments", [("cotenant", ["serve", "run", "."]), ("cotenant_lab", ["bench", "server"])]
+)
+def test_missing_package_is_reported_by_name(package: str, command: str, arguments: list[str]) -> None:
+    program = (
+        f"import sys; sys.modules[{package!r}] = None; from {command}.cli import main; sys.exit(main({arguments!r}))"
+    )
+    process = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=120)
+    assert process.returncode == 75, process.stderr
+    assert package in process.stderr
+    assert process.stderr.count("\n") == 1
 
 
 def test_metrics_have_triton_names(server: Server) -> None:
@@ -223,7 +229,7 @@ def test_metrics_have_triton_names(server: Server) -> None:
     assert values["cotenant_serve_ready"] == 1
 
 
-def test_what_is_under_way_is_answered_before_it_stops(tmp_path: Path) -> None:
+def test_active_request_is_answered_before_shutdown(tmp_path: Path) -> None:
     make_models(tmp_path)
     (tmp_path / HELD).touch()
     server = Server(tmp_path, "--cores", "1")
@@ -248,7 +254,7 @@ def test_what_is_under_way_is_answered_before_it_stops(tmp_path: Path) -> None:
         assert b"Retry-After" in refused
         (tmp_path / HELD).unlink()
         assert first.recv(65536).startswith(b"HTTP/1.1 200")
-    code, said = server.ended()
-    assert code == 0, said
+    code, log = server.ended()
+    assert code == 0, log
     with pytest.raises(OSError, match=r"refused|reset"):
         connect(server.http).close()

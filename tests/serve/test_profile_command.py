@@ -1,4 +1,4 @@
-"""Profile and plan of models from the command line, and what a server makes of them."""
+"""Profile and plan of models from the command line, and their use by a server."""
 
 from __future__ import annotations
 
@@ -31,41 +31,41 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def said(capsys: Capture, *words: str, code: int = 0) -> str:
+def command_output(capsys: Capture, *arguments: str, code: int = 0) -> str:
     """Return the output of a command."""
-    assert main(["serve", *words]) == code, capsys.readouterr().err
+    assert main(["serve", *arguments]) == code, capsys.readouterr().err
     return capsys.readouterr().out
 
 
-def test_models_are_measured_once_and_the_server_and_the_plan_begin_with_it(
-    models: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    found = json.loads(said(capsys, "profile", str(models), "--budget", "150ms", "--shape", "wide=IN:5", "--json"))
-    both, broken, wide = sorted(found["models"], key=lambda one: one["model"])
+def test_profiles_are_cached_and_used_by_plan_and_server(models: Path, tmp_path: Path, capsys: Capture) -> None:
+    profiled = json.loads(
+        command_output(capsys, "profile", str(models), "--budget", "150ms", "--shape", "wide=IN:5", "--json")
+    )
+    both, broken, wide = sorted(profiled["models"], key=lambda model: model["model"])
     assert "refused" in broken
-    assert {one["rows"] for one in both["times"]} == {1, 2}
-    assert all(0 < one["typical_ns"] <= one["high_ns"] for one in both["times"])
+    assert {time["rows"] for time in both["times"]} == {1, 2}
+    assert all(0 < time["typical_ns"] <= time["high_ns"] for time in both["times"])
     assert wide["inputs"] == {"IN": [5]}
     assert {"curve_units", "model_units", "distance_units"} <= both["knee"].keys()
-    again = said(capsys, "profile", str(models), "--plot", str(tmp_path / "curves.svg"))
-    assert again.count("(stored)") == 2
-    assert again.count("knee at") == 2
+    second_output = command_output(capsys, "profile", str(models), "--plot", str(tmp_path / "curves.svg"))
+    assert second_output.count("(stored)") == 2
+    assert second_output.count("knee at") == 2
     assert "<svg" in (tmp_path / "curves.svg").read_text()
 
-    words = ("plan", str(models), "--rate", "both=50", "--what-if", "both.slo=1s", "--json")
-    planned = json.loads(said(capsys, *words))
-    assert [one["model"] for one in planned["now"]["plan"]["models"]] == ["both", "wide"]
-    assert (planned["now"]["slos_ns"]["both"], planned["then"]["slos_ns"]["both"]) == (20_000_000, 10**9)
-    assert "wide: removed" in said(capsys, "plan", str(models), "--what-if", "without=wide")
-    unknown = said(capsys, "plan", str(models), "--profiles", str(tmp_path / "nothing"), code=1)
+    arguments = ("plan", str(models), "--rate", "both=50", "--what-if", "both.slo=1s", "--json")
+    plan = json.loads(command_output(capsys, *arguments))
+    assert [model["model"] for model in plan["now"]["plan"]["models"]] == ["both", "wide"]
+    assert (plan["now"]["slos_ns"]["both"], plan["then"]["slos_ns"]["both"]) == (20_000_000, 10**9)
+    assert "wide: removed" in command_output(capsys, "plan", str(models), "--what-if", "without=wide")
+    unknown = command_output(capsys, "plan", str(models), "--profiles", str(tmp_path / "nothing"), code=1)
     assert "cotenant serve profile" in " ".join(unknown.split())
 
     server = Server(models)
     try:
         with urllib.request.urlopen(f"http://{server.http}/v2/cotenant/plan") as answer:
-            received = json.load(answer)
-        assert [one["profiled"] for one in received["models"]] == [True, True]
-        assert "run times relative to the profiles" in said(capsys, "plan", "--url", f"http://{server.http}")
+            report = json.load(answer)
+        assert [model["profiled"] for model in report["models"]] == [True, True]
+        assert "run times relative to the profiles" in command_output(capsys, "plan", "--url", f"http://{server.http}")
     finally:
         server.stop()
 
@@ -89,14 +89,16 @@ def test_models_are_measured_once_and_the_server_and_the_plan_begin_with_it(
         ("plan --url localhost:1", ("--url", "http://HOST:PORT")),
     ],
 )
-def test_bad_words_get_one_sentence(models: Path, capsys: Capture, words: str, names: tuple[str, ...]) -> None:
-    given = [str(models) if word == "MODELS" else word for word in words.split()]
-    assert main(["serve", *given]) == 2
-    last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert all(name in last for name in names), last
+def test_invalid_arguments_are_reported_in_one_line(
+    models: Path, capsys: Capture, words: str, names: tuple[str, ...]
+) -> None:
+    arguments = [str(models) if word == "MODELS" else word for word in words.split()]
+    assert main(["serve", *arguments]) == 2
+    last_line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert all(name in last_line for name in names), last_line
 
 
-def test_a_folder_named_like_a_command_is_served_by_its_path(tmp_path: Path, capsys: Capture) -> None:
+def test_folder_named_like_a_command_can_be_served(tmp_path: Path, capsys: Capture) -> None:
     folder = tmp_path / "profile"
     folder.mkdir()
     assert main(["serve", "run", str(folder), "--check", "--json"]) == 0

@@ -14,7 +14,7 @@ from cotenant.serve.plan_format import plan_from_tree, plan_tree
 from cotenant.serve.runtime.profiles import ProfileCache, model_hash
 
 cells = st.builds(
-    lambda units, rows, low, more: RunTime(units, rows, low, low + more),
+    lambda units, rows, low, spread: RunTime(units, rows, low, low + spread),
     st.integers(1, 8),
     st.integers(1, 1 << 16),
     st.integers(1, 1 << 50),
@@ -51,20 +51,20 @@ plans = st.builds(
 
 
 @given(profiles)
-def test_a_profile_is_read_as_it_was_written(profile: ModelProfile) -> None:
+def test_profile_round_trip(profile: ModelProfile) -> None:
     assert decode_model_profile(encode_model_profile(profile), "x.json") == profile
 
 
 @given(
     st.binary(max_size=200) | profiles.map(encode_model_profile).flatmap(lambda data: st.just(data[: len(data) // 2]))
 )
-def test_what_is_no_profile_is_refused_by_name(data: bytes) -> None:
+def test_invalid_profile_is_rejected_with_file_name(data: bytes) -> None:
     with pytest.raises(ConfigError, match=r"x\.json"):
         decode_model_profile(data, "x.json")
 
 
 @pytest.mark.parametrize("typical,high,units", [(0, 5, 1), (5, 4, 1), (5, 5, 9), (5, 5, 0)])
-def test_times_that_cannot_be_are_refused(typical: int, high: int, units: int) -> None:
+def test_profile_with_impossible_times_is_rejected(typical: int, high: int, units: int) -> None:
     times = RunTimes(8, (RunTime(units, 1, typical, high),), 1)
     damaged = ModelProfile("m", "h", "d", times, (), False, (), 1, 1, 1, 1, 0.0)
     with pytest.raises(ConfigError, match="damaged"):
@@ -76,35 +76,35 @@ def test_plan_round_trip(plan: ServePlan | None) -> None:
     assert plan_from_tree(plan_tree(plan)) == plan
 
 
-def test_what_is_no_plan_is_refused() -> None:
+def test_invalid_plan_is_rejected() -> None:
     trees: list[dict] = [{}, {"models": 3}, {"models": [{}]}]
     for tree in trees:
         with pytest.raises(ValueError, match="not a plan"):
             plan_from_tree(tree)
 
 
-def test_a_profile_is_found_by_the_model_and_the_device_and_damage_is_said(tmp_path: Path) -> None:
-    said: list[str] = []
-    cache = ProfileCache(tmp_path / "kept", said.append)
+def test_cache_finds_profile_by_model_and_device_and_reports_damage(tmp_path: Path) -> None:
+    reports: list[str] = []
+    cache = ProfileCache(tmp_path / "kept", reports.append)
     times = RunTimes(2, (RunTime(1, 1, 5, 6),), 1)
-    one = ModelProfile("m", "a" * 64, "two cores", times, (), False, (), 1, 1, 1, 1, 0.0)
-    assert cache.find(one.model_hash, one.device) is None
-    path = cache.keep(one)
-    assert cache.find(one.model_hash, one.device) == one
-    assert cache.find(one.model_hash, "four cores") is None
-    assert cache.find("b" * 64, one.device) is None
-    assert not said
+    profile = ModelProfile("m", "a" * 64, "two cores", times, (), False, (), 1, 1, 1, 1, 0.0)
+    assert cache.find(profile.model_hash, profile.device) is None
+    path = cache.keep(profile)
+    assert cache.find(profile.model_hash, profile.device) == profile
+    assert cache.find(profile.model_hash, "four cores") is None
+    assert cache.find("b" * 64, profile.device) is None
+    assert not reports
     path.write_bytes(path.read_bytes()[:50])
-    assert cache.find(one.model_hash, one.device) is None
-    assert len(said) == 1
-    assert path.name in said[0]
+    assert cache.find(profile.model_hash, profile.device) is None
+    assert len(reports) == 1
+    assert path.name in reports[0]
 
 
-def test_a_model_is_known_by_what_is_in_its_file(tmp_path: Path) -> None:
-    one, two, code = tmp_path / "one.onnx", tmp_path / "two.onnx", tmp_path / "both.py"
-    for path in (one, two, code):
+def test_model_hash_depends_on_file_contents(tmp_path: Path) -> None:
+    first, second, code = tmp_path / "one.onnx", tmp_path / "two.onnx", tmp_path / "both.py"
+    for path in (first, second, code):
         path.write_bytes(b"the same")
-    assert model_hash(one, "one") == model_hash(two, "two")
+    assert model_hash(first, "one") == model_hash(second, "two")
     assert model_hash(code, "one") != model_hash(code, "two")
-    two.write_bytes(b"another")
-    assert model_hash(one, "one") != model_hash(two, "one")
+    second.write_bytes(b"another")
+    assert model_hash(first, "one") != model_hash(second, "one")

@@ -24,7 +24,7 @@ import time
 from cotenant.api import Model
 
 home = pathlib.Path(__file__).parent
-if (home / "seen").exists():  # first it is only asked what it makes
+if (home / "seen").exists():  # the first import only lists the models
     (home / "loading").touch()
     time.sleep(600)
 (home / "seen").touch()
@@ -33,7 +33,7 @@ m = Model(lambda tensors: tensors, name="m", inputs={"X": ("FP32", (1,))}, outpu
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_one_that_comes_while_models_are_loaded_is_heard(tmp_path: Path, number: signal.Signals) -> None:
+def test_signal_during_model_loading_stops_the_server(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "slow.py").write_text(SLOW)
     ports = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--cores", "1")
@@ -45,13 +45,13 @@ def test_one_that_comes_while_models_are_loaded_is_heard(tmp_path: Path, number:
     )
     until((tmp_path / "models" / "loading").exists)
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 0, said
-    assert b"stopped while models were loading" in said
-    assert b"Traceback" not in said
+    _, log = process.communicate(timeout=60)
+    assert process.returncode == 0, log
+    assert b"stopped while models were loading" in log
+    assert b"Traceback" not in log
 
 
-def test_a_second_one_ends_the_wait_for_what_is_under_way(tmp_path: Path) -> None:
+def test_second_signal_abandons_active_requests(tmp_path: Path) -> None:
     write_callables(tmp_path)
     (tmp_path / HELD).touch()
     server = Server(tmp_path, "--cores", "1", "--drain", "10min")
@@ -73,7 +73,7 @@ def test_a_second_one_ends_the_wait_for_what_is_under_way(tmp_path: Path) -> Non
         server.terminate()
         until(lambda: not is_ready())
         server.terminate()
-        code, said = server.ended()
-    assert code == 75, said
-    assert "second stop signal" in said
-    assert "Traceback" not in said
+        code, log = server.ended()
+    assert code == 75, log
+    assert "second stop signal" in log
+    assert "Traceback" not in log

@@ -23,11 +23,11 @@ BEGIN = http2.PREFACE + frame(http2.SETTINGS, 0, 0)
 MESSAGE_BYTES = 60_000
 
 
-class Line:
+class FakeTransport:
     """A transport that sends at once, and records whether it was aborted."""
 
     def __init__(self) -> None:
-        self.cut = False
+        self.aborted = False
 
     def get_write_buffer_size(self) -> int:
         return 0
@@ -39,7 +39,7 @@ class Line:
         del data
 
     def abort(self) -> None:
-        self.cut = True
+        self.aborted = True
 
     def pause_reading(self) -> None:
         pass
@@ -47,73 +47,73 @@ class Line:
     resume_reading = close = pause_reading
 
 
-def met() -> tuple[GrpcServer, GrpcProtocol, Line]:
-    serving = GrpcServer(cast("AdminService", None), 1 << 20, 1 << 20, 10)
-    line = Line()
-    protocol = serving()
-    protocol.connection_made(cast("asyncio.Transport", line))
+def connected_server() -> tuple[GrpcServer, GrpcProtocol, FakeTransport]:
+    server = GrpcServer(cast("AdminService", None), 1 << 20, 1 << 20, 10)
+    transport = FakeTransport()
+    protocol = server()
+    protocol.connection_made(cast("asyncio.Transport", transport))
     protocol.data_received(BEGIN)
-    return serving, protocol, line
+    return server, protocol, transport
 
 
-def begin(stream: int, size: int) -> bytes:
+def begin_call(stream: int, size: int) -> bytes:
     """Start a call with a partial message."""
     lead = b"\0" + MESSAGE_BYTES.to_bytes(4, "big")
-    return frame(http2.HEADERS, http2.END_HEADERS, stream, HEADERS) + more(stream, lead + bytes(size))
+    return frame(http2.HEADERS, http2.END_HEADERS, stream, HEADERS) + data_frame(stream, lead + bytes(size))
 
 
-def more(stream: int, payload: bytes) -> bytes:
+def data_frame(stream: int, payload: bytes) -> bytes:
     return frame(http2.DATA, 0, stream, payload)
 
 
-def test_half_a_message_that_does_not_go_on_ends_the_connection() -> None:
-    serving, protocol, line = met()
-    protocol.data_received(begin(1, 100))
-    serving.sweep()
-    assert not line.cut
-    protocol.data_received(more(1, bytes(4000)))
-    serving.sweep()
-    assert line.cut
+def test_stalled_message_ends_the_connection() -> None:
+    server, protocol, transport = connected_server()
+    protocol.data_received(begin_call(1, 100))
+    server.sweep()
+    assert not transport.aborted
+    protocol.data_received(data_frame(1, bytes(4000)))
+    server.sweep()
+    assert transport.aborted
 
 
-def test_one_that_goes_on_is_kept_and_does_not_hide_another() -> None:
-    serving, protocol, line = met()
-    protocol.data_received(begin(1, 100))
+def test_progressing_call_does_not_hide_a_stalled_one() -> None:
+    server, protocol, transport = connected_server()
+    protocol.data_received(begin_call(1, 100))
     for _ in range(5):
-        serving.sweep()
-        protocol.data_received(more(1, bytes(5000)))
-    assert not line.cut
-    protocol.data_received(begin(3, 0))
-    serving.sweep()
-    protocol.data_received(more(1, bytes(5000)))
-    serving.sweep()
-    assert line.cut
+        server.sweep()
+        protocol.data_received(data_frame(1, bytes(5000)))
+    assert not transport.aborted
+    protocol.data_received(begin_call(3, 0))
+    server.sweep()
+    protocol.data_received(data_frame(1, bytes(5000)))
+    server.sweep()
+    assert transport.aborted
 
 
-def test_the_next_message_of_a_stream_is_not_taken_for_the_one_before() -> None:
-    serving, protocol, line = met()
+def test_progress_is_tracked_per_message_of_a_stream() -> None:
+    server, protocol, transport = connected_server()
     path = encode_header(b":path", b"/inference.GRPCInferenceService/ModelStreamInfer")
     headers = b"\x83\x86" + path + encode_header(b"content-type", b"application/grpc")
     small = b"\0" + (1000).to_bytes(4, "big") + bytes(500)
     received: list[Any] = []
-    protocol._infer_on_stream = lambda *said: received.append(said)  # type: ignore[method-assign]
-    protocol.data_received(frame(http2.HEADERS, http2.END_HEADERS, 1, headers) + more(1, small))
+    protocol._infer_on_stream = lambda *arguments: received.append(arguments)  # type: ignore[method-assign]
+    protocol.data_received(frame(http2.HEADERS, http2.END_HEADERS, 1, headers) + data_frame(1, small))
     for count in range(1, 4):
-        serving.sweep()
-        protocol.data_received(more(1, bytes(500) + small))
+        server.sweep()
+        protocol.data_received(data_frame(1, bytes(500) + small))
         assert len(received) == count
-    serving.sweep()
-    assert not line.cut
+    server.sweep()
+    assert not transport.aborted
 
 
-def test_a_client_that_is_not_read_from_is_not_blamed() -> None:
-    serving, protocol, line = met()
-    protocol.data_received(begin(1, 100))
-    serving.sweep()
+def test_client_whose_reading_is_paused_is_not_stalled() -> None:
+    server, protocol, transport = connected_server()
+    protocol.data_received(begin_call(1, 100))
+    server.sweep()
     protocol.pause_writing()
-    serving.sweep()
+    server.sweep()
     protocol.resume_writing()
-    serving.sweep()
-    assert not line.cut
-    serving.sweep()
-    assert line.cut
+    server.sweep()
+    assert not transport.aborted
+    server.sweep()
+    assert transport.aborted

@@ -32,35 +32,35 @@ MS = 1_000_000
 SECOND = 1000 * MS
 
 
-def spec(name: str = "m", **more: Any) -> ModelSpec:
-    return ModelSpec(name, "1", "test", (), (), **{"max_batch": 4, **more})
+def spec(name: str = "m", **overrides: Any) -> ModelSpec:
+    return ModelSpec(name, "1", "test", (), (), **{"max_batch": 4, **overrides})
 
 
-def machine(*specs: ModelSpec, cores: int = 1, **more: Any) -> ServerMachine:
-    made = ServerMachine(ServerSettings(cores, **{"schedule": "fifo", **more}))
-    for key, one in enumerate(specs, 1):
-        assert made.handle(ModelReady(one, key), now=0) == []
-    return made
+def machine(*specs: ModelSpec, cores: int = 1, **overrides: Any) -> ServerMachine:
+    server = ServerMachine(ServerSettings(cores, **{"schedule": "fifo", **overrides}))
+    for key, model_spec in enumerate(specs, 1):
+        assert server.handle(ModelReady(model_spec, key), now=0) == []
+    return server
 
 
-def ran(actions: list[Any]) -> list[tuple[int, ...]]:
-    return [one.requests for one in actions if isinstance(one, Run)]
+def runs_of(actions: list[Any]) -> list[tuple[int, ...]]:
+    return [action.requests for action in actions if isinstance(action, Run)]
 
 
-def test_what_waited_for_a_core_runs_together() -> None:
+def test_queued_requests_share_the_next_run() -> None:
     server = machine(spec())
-    assert ran(server.handle(RequestArrived(1, "m", 1, 0), now=1)) == [(1,)]
+    assert runs_of(server.handle(RequestArrived(1, "m", 1, 0), now=1)) == [(1,)]
     for number in (2, 3, 4):
         assert server.handle(RequestArrived(number, "m", 1, 0), now=2) == []
-    assert ran(server.handle(RunFinished(1, 5), now=6)) == [(2, 3, 4)]
+    assert runs_of(server.handle(RunFinished(1, 5), now=6)) == [(2, 3, 4)]
 
 
-def test_a_batch_has_no_more_rows_than_the_model_takes() -> None:
+def test_batch_does_not_exceed_max_batch() -> None:
     server = machine(spec())
     server.handle(RequestArrived(1, "m", 1, 0), now=1)
     for number, rows in ((2, 2), (3, 2), (4, 1)):
         server.handle(RequestArrived(number, "m", rows, 0), now=2)
-    assert ran(server.handle(RunFinished(1, 5), now=6)) == [(2, 3)]
+    assert runs_of(server.handle(RunFinished(1, 5), now=6)) == [(2, 3)]
 
 
 def test_different_shapes_do_not_share_a_run() -> None:
@@ -68,59 +68,59 @@ def test_different_shapes_do_not_share_a_run() -> None:
     server.handle(RequestArrived(1, "m", 1, 0), now=1)
     for number, shapes in ((2, 7), (3, 8), (4, 7)):
         server.handle(RequestArrived(number, "m", 1, shapes), now=2)
-    assert ran(server.handle(RunFinished(1, 5), now=6)) == [(2,)]
+    assert runs_of(server.handle(RunFinished(1, 5), now=6)) == [(2,)]
 
 
-def test_the_urgent_go_first_and_the_rest_in_order() -> None:
+def test_requests_run_by_priority_then_arrival() -> None:
     server = machine(spec(max_batch=1))
     server.handle(RequestArrived(1, "m", 1, 0), now=1)
     for number, priority in ((2, 3), (3, 2), (4, 3), (5, 1)):
         server.handle(RequestArrived(number, "m", 1, 0, priority), now=2)
-    order = [ran(server.handle(RunFinished(run, 5), now=6 + run))[0][0] for run in range(1, 5)]
+    order = [runs_of(server.handle(RunFinished(run, 5), now=6 + run))[0][0] for run in range(1, 5)]
     assert order == [5, 3, 2, 4]
 
 
-def test_of_two_models_the_one_whose_request_came_first() -> None:
+def test_model_with_the_oldest_request_runs_first() -> None:
     server = machine(spec("a"), spec("b"))
     server.handle(RequestArrived(1, "a", 1, 0), now=1)
     server.handle(RequestArrived(2, "b", 1, 0), now=2)
     server.handle(RequestArrived(3, "a", 1, 0), now=3)
-    assert ran(server.handle(RunFinished(1, 5), now=6)) == [(2,)]
+    assert runs_of(server.handle(RunFinished(1, 5), now=6)) == [(2,)]
 
 
-def test_a_batch_waits_for_more_as_long_as_it_may() -> None:
+def test_incomplete_batch_waits_up_to_its_limit() -> None:
     server = machine(spec(wait_ns=10, preferred_batches=(3,)))
     assert server.handle(RequestArrived(1, "m", 1, 0), now=5) == []
     assert server.next_wakeup() == 15
     assert server.handle(RequestArrived(2, "m", 1, 0), now=6) == []
-    assert ran(server.handle(RequestArrived(3, "m", 1, 0), now=7)) == [(1, 2, 3)]
+    assert runs_of(server.handle(RequestArrived(3, "m", 1, 0), now=7)) == [(1, 2, 3)]
     server.handle(RunFinished(1, 1), now=8)
     server.handle(RequestArrived(4, "m", 1, 0), now=20)
-    assert ran(server.handle(Tick(), now=30)) == [(4,)]
+    assert runs_of(server.handle(Tick(), now=30)) == [(4,)]
 
 
 def test_runs_share_the_cores_and_never_hold_one_twice() -> None:
     server = machine(spec("a", share=2), spec("b"), cores=3)
-    first = [one for one in server.handle(RequestArrived(1, "a", 1, 0), now=1) if isinstance(one, Run)]
-    second = [one for one in server.handle(RequestArrived(2, "b", 1, 0), now=1) if isinstance(one, Run)]
-    assert [one.cores for one in (*first, *second)] == [(0, 1), (2,)]
+    first = [action for action in server.handle(RequestArrived(1, "a", 1, 0), now=1) if isinstance(action, Run)]
+    second = [action for action in server.handle(RequestArrived(2, "b", 1, 0), now=1) if isinstance(action, Run)]
+    assert [run.cores for run in (*first, *second)] == [(0, 1), (2,)]
     assert server.handle(RequestArrived(3, "a", 1, 0), now=1) == []
     assert server.handle(RunFinished(2, 1), now=2) == []
-    third = [one for one in server.handle(RunFinished(1, 1), now=2) if isinstance(one, Run)]
-    assert [one.cores for one in third] == [(0, 1)]
+    third = [action for action in server.handle(RunFinished(1, 1), now=2) if isinstance(action, Run)]
+    assert [run.cores for run in third] == [(0, 1)]
 
 
-def one_run_of_100() -> ServerMachine:
-    """Set up known run times of 100 and a report delay of about 1; the second run is expected to end at 300."""
+def machine_with_a_run_of_100() -> ServerMachine:
+    """Return a machine with run times of 100 and a report delay of about 1; its second run should end at 300."""
     server = machine(spec(max_batch=1), ahead=True)
     server.handle(RequestArrived(1, "m", 1, 0), now=0)
     server.handle(RunFinished(1, 100), now=104)
-    assert ran(server.handle(RequestArrived(2, "m", 1, 0), now=200)) == [(2,)]
+    assert runs_of(server.handle(RequestArrived(2, "m", 1, 0), now=200)) == [(2,)]
     return server
 
 
-def test_what_waits_follows_the_run_that_is_about_to_end() -> None:
-    server = one_run_of_100()
+def test_queued_request_follows_the_run_about_to_end() -> None:
+    server = machine_with_a_run_of_100()
     assert server.handle(RequestArrived(3, "m", 1, 0), now=210) == []
     assert server.next_wakeup() == 299
     (third,) = server.handle(Tick(), now=299)
@@ -136,7 +136,7 @@ def test_what_waits_follows_the_run_that_is_about_to_end() -> None:
 
 
 def test_overdue_run_is_not_followed() -> None:
-    server = one_run_of_100()
+    server = machine_with_a_run_of_100()
     assert server.handle(RequestArrived(3, "m", 1, 0), now=310) == []
     assert server.next_wakeup() is None
     (third,) = server.handle(RunFinished(2, 200), now=401)
@@ -144,7 +144,7 @@ def test_overdue_run_is_not_followed() -> None:
     assert third.after == 0
 
 
-def test_a_deadline_that_cannot_be_met_is_refused_at_once() -> None:
+def test_request_that_cannot_meet_its_deadline_is_rejected_on_arrival() -> None:
     server = machine(spec(slo_ns=25 * MS, max_batch=1))
     server.handle(RequestArrived(1, "m", 1, 0), now=0)
     server.handle(RunFinished(1, 10 * MS), now=10 * MS)
@@ -178,10 +178,10 @@ def test_cancelled_request_is_never_run() -> None:
     server.handle(RequestArrived(3, "m", 1, 0), now=0)
     assert server.handle(RequestCancelled(2), now=1) == []
     assert server.handle(RequestCancelled(1), now=1) == []  # already running
-    assert ran(server.handle(RunFinished(1, 5), now=6)) == [(3,)]
+    assert runs_of(server.handle(RunFinished(1, 5), now=6)) == [(3,)]
 
 
-def test_a_model_that_is_loaded_again_ends_what_it_has() -> None:
+def test_reloaded_model_finishes_requests_of_the_old_instance() -> None:
     server = machine(spec())
     server.handle(RequestArrived(1, "m", 1, 0), now=0)
     server.handle(RequestArrived(2, "m", 1, 0), now=0)
@@ -204,7 +204,7 @@ def test_requests_are_rejected_while_draining() -> None:
     (refused,) = server.handle(RequestArrived(2, "m", 1, 0), now=2)
     assert isinstance(refused, RejectRequest)
     assert refused.why is RejectReason.DRAINING
-    assert [type(one) for one in server.handle(RunFinished(1, 5), now=6)] == [ReportDrained]
+    assert [type(action) for action in server.handle(RunFinished(1, 5), now=6)] == [ReportDrained]
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -213,7 +213,7 @@ def test_requests_are_rejected_while_draining() -> None:
 )
 @settings(max_examples=examples(20, 600), deadline=None)
 @given(data=st.data())
-def test_every_request_ends_once_whatever_happens(  # noqa: C901, PLR0915  one scenario
+def test_every_request_ends_exactly_once(  # noqa: C901, PLR0915  one scenario
     schedule: str, admit: str, ahead: bool, data: st.DataObject
 ) -> None:
     """Conservation: each request is run, rejected or cancelled, and no core is held twice by started runs."""
@@ -227,22 +227,22 @@ def test_every_request_ends_once_whatever_happens(  # noqa: C901, PLR0915  one s
 
     def take(actions: list[Any]) -> None:
         nonlocal drained
-        for one in actions:
-            if isinstance(one, Run):
-                running[one.run] = one
-                begun = [run for run in running.values() if run.after not in running]
-                held = [core for run in begun for core in run.cores]
-                assert len(held) == len(set(held)) <= 2
-                if one.after:
+        for action in actions:
+            if isinstance(action, Run):
+                running[action.run] = action
+                started = [run for run in running.values() if run.after not in running]
+                used_cores = [core for run in started for core in run.cores]
+                assert len(used_cores) == len(set(used_cores)) <= 2
+                if action.after:
                     assert ahead
-                    assert one.cores[0] == running[one.after].cores[0]  # started by the run on the core
-                    assert sum(run.after == one.after for run in running.values()) == 1
-                for request in one.requests:
+                    assert action.cores[0] == running[action.after].cores[0]  # started by the run on the core
+                    assert sum(run.after == action.after for run in running.values()) == 1
+                for request in action.requests:
                     assert ended.setdefault(request, "run") == "run"
-            elif isinstance(one, RejectRequest):
-                assert one.request not in ended
-                ended[one.request] = "refused"
-            elif isinstance(one, ReportDrained):
+            elif isinstance(action, RejectRequest):
+                assert action.request not in ended
+                ended[action.request] = "refused"
+            elif isinstance(action, ReportDrained):
                 drained += 1
 
     steps = data.draw(st.lists(st.sampled_from("aaabbbcccfffxtu"), max_size=40))
@@ -253,7 +253,9 @@ def test_every_request_ends_once_whatever_happens(  # noqa: C901, PLR0915  one s
             rows = data.draw(st.integers(1, 5))
             take(server.handle(RequestArrived(arrived, step, rows, rows % 2, data.draw(st.integers(0, 2))), now=now))
         elif step == "f" and running:
-            run = data.draw(st.sampled_from(sorted(one for one in running if running[one].after not in running)))
+            run = data.draw(
+                st.sampled_from(sorted(number for number in running if running[number].after not in running))
+            )
             take(server.handle(RunFinished(running.pop(run).run, 7), now=now))
         elif step == "x" and arrived:
             victim = data.draw(st.integers(1, arrived))
@@ -280,26 +282,26 @@ def test_every_request_ends_once_whatever_happens(  # noqa: C901, PLR0915  one s
     assert server.waiting == 0
 
 
-def test_an_unshared_run_takes_no_units_and_no_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unshared_run_takes_no_units_and_no_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     class Unshared(Fifo):
         def next(self, view: View) -> StartRun | WaitUntil | None:
-            found = super().next(view)
-            return StartRun(found.key, found.requests, found.rows, 0) if isinstance(found, StartRun) else found
+            choice = super().next(view)
+            return StartRun(choice.key, choice.requests, choice.rows, 0) if isinstance(choice, StartRun) else choice
 
     monkeypatch.setitem(BUILT_IN, "unshared", Unshared)
     server = machine(spec("a"), spec("b", share=2), cores=2, schedule="unshared")
-    begun = [
+    actions = [
         server.handle(RequestArrived(number, model, 1, 0), now=1)[0] for number, model in ((1, "a"), (2, "b"), (3, "a"))
     ]
-    assert [(one.units, one.cores) for one in begun if isinstance(one, Run)] == [(0, ())] * 3
+    assert [(action.units, action.cores) for action in actions if isinstance(action, Run)] == [(0, ())] * 3
     assert server.handle(RunFinished(2, 5), now=6) == []
-    assert ran(server.handle(RequestArrived(4, "b", 1, 0), now=7)) == [(4,)]
+    assert runs_of(server.handle(RequestArrived(4, "b", 1, 0), now=7)) == [(4,)]
     assert server.queues()[0].expected_ns(1, 2) == 0
     server.handle(RunFinished(1, 8), now=9)
     assert server.queues()[0].expected_ns(1, 2) == 8  # it had the whole device
 
 
-def test_what_is_given_up_is_refused_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_that_the_policy_gives_up_is_rejected_and_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
     class Choosy(Fifo):
         def next(self, view: View) -> StartRun | RejectQueued | WaitUntil | None:  # type: ignore[override]
             queues = list(view.queues)
@@ -314,7 +316,7 @@ def test_what_is_given_up_is_refused_and_the_rest_goes_on(monkeypatch: pytest.Mo
         RejectReason.TOO_LATE,
         SECOND,
     )  # it did not wait
-    assert ran(server.handle(RequestArrived(2, "m", 1, 0), now=2)) == [(2,)]
+    assert runs_of(server.handle(RequestArrived(2, "m", 1, 0), now=2)) == [(2,)]
     assert server.waiting == 0
 
 
@@ -340,19 +342,19 @@ def test_single_stall_has_a_limited_effect() -> None:
     server.handle(ModelReady(spec(), 1, RunTimes(1, (RunTime(1, 1, 10 * MS, 11 * MS),), 1)), now=0)
     server.handle(RequestArrived(1, "m", 1, 0), now=SECOND)
     server.handle(RunFinished(1, 10 * MS), now=SECOND + 800 * MS)
-    assert ran(server.handle(RequestArrived(2, "m", 1, 0, 0, 200 * MS), now=SECOND + 810 * MS)) == [(2,)]
+    assert runs_of(server.handle(RequestArrived(2, "m", 1, 0, 0, 200 * MS), now=SECOND + 810 * MS)) == [(2,)]
     assert server.handle(RequestArrived(3, "m", 1, 0, 0, 200 * MS), now=SECOND + 811 * MS) == []
-    assert ran(server.handle(RunFinished(2, 10 * MS), now=SECOND + 820 * MS)) == [(3,)]
+    assert runs_of(server.handle(RunFinished(2, 10 * MS), now=SECOND + 820 * MS)) == [(3,)]
 
 
-def test_models_come_and_go_between_plans() -> None:
+def test_models_can_be_withdrawn_and_added_between_plans() -> None:
     server = machine(spec("a", slo_ns=SECOND), spec("b", slo_ns=SECOND), schedule="dstack")
     for number, name in ((1, "a"), (2, "b")):
         (run,) = server.handle(RequestArrived(number, name, 1, 0), now=number * SECOND)
         assert isinstance(run, Run)
         server.handle(RunFinished(run.run, MS), now=number * SECOND + MS)
-    assert [type(one) for one in server.handle(ModelWithdrawn("a"), now=3 * SECOND)] == [ReleaseModel]
-    assert ran(server.handle(RequestArrived(3, "b", 1, 0), now=4 * SECOND)) == [(3,)]
+    assert [type(action) for action in server.handle(ModelWithdrawn("a"), now=3 * SECOND)] == [ReleaseModel]
+    assert runs_of(server.handle(RequestArrived(3, "b", 1, 0), now=4 * SECOND)) == [(3,)]
     server.handle(ModelReady(spec("a"), 7), now=5 * SECOND)
     server.handle(RunFinished(3, MS), now=5 * SECOND)
-    assert ran(server.handle(RequestArrived(4, "a", 1, 0), now=6 * SECOND)) == [(4,)]
+    assert runs_of(server.handle(RequestArrived(4, "a", 1, 0), now=6 * SECOND)) == [(4,)]

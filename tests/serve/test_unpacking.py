@@ -18,10 +18,10 @@ from cotenant.serve.protocol.oip.proto import SERVICE
 
 pytestmark = pytest.mark.live
 
-MUCH = 3 << 20
+LARGE_BYTES = 3 << 20
 
 
-class Line:
+class RecordingTransport:
     """A transport that keeps the data sent, and whether it reads."""
 
     def __init__(self) -> None:
@@ -47,22 +47,22 @@ class Line:
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
     """Return the threads that decompressed more than a megabyte."""
-    found: list[threading.Thread] = []
+    threads_used: list[threading.Thread] = []
     finish = Decompression.finish
 
-    def noted(self: Decompression) -> bytes:
+    def recording_finish(self: Decompression) -> bytes:
         plain = finish(self)
         if len(plain) > 1 << 20:
-            found.append(threading.current_thread())
+            threads_used.append(threading.current_thread())
         return plain
 
-    monkeypatch.setattr(Decompression, "finish", noted)
-    return found
+    monkeypatch.setattr(Decompression, "finish", recording_finish)
+    return threads_used
 
 
-async def settled(serving: Any) -> None:
-    while serving.tasks:
-        await asyncio.wait(set(serving.tasks), timeout=60)
+async def tasks_done(server: Any) -> None:
+    while server.tasks:
+        await asyncio.wait(set(server.tasks), timeout=60)
 
 
 def call(stream: int, method: str, *messages: bytes) -> bytes:
@@ -71,66 +71,68 @@ def call(stream: int, method: str, *messages: bytes) -> bytes:
     headers += encode_header(b"grpc-encoding", b"gzip")
     text = frame(http2.HEADERS, http2.END_HEADERS, stream, headers)
     for message in messages:
-        packed = compress(message, "gzip")
-        text += frame(http2.DATA, 0, stream, b"\1" + len(packed).to_bytes(4, "big") + packed)
+        compressed = compress(message, "gzip")
+        text += frame(http2.DATA, 0, stream, b"\1" + len(compressed).to_bytes(4, "big") + compressed)
     return text + frame(http2.DATA, http2.END_STREAM, stream)
 
 
 def test_messages_of_a_stream_stay_in_order(threads: list[threading.Thread], monkeypatch: pytest.MonkeyPatch) -> None:
-    plains = [b"a" * 10, b"b" * MUCH, b"c" * 10, b"d" * MUCH, b"e"]
-    heard: list[bytes] = []
-    monkeypatch.setattr(GrpcProtocol, "_infer_on_stream", lambda self, stream, call, said: heard.append(said))
+    plains = [b"a" * 10, b"b" * LARGE_BYTES, b"c" * 10, b"d" * LARGE_BYTES, b"e"]
+    messages: list[bytes] = []
+    monkeypatch.setattr(GrpcProtocol, "_infer_on_stream", lambda self, stream, call, message: messages.append(message))
 
-    async def main() -> Line:
-        serving, line = GrpcServer(cast("AdminService", None), 1 << 23, 1 << 24, 10), Line()
-        protocol = serving()
-        protocol.connection_made(cast("asyncio.Transport", line))
+    async def main() -> RecordingTransport:
+        server, transport = GrpcServer(cast("AdminService", None), 1 << 23, 1 << 24, 10), RecordingTransport()
+        protocol = server()
+        protocol.connection_made(cast("asyncio.Transport", transport))
         begin = http2.PREFACE + frame(http2.SETTINGS, 0, 0)
         protocol.data_received(begin + call(1, "ModelStreamInfer", *plains))
-        assert not line.reads
-        assert heard == plains[:1]
-        await settled(serving)
-        assert line.reads
-        return line
+        assert not transport.reads
+        assert messages == plains[:1]
+        await tasks_done(server)
+        assert transport.reads
+        return transport
 
-    line = asyncio.run(main())
-    assert heard == plains
+    transport = asyncio.run(main())
+    assert messages == plains
     assert threads
     assert threading.main_thread() not in threads
-    assert b"grpc-status" in line.sent
+    assert b"grpc-status" in transport.sent
 
 
-def test_a_call_that_is_dropped_meanwhile_is_not_gone_on_with(threads: list[threading.Thread]) -> None:
-    async def main() -> Line:
-        serving, line = GrpcServer(cast("AdminService", None), 1 << 23, 1 << 24, 10), Line()
-        protocol = serving()
-        protocol.connection_made(cast("asyncio.Transport", line))
+def test_call_reset_during_decompression_is_dropped(threads: list[threading.Thread]) -> None:
+    async def main() -> RecordingTransport:
+        server, transport = GrpcServer(cast("AdminService", None), 1 << 23, 1 << 24, 10), RecordingTransport()
+        protocol = server()
+        protocol.connection_made(cast("asyncio.Transport", transport))
         begin = http2.PREFACE + frame(http2.SETTINGS, 0, 0)
-        protocol.data_received(begin + call(1, "ModelInfer", bytes(MUCH)) + http2.rst_stream(1, http2.NO_ERROR))
-        await settled(serving)
-        return line
+        protocol.data_received(begin + call(1, "ModelInfer", bytes(LARGE_BYTES)) + http2.rst_stream(1, http2.NO_ERROR))
+        await tasks_done(server)
+        return transport
 
     assert asyncio.run(main()).reads
     assert len(threads) == 1
 
 
-def test_a_small_body_that_becomes_much(threads: list[threading.Thread], monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[bytes] = []
-    monkeypatch.setattr(HttpConnection, "_route", lambda self, request, target, body: heard.append(bytes(body)))
-    plain = b"a" * MUCH
-    packed = compress(plain, "gzip")
-    assert len(packed) < 32 << 10
+def test_small_body_with_large_result_is_decompressed_in_a_thread(
+    threads: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bodies: list[bytes] = []
+    monkeypatch.setattr(HttpConnection, "_route", lambda self, request, target, body: bodies.append(bytes(body)))
+    plain = b"a" * LARGE_BYTES
+    compressed = compress(plain, "gzip")
+    assert len(compressed) < 32 << 10
     head = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n"
 
     async def main() -> None:
-        serving, line = HttpServer(cast("AdminService", None), ClientLimits(), lambda: b""), Line()
-        connection = serving()
-        connection.connection_made(cast("asyncio.Transport", line))
-        connection.data_received(head % len(packed) + packed)
-        assert not heard
-        await settled(serving)
+        server, transport = HttpServer(cast("AdminService", None), ClientLimits(), lambda: b""), RecordingTransport()
+        connection = server()
+        connection.connection_made(cast("asyncio.Transport", transport))
+        connection.data_received(head % len(compressed) + compressed)
+        assert not bodies
+        await tasks_done(server)
 
     asyncio.run(main())
-    assert heard == [plain]
+    assert bodies == [plain]
     assert threads
     assert threading.main_thread() not in threads
