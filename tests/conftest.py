@@ -24,8 +24,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if IS_SOAK:
             item.add_marker(pytest.mark.timeout(7200), append=False)
         elif item.get_closest_marker("live") is not None:
-            # The summary names the test; CONTRIBUTING.md gives the reason. pytest-timeout has one timer for all attempts
-            # of a test: a second attempt after a timeout could run forever.
+            # The summary names the test; CONTRIBUTING.md gives the reason. pytest-timeout has one timer for all
+            # attempts of a test: a second attempt after a timeout could run forever.
             item.add_marker(pytest.mark.flaky(reruns=1, rerun_except=[r"Timeout \(>"]))
 
 

@@ -38,7 +38,7 @@ class request:  # noqa: N801  # as users write it: with cotenant.request():
 
     def __init__(self, *, arrived_ns: int | None = None) -> None:
         """Create a request; it begins with the block."""
-        self._arrived_ns = 0 if arrived_ns is None else _word(arrived_ns, "arrived_ns")
+        self._arrived_ns = 0 if arrived_ns is None else _nanoseconds(arrived_ns, "arrived_ns")
         self._open: list[tuple[int, int]] = []
 
     def __enter__(self) -> Self:
@@ -73,23 +73,23 @@ class request:  # noqa: N801  # as users write it: with cotenant.request():
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)
-            async def awaited(*args: _P.args, **kwargs: _P.kwargs) -> Any:  # the result of the coroutine
+            async def counted_coroutine(*args: _P.args, **kwargs: _P.kwargs) -> Any:  # the result of the coroutine
                 with request():
                     return await function(*args, **kwargs)
 
-            return cast("Callable[_P, _R]", awaited)
+            return cast("Callable[_P, _R]", counted_coroutine)
 
         @functools.wraps(function)
-        def called(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        def counted_call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             with request():
                 return function(*args, **kwargs)
 
-        return called
+        return counted_call
 
     @staticmethod
     def ended(latency_ns: int) -> None:
         """Report a finished request by its latency."""
-        latency_ns = _word(latency_ns, "latency_ns")
+        latency_ns = _nanoseconds(latency_ns, "latency_ns")
         hook = _hook()
         if hook is not None:
             hook.cotenant_hook_request_took(latency_ns)
@@ -100,7 +100,7 @@ class request:  # noqa: N801  # as users write it: with cotenant.request():
         return _hook() is not None
 
 
-def _word(value: int, name: str) -> int:
+def _nanoseconds(value: int, name: str) -> int:
     if not isinstance(value, int):
         raise TypeError(f"{name} is {value!r}; it must be an integer number of nanoseconds")
     if not 0 <= value < 1 << _WORD_BITS:
@@ -115,14 +115,14 @@ def _begin(arrived_ns: int) -> tuple[int, int]:
     import ctypes  # noqa: PLC0415  # already imported by _hook
 
     began_ns = ctypes.c_uint64()
-    place = hook.cotenant_hook_request_begin(arrived_ns, ctypes.byref(began_ns))
-    return place, began_ns.value
+    slot = hook.cotenant_hook_request_begin(arrived_ns, ctypes.byref(began_ns))
+    return slot, began_ns.value
 
 
-def _end(place: int, began_ns: int) -> None:
+def _end(slot: int, began_ns: int) -> None:
     hook = _hook()
     if hook is not None and began_ns:
-        hook.cotenant_hook_request_end(place, began_ns)
+        hook.cotenant_hook_request_end(slot, began_ns)
 
 
 @functools.cache
@@ -172,12 +172,12 @@ class Model:
         self.max_batch = max_batch
         self.decoupled = decoupled
         self.inline = inline
-        self.inputs = tuple(_spec(*one) for one in inputs.items())
-        self.outputs = tuple(_spec(*one) for one in outputs.items())
+        self.inputs = tuple(_spec(*item) for item in inputs.items())
+        self.outputs = tuple(_spec(*item) for item in outputs.items())
 
 
-def _spec(name: str, given: tuple[str, tuple[int, ...]]) -> TensorSpec:
+def _spec(name: str, declaration: tuple[str, tuple[int, ...]]) -> TensorSpec:
     from cotenant.serve.model.tensor import Datatype, TensorSpec  # noqa: PLC0415  numpy only where a model is defined
 
-    datatype, shape = given
+    datatype, shape = declaration
     return TensorSpec(name, Datatype(datatype), tuple(shape))

@@ -24,27 +24,27 @@ def gpu(node_harness: NodeHarness) -> Iterator[NodeHarness]:
     node_harness.run("softgpu", "destroy")
 
 
-def counted(node_harness: NodeHarness) -> int:
-    """What was launched on the device, copies too."""
+def count_operations(node_harness: NodeHarness) -> int:
+    """Return the number of kernels and copies that the device has run."""
     counters = node_harness.json("softgpu", "inspect")["counters"]
     return int(counters["kernels"] + counters["copies"])
 
 
-def test_a_program_is_observed_without_a_node(gpu: NodeHarness) -> None:
+def test_advise_observes_a_program_without_a_node(gpu: NodeHarness) -> None:
     script = gpu.home / "launches"
     script.write_text("conv 80 256 20000 500000\n" * 5 + "@htod 1048576 100000\n")
     program = [*REPLAY, "--seconds", "1", "--script", str(script)]
     runs = launched = 0
 
     def result_with_memory() -> Any:
-        """Memory is looked at now and then: in a second without a processor, never after all of it was taken."""
+        """Return the result if its memory samples include the peak: a starved observer may miss it."""
         nonlocal runs, launched
-        before = counted(gpu)
+        before = count_operations(gpu)
         done = gpu.run("advise", "--gpu", "soft:0", "--json", "--", *program)
         assert done.returncode == 0, done.stderr
-        runs, launched = runs + 1, counted(gpu) - before
+        runs, launched = runs + 1, count_operations(gpu) - before
         result = json.loads(done.stdout.splitlines()[-1])
-        return result if [one["peak_bytes"] for one in result["memory"]] == [2 << 20] else None
+        return result if [use["peak_bytes"] for use in result["memory"]] == [2 << 20] else None
 
     result = until(result_with_memory)
     (device,) = result["devices"]
@@ -57,28 +57,28 @@ def test_a_program_is_observed_without_a_node(gpu: NodeHarness) -> None:
     assert device["fill"][0]["filled_ns"] > 0
     (memory,) = result["memory"]
     assert memory["peak_bytes"] + memory["headroom_bytes"] == memory["memory_bytes"]
-    assert not gpu.directories.socket.exists(), "advice starts no node"
-    assert [one["runs"] for one in gpu.json("profile", "list")["profiles"]] == [runs]
+    assert not gpu.directories.socket.exists(), "advise starts no node"
+    assert [profile["runs"] for profile in gpu.json("profile", "list")["profiles"]] == [runs]
 
 
-def test_the_exit_code_is_that_of_the_program(gpu: NodeHarness) -> None:
+def test_advise_exits_with_the_code_of_the_program(gpu: NodeHarness) -> None:
     done = gpu.run("advise", "--gpu", "soft:0", "--", "sh", "-c", "exit 7")
     assert done.returncode == 7
-    assert "no GPU work was seen" in done.stdout
+    assert "no GPU work was recorded" in done.stdout
     done = gpu.run("advise", "--gpu", "soft:0", "--", "no-such-program")
     assert done.returncode == 127
 
 
-def test_a_running_tenant_is_observed(gpu: NodeHarness) -> None:
+def test_advise_observes_a_running_tenant(gpu: NodeHarness) -> None:
     tenant = gpu.start(
         "run", "--name", "job", "--measure", "never", "--gpu", "soft:0", "--", *REPLAY, "--seconds", "600"
     )
 
-    def seen() -> bool:
+    def is_recorded() -> bool:
         done = gpu.run("advise", "--tenant", "job", "--json")
         return done.returncode == 0 and '"launches":' in done.stdout
 
-    until(seen)
+    until(is_recorded)
     (device,) = gpu.json("advise", "--tenant", "job")["devices"]
     assert not device["measured"]
     assert device["busy_ns"] + device["idle_ns"] == device["observed_ns"]
@@ -89,7 +89,7 @@ def test_a_running_tenant_is_observed(gpu: NodeHarness) -> None:
     assert "cotenant ps" in done.stderr
 
 
-def test_either_a_program_or_a_tenant_is_required(gpu: NodeHarness) -> None:
+def test_advise_requires_either_a_program_or_a_tenant(gpu: NodeHarness) -> None:
     for words in (["advise"], ["advise", "--tenant", "job", "--", "true"]):
         done = gpu.run(*words)
         assert done.returncode == 2

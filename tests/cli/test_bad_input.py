@@ -1,4 +1,4 @@
-"""Tests that every wrong input gets one sentence with its field, its value and its remedy."""
+"""Tests that every invalid input is answered by one line with the field, the value and the remedy."""
 
 import re
 import subprocess
@@ -29,7 +29,7 @@ FILES = {
     "kernels.csv": "Name,Profile,Memory_footprint,SM_usage,Duration\nconv,1,0,80,1000\n",
 }
 
-# what is typed: what the sentence must name
+# By command line: the words that the error message must contain.
 MISTAKES: dict[str, tuple[str, ...]] = {
     "": ("COMMAND", "--help"),
     "dance": ("unknown command 'dance'", "`cotenant --help`"),
@@ -145,8 +145,8 @@ MISTAKES: dict[str, tuple[str, ...]] = {
 
 
 @pytest.fixture
-def here(node_harness: NodeHarness, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory with wrong files in it, where nothing of the machine's own configuration is seen."""
+def bad_files(node_harness: NodeHarness, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory with invalid files, isolated from the machine's own configuration."""
     for name, text in FILES.items():
         (node_harness.home / name).write_text(text)
     (node_harness.home / "latin.toml").write_bytes(b"# caf\xe9\n")
@@ -155,23 +155,25 @@ def here(node_harness: NodeHarness, monkeypatch: pytest.MonkeyPatch) -> Iterator
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("COTENANT_TERMS_FD", raising=False)
     yield node_harness.home
-    assert not node_harness.directories.socket.exists(), "a mistake must not start a node"
+    assert not node_harness.directories.socket.exists(), "an invalid command must not start a node"
 
 
-@pytest.mark.parametrize("typed", MISTAKES)
-def test_a_wrong_input_gets_one_sentence(here: Path, capsys: pytest.CaptureFixture[str], typed: str) -> None:
+@pytest.mark.parametrize("command_line", MISTAKES)
+def test_invalid_command_line_prints_one_line_with_its_remedy(
+    bad_files: Path, capsys: pytest.CaptureFixture[str], command_line: str
+) -> None:
     try:
-        code = main(typed.split())
-    except SystemExit as left:
-        code = left.code  # type: ignore[assignment]  # argparse leaves with a number
+        code = main(command_line.split())
+    except SystemExit as exit_:
+        code = exit_.code  # type: ignore[assignment]  # argparse exits with a number
     out, err = capsys.readouterr()
     assert code == 2, err
     assert out == ""
     [line] = err.splitlines()
     assert line.startswith("cotenant: ")
-    for word in MISTAKES[typed]:
+    for word in MISTAKES[command_line]:
         assert word in line
-    assert not re.search(r"msgspec|`int`|regex|Errno|object at", line), "in words of ours"
+    assert not re.search(r"msgspec|`int`|regex|Errno|object at", line), "the message shows no internals"
 
 
 @pytest.mark.parametrize(
@@ -184,8 +186,13 @@ def test_a_wrong_input_gets_one_sentence(here: Path, capsys: pytest.CaptureFixtu
         ("CUDA_DEVICE_SM_LIMIT_0", "30%", "from 0 to 100"),
     ],
 )
-def test_a_mistake_in_the_environment_is_named_by_its_variable(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, value: str, remedy: str
+def test_invalid_environment_variable_is_named_in_the_error(
+    bad_files: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    value: str,
+    remedy: str,
 ) -> None:
     monkeypatch.setenv(name, value)
     assert main(["run", "--", "true"]) == 2
@@ -194,15 +201,15 @@ def test_a_mistake_in_the_environment_is_named_by_its_variable(
     assert remedy in line
 
 
-@pytest.mark.parametrize("typed", ["dance", "run --priority 12 -- true", "replay letter", "self"])
-def test_the_process_reports_the_same(here: Path, typed: str) -> None:
-    done = subprocess.run([*COTENANT, *typed.split()], capture_output=True, text=True, check=False, timeout=60)
+@pytest.mark.parametrize("command_line", ["dance", "run --priority 12 -- true", "replay letter", "self"])
+def test_process_prints_one_line_without_traceback(bad_files: Path, command_line: str) -> None:
+    done = subprocess.run([*COTENANT, *command_line.split()], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "Traceback" not in done.stderr
 
 
-def test_a_value_that_is_not_text_is_a_mistake(here: Path) -> None:
+def test_value_that_is_not_utf8_is_rejected(bad_files: Path) -> None:
     for words in ([b"config", b"show", b"--runtime-dir", b"/\xff"], [b"run", b"--name", b"\xff", b"--", b"true"]):
         done = subprocess.run([*COTENANT, *words], capture_output=True, check=False, timeout=60)
         assert done.returncode == 2, done.stderr

@@ -12,16 +12,16 @@ from tests.support.node_processes import BOUND_S, NodeHarness
 pytestmark = pytest.mark.live
 
 
-def test_ps_without_a_node_says_how_to_get_one(node_harness: NodeHarness) -> None:
+def test_ps_without_a_node_prints_how_to_start_one(node_harness: NodeHarness) -> None:
     done = node_harness.run("ps")
     assert done.returncode == 75
     [line] = done.stderr.splitlines()
     assert "start one with: cotenant node" in line
 
 
-def test_ps_shows_who_is_there_and_all_of_those_who_left(node_harness: NodeHarness) -> None:
+def test_ps_lists_present_tenants_and_with_all_also_departed_ones(node_harness: NodeHarness) -> None:
     node = node_harness.node("--gpu", "v100=16GiB")
-    assert "there are no tenants" in node_harness.run("ps").stdout
+    assert "no tenants; start one" in node_harness.run("ps").stdout
     node_harness.tenant("web", "--online", "--slo", "50ms", "--memory", "4GiB", "--share", "30%", "--", "sleep", "600")
     node_harness.run("run", "--name", "batch", "--", "sh", "-c", "exit 3")
     table = node_harness.run("ps").stdout
@@ -30,12 +30,12 @@ def test_ps_shows_who_is_there_and_all_of_those_who_left(node_harness: NodeHarne
     for word in ("0/1", "alive", "online", "50ms", "4GiB", "30%", "v100", "sleep 600"):
         assert word in row
     assert "batch" not in table
-    everybody = node_harness.run("ps", "--all").stdout
-    [row] = [line for line in everybody.splitlines() if line.startswith("batch")]
+    with_departed = node_harness.run("ps", "--all").stdout
+    [row] = [line for line in with_departed.splitlines() if line.startswith("batch")]
     assert "exit 3" in row
 
 
-def test_ps_for_programs_has_names_and_plain_numbers(node_harness: NodeHarness) -> None:
+def test_ps_json_has_field_names_and_plain_numbers(node_harness: NodeHarness) -> None:
     node = node_harness.node("--gpu", "v100=16GiB")
     tenant = node_harness.tenant("web", "--online", "--slo", "50ms", "--memory", "4GiB", "--", "sleep", "600")
     node_harness.run("run", "--name", "batch", "--", "sh", "-c", "exit 3")
@@ -50,7 +50,7 @@ def test_ps_for_programs_has_names_and_plain_numbers(node_harness: NodeHarness) 
     assert (batch["name"], batch["status"], batch["ending"]) == ("batch", "gone", "exit 3")
 
 
-def test_a_command_with_brackets_and_escapes_is_shown_and_not_obeyed(node_harness: NodeHarness) -> None:
+def test_markup_and_escapes_in_a_command_are_printed_as_text(node_harness: NodeHarness) -> None:
     node_harness.node()
     node_harness.tenant(
         "a", "--", "sh", "-c", "sleep 600; : [/foo] [red] \x1b[2J\x1b]0;title\x07 \N{RIGHT-TO-LEFT OVERRIDE}"
@@ -58,7 +58,7 @@ def test_a_command_with_brackets_and_escapes_is_shown_and_not_obeyed(node_harnes
     for words in (["ps"], ["ps", "--all"]):
         done = node_harness.run(*words)
         assert done.returncode == 0, done.stderr
-        assert words[1:] or "[/foo] [red]" in done.stdout  # --all has no room for commands
+        assert words[1:] or "[/foo] [red]" in done.stdout  # --all has no column for commands
         assert "\x1b" not in done.stdout
         assert "\x07" not in done.stdout
     assert "\x1b[2J" in node_harness.json("ps")["tenants"][0]["command"]
@@ -67,33 +67,33 @@ def test_a_command_with_brackets_and_escapes_is_shown_and_not_obeyed(node_harnes
 def findings(node_harness: NodeHarness, code: int) -> list[dict[str, str]]:
     done = node_harness.run("doctor", "--json")
     assert done.returncode == code, done.stdout + done.stderr
-    found: list[dict[str, str]] = json.loads(done.stdout)["findings"]
-    for finding in found:
+    all_findings: list[dict[str, str]] = json.loads(done.stdout)["findings"]
+    for finding in all_findings:
         assert finding["level"] in {"good", "note", "bad"}
         assert finding["level"] == "good" or finding["remedy"], finding
     shown = node_harness.run("doctor")
     assert shown.returncode == code
-    for finding in found:
+    for finding in all_findings:
         assert finding["what"].split()[0] in shown.stdout
-    return found
+    return all_findings
 
 
-def levels(found: list[dict[str, str]], word: str) -> list[str]:
-    return [finding["level"] for finding in found if word in finding["what"]]
+def levels(all_findings: list[dict[str, str]], word: str) -> list[str]:
+    return [finding["level"] for finding in all_findings if word in finding["what"]]
 
 
-def test_the_doctor_finds_a_good_machine_good(node_harness: NodeHarness) -> None:
+def test_doctor_reports_no_problem_on_a_working_machine(node_harness: NodeHarness) -> None:
     assert levels(findings(node_harness, 0), "no node runs") == ["note"]
     node_harness.node("--gpu", "v100=16GiB")
     node_harness.tenant("a")
-    found = findings(node_harness, 0)
-    assert levels(found, "node pid") == ["good"]
-    assert levels(found, "journal") == ["good"]
-    assert levels(found, "directory") == ["good", "good"]
-    assert levels(found, "C extension") == ["good"]
+    all_findings = findings(node_harness, 0)
+    assert levels(all_findings, "node pid") == ["good"]
+    assert levels(all_findings, "journal") == ["good"]
+    assert levels(all_findings, "directory") == ["good", "good"]
+    assert levels(all_findings, "C extension") == ["good"]
 
 
-def test_the_doctor_notes_a_dead_node_and_one_without_a_gpu(node_harness: NodeHarness) -> None:
+def test_doctor_notes_a_dead_node_and_a_node_without_a_gpu(node_harness: NodeHarness) -> None:
     node_harness.node()
     assert levels(findings(node_harness, 0), "has no GPU") == ["note"]
     node_harness.kill_node()
@@ -113,7 +113,7 @@ def test_doctor_reports_a_damaged_journal_and_notes_the_renamed_one(node_harness
     assert levels(findings(node_harness, 0), "was renamed") == ["note"]
 
 
-def test_the_doctor_finds_open_and_foreign_directories_bad(node_harness: NodeHarness) -> None:
+def test_doctor_rejects_world_accessible_and_foreign_directories(node_harness: NodeHarness) -> None:
     node_harness.directories.runtime.mkdir()
     node_harness.directories.runtime.chmod(0o777)
     assert levels(findings(node_harness, 1), "is accessible to all users") == ["bad"]
@@ -131,31 +131,31 @@ def test_doctor_reports_a_node_with_invalid_responses(node_harness: NodeHarness)
     node_harness.directories.runtime.mkdir(mode=0o700)
     with listen(node_harness.directories.socket, -1) as listener:
 
-        def babble() -> None:
+        def send_garbage() -> None:
             for _ in range(2):
                 with listener.accept()[0] as peer:
                     peer.recv(100)
                     peer.sendall(b"\xff" * 100)
 
-        thread = threading.Thread(target=babble)
+        thread = threading.Thread(target=send_garbage)
         thread.start()
         assert levels(findings(node_harness, 1), "does not respond") == ["bad"]
         thread.join(BOUND_S)
 
 
-def test_config_show_is_a_config_file_with_its_sources(node_harness: NodeHarness) -> None:
+def test_config_show_prints_a_valid_config_file_with_sources(node_harness: NodeHarness) -> None:
     file = node_harness.home / "config.toml"
     file.write_text('[node]\nslots = 8\n\n[[gpu]]\nname = "a"\nmemory = "1GiB"\n')
     shown = node_harness.run("config", "show", "--reconnect-grace", "3s").stdout
     assert f"slots = 8  # {file}:2" in shown
     assert 'grace = "3s"  # flag' in shown
     assert 'place = "spread"  # default' in shown
-    again = decode_config(shown, "shown")
-    assert (again.node.slots, int(again.node.grace), again.gpu[0].name) == (8, 3 * 10**9, "a")
+    decoded = decode_config(shown, "shown")
+    assert (decoded.node.slots, int(decoded.node.grace), decoded.gpu[0].name) == (8, 3 * 10**9, "a")
     assert node_harness.json("config", "show")["node"]["slots"] == 8
 
 
-def test_config_check_reads_only(node_harness: NodeHarness) -> None:
+def test_config_check_validates_without_starting_anything(node_harness: NodeHarness) -> None:
     static = node_harness.run("config", "check", "--limit", "static")
     assert (static.returncode, "run.limit = 'static': a static limit needs a share" in static.stderr) == (2, True)
     assert node_harness.run("config", "check", "--limit", "static", "--share", "5%").returncode == 0
@@ -164,22 +164,22 @@ def test_config_check_reads_only(node_harness: NodeHarness) -> None:
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == f"cotenant: {node_harness.home / 'config.toml'}: valid\n"
     del node_harness.environ["COTENANT_CONFIG"]
-    none = node_harness.run(
+    without_file = node_harness.run(
         "config", "check", env={**node_harness.environ, "XDG_CONFIG_HOME": str(node_harness.home / "none")}
     )
-    assert none.returncode == 0
+    assert without_file.returncode == 0
     assert decode_config("", "nothing") == Config()
 
 
 @pytest.mark.parametrize("words", [["--version"], ["--help"], ["run", "--help"], ["node", "--help"]])
-def test_help_is_help(node_harness: NodeHarness, words: list[str]) -> None:
+def test_help_and_version_print_to_standard_output(node_harness: NodeHarness, words: list[str]) -> None:
     done = node_harness.run(*words)
     assert done.returncode == 0
     assert "cotenant" in done.stdout
     assert done.stderr == ""
 
 
-def test_a_closed_pipe_is_no_error(node_harness: NodeHarness) -> None:
+def test_closed_output_pipe_exits_without_a_message(node_harness: NodeHarness) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = node_harness.run("config", "show", stdout=writer)

@@ -27,21 +27,21 @@ def parser_of(*words: str) -> argparse.ArgumentParser:
 
 
 def flags_in(parser: argparse.ArgumentParser) -> dict[str, list[str]]:
-    """The field of the config that each flag of a command sets."""
-    found: dict[str, list[str]] = {}
+    """Return the flags of a command by the config field that they set."""
+    flags: dict[str, list[str]] = {}
     for action in parser._actions:
         if "." in action.dest:
-            found.setdefault(action.dest, []).extend(action.option_strings)
-    return found
+            flags.setdefault(action.dest, []).extend(action.option_strings)
+    return flags
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["--version"], ["no-command", "ps"]])
-def test_every_command_is_known_without_its_module(words: list[str]) -> None:
+def test_all_commands_are_listed_without_importing_their_modules(words: list[str]) -> None:
     assert list(subcommands(cli.parser_for(words))) == list(cli.ENTRIES)
 
 
 @pytest.mark.parametrize("name", cli.ENTRIES)
-def test_a_command_has_the_same_help_alone_and_among_all(name: str) -> None:
+def test_command_help_is_the_same_in_the_full_parser(name: str) -> None:
     assert parser_of(name).format_help() == subcommands(cli.full_parser())[name].format_help()
 
 
@@ -71,7 +71,7 @@ def test_a_command_has_the_flags_of_its_sections(command: str, sections: list[st
     for section, field in FIELDS:
         if section in sections:
             flag = option_of(section, field)
-            if [flag] in expected.values():  # only `config` has both: there the later section is named
+            if [flag] in expected.values():  # only in `config`: the later section is the prefix
                 flag = f"--{section}{flag[1:]}"
             expected[f"{section}.{field}"] = [flag] if field != "kind" else ["--online", "--offline"]
     assert flags_in(parser_of(command)) == expected
@@ -79,7 +79,7 @@ def test_a_command_has_the_flags_of_its_sections(command: str, sections: list[st
 
 
 def as_flags(config: Config) -> dict[tuple[str, str], str]:
-    """What one would type to get this config; what is not set has no flag."""
+    """Return the flags that produce this config; a field that is not set has none."""
     shown = plain(config)
     return {
         (section, field): str(shown[section][field]) for section, field in FIELDS if shown[section][field] is not None
@@ -94,7 +94,7 @@ def test_flags_cover_every_value_of_a_file(config: Config) -> None:
 
 
 @given(configs, configs, st.sets(st.sampled_from(FIELDS)))
-def test_a_flag_is_the_same_value_in_the_file(base: Config, other: Config, chosen: set[tuple[str, str]]) -> None:
+def test_flag_and_file_decode_a_value_alike(base: Config, other: Config, chosen: set[tuple[str, str]]) -> None:
     flags = {field: value for field, value in as_flags(other).items() if field in chosen}
     overlaid = overlay(base, flags)
     for section, field in FIELDS:
@@ -107,7 +107,7 @@ def test_a_flag_is_the_same_value_in_the_file(base: Config, other: Config, chose
         assert getattr(getattr(in_file, section), field) == getattr(getattr(overlaid, section), field)
 
 
-def test_no_flags_change_nothing() -> None:
+def test_overlay_without_flags_changes_nothing() -> None:
     config = decode_config("[node]\nslots = 3\n[[gpu]]\nname = 'a'\nmemory = '1GiB'\n", "here.toml")
     assert overlay(config, {}) == config
 
@@ -127,7 +127,7 @@ def test_no_flags_change_nothing() -> None:
         (("run", "slo"), "-1s", "write a number and a unit"),
     ],
 )
-def test_a_bad_value_is_reported_with_its_flag(field: tuple[str, str], value: str, remedy: str) -> None:
+def test_invalid_value_is_reported_with_its_flag(field: tuple[str, str], value: str, remedy: str) -> None:
     with pytest.raises(ConfigError) as caught:
         overlay(Config(), {field: value})
     assert (caught.value.field, caught.value.value) == (option_of(*field), value)
@@ -135,13 +135,13 @@ def test_a_bad_value_is_reported_with_its_flag(field: tuple[str, str], value: st
 
 
 @pytest.mark.parametrize("text", ["", "a", "=", "=1GiB", "a=", "a=16", "a=b=1GiB", "a=1s", "x" * 65 + "=1GiB"])
-def test_a_bad_gpu_value_gets_the_format(text: str) -> None:
+def test_invalid_gpu_value_is_reported_with_the_format(text: str) -> None:
     with pytest.raises(ConfigError, match="write NAME=MEMORY") as caught:
         overlay(Config(), {}, [text])
     assert (caught.value.field, caught.value.value) == ("--gpu", text)
 
 
-def test_gpus_of_flags_replace_those_of_the_file() -> None:
+def test_gpu_flags_replace_the_gpus_of_the_file() -> None:
     config = Config(gpu=(GpuConfig(name="a", memory=SizeBytes(1)),))
     assert overlay(config, {}, ["b=1KiB", "c=2KiB"]).gpu == (
         GpuConfig(name="b", memory=SizeBytes(1024)),
@@ -149,7 +149,7 @@ def test_gpus_of_flags_replace_those_of_the_file() -> None:
     )
 
 
-def test_what_config_show_prints_reads_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_show_output_decodes_to_the_same_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "my config.toml"
     file.write_text(
         "node = { slots = 3 }\n[run]\ntask = 'a # b'\n[[gpu]]\nname = 'a'\nmemory = '1.5GiB'\n", encoding="utf-8"
@@ -187,7 +187,7 @@ def test_what_config_show_prints_reads_back(tmp_path: Path, capsys: pytest.Captu
     ],
 )
 def test_ineffective_or_contradictory_values_are_refused(flags: dict[tuple[str, str], str], result: str) -> None:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as error:
         validate(overlay(Config(), flags, []))
-    assert str(refused.value).startswith(result)
+    assert str(error.value).startswith(result)
     validate(overlay(Config(), {("control", "mps_share"): "on", ("node", "mps"): "on"}, []))

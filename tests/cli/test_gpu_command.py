@@ -13,7 +13,7 @@ from tests.support.node_processes import BOUND_S, NodeHarness, until
 
 pytestmark = pytest.mark.live
 
-# A client that does one short kernel and then holds the device until its input ends.
+# A client that runs one short kernel and then keeps its context until its input ends.
 HOLDER = ("--", sys.executable, "-m", "cotenant.softgpu.probe", "1", "1", "20000", "hold")
 
 
@@ -26,7 +26,7 @@ def gpus() -> Iterator[NodeHarness]:
         node_harness.run("softgpu", "destroy")
 
 
-def test_every_gpu_is_shown_as_nvml_reports_it(gpus: NodeHarness) -> None:
+def test_gpu_command_shows_every_gpu_as_nvml_reports_it(gpus: NodeHarness) -> None:
     result = gpus.json("gpu")["gpus"]
     assert [(gpu["index"], gpu["name"], gpu["is_soft"]) for gpu in result] == [
         (0, "NVIDIA A100-SXM4-40GB", True),
@@ -44,7 +44,7 @@ def test_every_gpu_is_shown_as_nvml_reports_it(gpus: NodeHarness) -> None:
     assert result[1]["uuid"] in shown
 
 
-def test_a_process_is_shown_with_the_name_of_its_tenant(gpus: NodeHarness) -> None:
+def test_process_is_shown_with_the_name_of_its_tenant(gpus: NodeHarness) -> None:
     tenant = gpus.start("run", "--name", "painter", "--gpu", "soft:1", *HOLDER, stdin=subprocess.PIPE)
     until(lambda: gpus.json("gpu")["gpus"][1]["processes"] != [])
     first, second = gpus.json("gpu")["gpus"]
@@ -56,7 +56,7 @@ def test_a_process_is_shown_with_the_name_of_its_tenant(gpus: NodeHarness) -> No
     tenant.communicate(timeout=BOUND_S)
 
 
-def test_a_lost_gpu_hides_no_other(gpus: NodeHarness) -> None:
+def test_lost_gpu_does_not_hide_other_gpus(gpus: NodeHarness) -> None:
     assert gpus.run("softgpu", "fault", "device-lost", "--gpu", "0").returncode == 0
     lost, other = gpus.json("gpu")["gpus"]
     assert (lost["is_lost"], lost["utilization_pct"], lost["processes"]) == (True, None, [])
@@ -71,7 +71,7 @@ def test_a_lost_gpu_hides_no_other(gpus: NodeHarness) -> None:
     assert [gpu["is_lost"] for gpu in gpus.json("gpu")["gpus"]] == [False, False]
 
 
-def test_the_gpus_in_force_come_before_the_configured_ones(gpus: NodeHarness) -> None:
+def test_software_gpus_of_the_environment_precede_the_configured_ones(gpus: NodeHarness) -> None:
     with NodeHarness() as other:
         # The library need not be on the path: the directory is enough.
         bare = {**other.environ, "COTENANT_SOFTGPU": gpus.json("softgpu", "env")["COTENANT_SOFTGPU"]}
@@ -87,15 +87,15 @@ def test_watch_refreshes_until_interrupted(gpus: NodeHarness) -> None:
     assert watcher.returncode == 130
 
 
-@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is a real NVML here")  # noqa: PTH110
-def test_without_nvml_one_sentence_says_what_to_do(node_harness: NodeHarness) -> None:
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="this machine has a real NVML")  # noqa: PTH110
+def test_missing_nvml_prints_one_line_with_a_remedy(node_harness: NodeHarness) -> None:
     done = node_harness.run("gpu")
     assert (done.returncode, done.stdout) == (75, "")
     assert done.stderr.count("\n") == 1
     assert "cotenant softgpu create" in done.stderr
 
 
-def test_a_directory_without_soft_gpus_is_named(node_harness: NodeHarness) -> None:
+def test_directory_without_software_gpus_is_named_in_the_error(node_harness: NodeHarness) -> None:
     done = node_harness.run("gpu", env={**node_harness.environ, "COTENANT_SOFTGPU": str(node_harness.home / "nowhere")})
     assert done.returncode == 75
     assert "nowhere" in done.stderr

@@ -20,7 +20,7 @@ from cotenant.units.text import parse_size
 from tests.support.tools import ROOT
 
 EVALUATION_ONLY = {"scipy", "matplotlib", "cotenant_lab"}
-RUN_WITHOUT_THEM = f"""
+RUN_WITHOUT_EVALUATION = f"""
 import sys
 for name in {sorted(EVALUATION_ONLY)!r}:
     sys.modules[name] = None
@@ -50,7 +50,7 @@ def test_help_lists_every_command_under_a_heading(capsys: pytest.CaptureFixture[
             assert re.search(rf"^  {entry.name} +{re.escape(entry.summary)}$", shown, re.MULTILINE)
 
 
-def test_help_of_a_command_is_its_help_flag(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_command_prints_the_same_as_the_help_flag(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["run"], ["serve", "run"], ["cluster", "plan"]):
         assert main(["help", *words]) == 0
         shown = capsys.readouterr().out
@@ -93,7 +93,7 @@ def test_a_flag_takes_the_same_kind_of_value_in_all_commands() -> None:
         for action in flags(parser):
             for option in action.option_strings:
                 kinds.setdefault(option, set()).add("" if action.nargs == 0 else str(action.metavar or action.dest))
-    several = {option: sorted(found) for option, found in kinds.items() if len(found) > 1}
+    several = {option: sorted(metavars) for option, metavars in kinds.items() if len(metavars) > 1}
     expected = {
         "--device",
         "--gpu",
@@ -135,7 +135,7 @@ def test_completion_in_bash_offers_subcommands_and_flags(tmp_path: Path, capsys:
         assert expected in done.stdout.split(), done.stderr
 
 
-def test_manual_pages_in_the_repository_are_those_of_the_code() -> None:
+def test_stored_manual_pages_match_the_parsers() -> None:
     pages = manual_pages(full_parser(), __version__)
     stored = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "deploy" / "man").glob("*.1")}
     assert set(stored) == set(pages)
@@ -157,11 +157,11 @@ def test_manual_pages_are_written_and_valid(tmp_path: Path) -> None:
     "text, size_bytes",
     [("4G", 4 * 10**9), ("4GB", 4 * 10**9), ("4Gi", 4 << 30), ("4GiB", 4 << 30), ("1.5Ki", 1536), ("2M", 2_000_000)],
 )
-def test_sizes_take_decimal_and_binary_units(text: str, size_bytes: int) -> None:
+def test_sizes_accept_decimal_and_binary_units(text: str, size_bytes: int) -> None:
     assert parse_size(text) == size_bytes
 
 
-def test_no_module_of_the_product_imports_the_evaluation() -> None:
+def test_product_does_not_import_evaluation_packages() -> None:
     for path in (ROOT / "src" / "cotenant").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -173,15 +173,15 @@ def test_no_module_of_the_product_imports_the_evaluation() -> None:
     "words",
     [["simulate", "scenarios/node-churn.toml"], ["cluster", "plan", "scenarios/cluster-round.json"], ["--help"]],
 )
-def test_commands_run_without_the_packages_of_the_evaluation(words: list[str]) -> None:
+def test_commands_run_without_evaluation_packages(words: list[str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", RUN_WITHOUT_THEM, *words], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", RUN_WITHOUT_EVALUATION, *words], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert all(line == line.rstrip() for line in done.stdout.splitlines()), "output to a pipe is not padded"
 
 
-def test_help_imports_no_command() -> None:
+def test_help_does_not_import_command_modules() -> None:
     program = (
         "import sys\nfrom cotenant.cli import parser_for\nparser_for(['--help']).format_help()\nprint(*sys.modules)"
     )

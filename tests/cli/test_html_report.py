@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.cli.demo.sharing import WINDOW_NS, last_of, ran_spans, timeline_window
-from cotenant.cli.demo.workloads import BUSIEST_PER_S, CHANGING_LOAD_S, changing_service, rate_at, service, training
+from cotenant.cli.demo.workloads import CHANGING_LOAD_S, MAX_RATE_PER_S, changing_service, rate_at, service, training
 from cotenant.cli.render.html.changing_load import (
     ChangingLoad,
     ChangingLoadRun,
@@ -48,8 +48,8 @@ def phase(name: str, latencies_ns: list[int]) -> PhaseResult:
     )
 
 
-class Balance(HTMLParser):
-    """Every element of a drawing that is opened is closed."""
+class OpenTags(HTMLParser):
+    """Collects the elements that are opened and not closed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,11 +66,11 @@ class Balance(HTMLParser):
 
 
 def changing_load(name: str) -> ChangingLoad:
-    """Five requests within a second, and a share that is set anew once."""
+    """Five requests within a second, and a share that changes once."""
     run = ChangingLoadRun(
         name=name,
         number=1,
-        requests=[(place * 200 * MS, (place + 1) * MS) for place in range(5)],
+        requests=[(index * 200 * MS, (index + 1) * MS) for index in range(5)],
         shares=[(0, 980_000), (500 * MS, 400_000)],
         paces=[(0, 500 * MS, 0.1), (500 * MS, 1000 * MS, 1.2)],
         attained=0.6,
@@ -80,10 +80,10 @@ def changing_load(name: str) -> ChangingLoad:
     return ChangingLoad(slo_ns=3 * MS, span_ns=1000 * MS, parts=[(0, "<i>"), (500 * MS, "later")], runs=[run])
 
 
-def test_a_page_is_whole_and_its_names_are_text() -> None:
+def test_page_closes_all_elements_and_escapes_names() -> None:
     phases = [phase("<script>", [MS, 2 * MS]), phase("other", [MS] * 500)]
     page = report_page(phases, changing_load("<script>"), service(10, 0), training(), 29.5, "")
-    parser = Balance()
+    parser = OpenTags()
     parser.feed(page)
     assert parser.open == []
     assert "<script>" not in page
@@ -99,16 +99,16 @@ def test_every_series_has_a_style() -> None:
 
 
 def test_changing_load_draws_each_request_and_each_share() -> None:
-    prepared = changing_load_chart(changing_load("cotenant"))
-    assert prepared.count("<circle") == 5
-    (share,) = re.findall(r"<polyline class='curve series1' points='([^']*)' />", prepared)[:1]
+    svg = changing_load_chart(changing_load("cotenant"))
+    assert svg.count("<circle") == 5
+    (share,) = re.findall(r"<polyline class='curve series1' points='([^']*)' />", svg)[:1]
     xs, ys = zip(*(map(float, point.split(",")) for point in share.split()), strict=True)
     assert list(xs) == sorted(xs)
     assert ys[0] == ys[1] < ys[2] == ys[3]
     assert changing_load_rows(changing_load("cotenant")) == [("cotenant", "60.0%", "5ms", "65%")]
 
 
-def test_the_changing_load_follows_its_rates() -> None:
+def test_changing_load_arrivals_follow_the_rates() -> None:
     load = changing_service(3)
     instants_ns = load.arrival.instants_ns
     assert load.requests == len(instants_ns)
@@ -119,15 +119,15 @@ def test_the_changing_load_follows_its_rates() -> None:
     ]
     quiet, up, down, burst, noon, night = by_part
     assert max(quiet, down, night) < min(up, noon) < burst
-    assert all(rate_at(place / 10) <= BUSIEST_PER_S for place in range(round(10 * CHANGING_LOAD_S)))
+    assert all(rate_at(tenth / 10) <= MAX_RATE_PER_S for tenth in range(round(10 * CHANGING_LOAD_S)))
 
 
 def op(pid: int, client: int, start_ms: int, end_ms: int, kind: DeviceOpKind = DeviceOpKind.KERNEL) -> DeviceOp:
     return DeviceOp(kind, pid, client, 0, start_ms * MS, start_ms * MS, start_ms * MS, end_ms * MS, 0)
 
 
-def recorded(rows: list[DeviceOp], switches: list[ContextSwitch]) -> Recording:
-    return Recording(0, 200 * MS, 0, (), (Device(0, "made", rows, switches),))
+def recording(rows: list[DeviceOp], switches: list[ContextSwitch]) -> Recording:
+    return Recording(0, 200 * MS, 0, (), (Device(0, "test device", rows, switches),))
 
 
 def test_the_timeline_is_the_window_with_most_service_activity() -> None:
@@ -139,45 +139,45 @@ def test_the_timeline_is_the_window_with_most_service_activity() -> None:
         op(1, 0, 61, 99, DeviceOpKind.HOST),
     ]
     requests = [(10 * MS, 11 * MS), (60 * MS, 65 * MS)]
-    timeline = timeline_window(recorded(rows, []), (1, 2), requests)
+    timeline = timeline_window(recording(rows, []), (1, 2), requests)
     assert (timeline.begin_ns, timeline.end_ns) == (58 * MS, 58 * MS + WINDOW_NS)
     assert timeline.requests == [(60 * MS, 65 * MS)]
     assert timeline.online == [(60 * MS, 63 * MS), (64 * MS, 65 * MS)]
     assert timeline.offline == [(0, 200 * MS)]
     with pytest.raises(WorldError):
-        timeline_window(recorded(rows, []), (3, 0), requests)
+        timeline_window(recording(rows, []), (3, 0), requests)
 
 
-def test_a_kernel_that_was_switched_out_did_not_run_meanwhile() -> None:
+def test_ran_spans_exclude_the_time_a_kernel_was_switched_out() -> None:
     switches = [
         ContextSwitch(1, 3 * MS, is_on=False),
         ContextSwitch(0, 4 * MS, is_on=False),
         ContextSwitch(1, 5 * MS, is_on=True),
     ]
-    assert ran_spans(recorded([op(2, 1, 1, 8)], switches), 2) == [(1 * MS, 3 * MS), (5 * MS, 8 * MS)]
-    assert ran_spans(recorded([op(2, 1, 1, 4)], switches[:1]), 2) == [(1 * MS, 3 * MS)]
-    assert ran_spans(recorded([op(2, 1, 5, 8)], switches), 2) == [(5 * MS, 8 * MS)]
+    assert ran_spans(recording([op(2, 1, 1, 8)], switches), 2) == [(1 * MS, 3 * MS), (5 * MS, 8 * MS)]
+    assert ran_spans(recording([op(2, 1, 1, 4)], switches[:1]), 2) == [(1 * MS, 3 * MS)]
+    assert ran_spans(recording([op(2, 1, 5, 8)], switches), 2) == [(5 * MS, 8 * MS)]
 
 
-def test_the_last_of_a_recording_is_its_end() -> None:
-    found = last_of(recorded([op(1, 0, 10, 11), op(1, 0, 190, 191)], [ContextSwitch(0, 5, is_on=True)]), 20 * MS)
-    assert found.start_ns == 180 * MS
-    assert [one.start_ns for one in found.devices[0].ops] == [190 * MS]
-    assert found.devices[0].switches == []
+def test_last_of_returns_the_end_of_a_recording() -> None:
+    end = last_of(recording([op(1, 0, 10, 11), op(1, 0, 190, 191)], [ContextSwitch(0, 5, is_on=True)]), 20 * MS)
+    assert end.start_ns == 180 * MS
+    assert [op.start_ns for op in end.devices[0].ops] == [190 * MS]
+    assert end.devices[0].switches == []
 
 
 @given(st.integers(1, 10**10), st.integers(1, 10**10))
-def test_ticks_lie_within_and_are_round(one: int, other: int) -> None:
-    least, most = sorted((one, other))
-    found = ticks(least, most)
-    assert found == sorted(set(found))
-    assert all(least <= tick <= most and re.fullmatch("[125]0*", str(tick)) for tick in found)
+def test_ticks_lie_within_the_bounds_and_are_round(first: int, second: int) -> None:
+    low, high = sorted((first, second))
+    values = ticks(low, high)
+    assert values == sorted(set(values))
+    assert all(low <= tick <= high and re.fullmatch("[125]0*", str(tick)) for tick in values)
 
 
 @given(st.lists(st.lists(st.integers(1, 10**9), min_size=1, max_size=300).map(sorted), min_size=1, max_size=3))
-def test_a_curve_rises_and_stays_inside(latencies: list[list[int]]) -> None:
-    prepared = curves([phase(str(number), one) for number, one in enumerate(latencies)])
-    lines = re.findall("points='([^']*)'", prepared)
+def test_curves_rise_and_stay_inside_the_chart(latencies: list[list[int]]) -> None:
+    svg = curves([phase(str(number), latencies_ns) for number, latencies_ns in enumerate(latencies)])
+    lines = re.findall("points='([^']*)'", svg)
     assert len(lines) == len(latencies)
     for line in lines:
         points = [tuple(map(float, point.split(","))) for point in line.split()]
@@ -185,7 +185,7 @@ def test_a_curve_rises_and_stays_inside(latencies: list[list[int]]) -> None:
         assert all(59 <= x <= 881 and 0 <= y <= 260 for x, y in points)
 
 
-def test_bars_and_tracks_have_one_rectangle_each() -> None:
+def test_bars_and_track_spans_are_one_rectangle_each() -> None:
     assert bars([("a", "50%", 0.5, 0), ("b", "120%", 1.2, 1)]).count("<rect") == 2
-    prepared = timeline_chart(phase("x", [1, 2]).timeline)
-    assert [prepared.count(f"class={kind}") for kind in ("request", "online", "offline")] == [1, 3, 20]
+    svg = timeline_chart(phase("x", [1, 2]).timeline)
+    assert [svg.count(f"class={kind}") for kind in ("request", "online", "offline")] == [1, 3, 20]

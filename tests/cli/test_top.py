@@ -29,32 +29,32 @@ WEB, JOB = GateEntry(0, 1, 1, online=True), GateEntry(1, 1, 7, online=False)
 LAUNCH = (1000, 1000, 5000, 9000, 1)
 
 
-def seen(directory: Path, now_ns: int) -> DeviceSnapshot:
+def snapshot_at(directory: Path, now_ns: int) -> DeviceSnapshot:
     snapshot = read_gate_snapshot(directory, 0, now_ns)
     assert snapshot is not None
     return snapshot
 
 
-def test_what_the_gate_counts_is_what_is_shown(tmp_path: Path) -> None:
+def test_activity_is_computed_from_the_gate_counters(tmp_path: Path) -> None:
     gates = LiveTenantTables(tmp_path, 2)
     gates.set_table(0, GateRules(entries=(WEB, JOB)))
     file = gates._files[0].memory
     web = _native.Gate(file, 0, 1)
-    before = seen(tmp_path, 0)
-    assert [pace.state for pace in activity_between(before, before)] == [GateState.QUIET, GateState.QUIET]
+    before = snapshot_at(tmp_path, 0)
+    assert [activity.state for activity in activity_between(before, before)] == [GateState.QUIET, GateState.QUIET]
     for number in range(1, 11):
         assert not web.must_ask()
         web.announce(LAUNCH, number * 10_000)
     job = _native.Gate(file, 1, 1)
     assert job.must_ask()
     passed, _, _ = job.admit((90_000_000, 90_000_000, 0, 0, 1), 100_001, 100_001)
-    assert not passed, "it fits into no gap of the other's"
-    [above, below] = activity_between(before, seen(tmp_path, SECOND_NS))
-    assert (above.launches_per_s, above.device_ppm, above.state) == (10, 10, GateState.RUNNING)
-    assert (below.launches_per_s, below.state, below.filled_of_idle_ppm) == (0, GateState.WAITING, 0)
+    assert not passed, "the kernel fits into no gap of the online tenant"
+    [online, offline] = activity_between(before, snapshot_at(tmp_path, SECOND_NS))
+    assert (online.launches_per_s, online.device_ppm, online.state) == (10, 10, GateState.RUNNING)
+    assert (offline.launches_per_s, offline.state, offline.filled_of_idle_ppm) == (0, GateState.WAITING, 0)
     job.waited(100_001, 100_001 + 5000)
-    [_, below] = activity_between(before, seen(tmp_path, SECOND_NS))
-    assert (below.waits_per_s, below.waited_p50_ns, below.waited_p99_ns) == (1, 8192, 8192)
+    [_, offline] = activity_between(before, snapshot_at(tmp_path, SECOND_NS))
+    assert (offline.waits_per_s, offline.waited_p50_ns, offline.waited_p99_ns) == (1, 8192, 8192)
     del web, job, file
     gates.close()
 
@@ -69,13 +69,13 @@ def test_a_missing_or_invalid_gate_file_gives_no_snapshot(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("width, cells", [(80, 10), (100, 14)])
-def test_the_tables_lose_no_column_in_a_narrow_terminal(width: int, cells: int) -> None:
-    worst = TenantActivity(
+def test_tables_keep_all_columns_in_a_narrow_terminal(width: int, cells: int) -> None:
+    widest = TenantActivity(
         95, 10**6, 9, False, GateState.WAITING, 123_456, 1_234_567, 999_999, 999_999, 99_999, 1 << 33, 1 << 33,
         123_456, 1 << 33, 1 << 33, 99_999, 999_999, 123_456_789, 349_999, 12_345, 3, 0,
     )  # fmt: skip
     held = {95: LedgerAccount(95, 10**6, 1023 << 20)}
-    tenants = [("t" * 64, worst), ("web", worst)]
+    tenants = [("t" * 64, widest), ("web", widest)]
     device = top.DeviceActivity(7, "n" * 14, GateRules(delay_ppm=666_667), tenants, "overlimit: memory", 80 << 30, held)
     console = Console(width=width, record=True, force_terminal=False)
     with console.capture() as captured:
@@ -83,12 +83,12 @@ def test_the_tables_lose_no_column_in_a_narrow_terminal(width: int, cells: int) 
     lines = captured.get().splitlines()
     assert max(map(len, lines)) <= width
     rows = [line for line in lines if line.startswith(("tttttttttt", "ttttttttt…", "web ")) and ":" not in line]
-    more = int(width == 100)  # what each holds, where there is room for it
-    assert [len(row.split()) for row in rows] == [10 + more, 10 + more, 10, 10]
-    assert ("1,023MiB" in captured.get()) == bool(more)
+    extra = int(width == 100)  # the column MEMORY, in wide terminals
+    assert [len(row.split()) for row in rows] == [10 + extra, 10 + extra, 10, 10]
+    assert ("1,023MiB" in captured.get()) == bool(extra)
     assert ", 2 tenants, 2GiB of 80GiB held" in captured.get()
     assert "\noverlimit: memory\n" in captured.get()
-    assert all("…" not in line.removeprefix("t" * (cells - 1) + "…") for line in rows), "nothing but a name is cut"
+    assert all("…" not in line.removeprefix("t" * (cells - 1) + "…") for line in rows), "only names are cut"
     assert "3 stale admissions, please report it" in captured.get()
     assert "the node daemon is down" in captured.get()
     assert "delay 66.7% (online share 60%)" in " ".join(captured.get().split())
@@ -100,27 +100,27 @@ def directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Directories:
     monkeypatch.setenv("COTENANT_CONFIG", str(tmp_path / "config.toml"))
     (tmp_path / "config.toml").touch()
     monkeypatch.setattr(top, "pause", lambda _: None)
-    made = Directories(tmp_path / "run", tmp_path / "state")
-    made.runtime.mkdir()
-    made.state.mkdir()
-    return made
+    directories = Directories(tmp_path / "run", tmp_path / "state")
+    directories.runtime.mkdir()
+    directories.state.mkdir()
+    return directories
 
 
 def test_top_without_tenants(directories: Directories, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["top"]) == 75, "without a node it does not wait for one"
+    assert main(["top"]) == 75, "top exits if there is no node"
     assert "no node answers" in capsys.readouterr().err
     gates = LiveTenantTables(directories.pages, 2)
     gates.set_table(0, GateRules())
     gates.close()
     assert main(["top", "--once"]) == 0
-    assert "there are no tenants" in capsys.readouterr().out
-    assert main(["top", "--json"]) == 0, "one object and an end, unless --seconds says otherwise"
+    assert "no tenants; start one" in capsys.readouterr().out
+    assert main(["top", "--json"]) == 0, "--json prints one object without --seconds"
     assert len(capsys.readouterr().out.splitlines()) == 1
     for words in (["--seconds", "0"], ["--seconds", "2", "--once"]):
         assert main(["top", *words]) == 2
 
 
-def test_without_a_daemon_the_files_and_the_journal_say_it_all(
+def test_top_without_a_daemon_reads_the_pages_and_the_journal(
     directories: Directories, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine, journal = NodeMachine(), FileJournal(directories.journal, 1 << 30)
@@ -131,8 +131,8 @@ def test_without_a_daemon_the_files_and_the_journal_say_it_all(
         journal.append(1, event, machine.handle(event, now=1))
     journal.close()
     [view] = machine.tenants()
-    stranger = GateEntry(3, 9, 8, online=False)
-    gates.set_table(0, GateRules(entries=(GateEntry(0, 1, 7, False, paused=view.tenant.paused), stranger)))
+    unknown_entry = GateEntry(3, 9, 8, online=False)
+    gates.set_table(0, GateRules(entries=(GateEntry(0, 1, 7, False, paused=view.tenant.paused), unknown_entry)))
     gates.close()
     assert main(["top", "--seconds", "2", "--json"]) == 0
     snapshots = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -142,6 +142,6 @@ def test_without_a_daemon_the_files_and_the_journal_say_it_all(
     assert device["name"] == "v100"
     assert device["rules"]["policy"] == "fill"
     assert [(row["name"], row["state"]) for row in device["tenants"]] == [("job", "paused"), ("slot 3/9", "quiet")]
-    shown = list(top.watch(directories, 1))
-    assert msgspec.json.encode(top.top_json(shown[0]))
-    assert shown[0].devices[0].rules.spin_ppm == 35 * WHOLE_PPM // 100
+    activities = list(top.watch(directories, 1))
+    assert msgspec.json.encode(top.top_json(activities[0]))
+    assert activities[0].devices[0].rules.spin_ppm == 35 * WHOLE_PPM // 100

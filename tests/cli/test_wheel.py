@@ -10,19 +10,19 @@ from tests.support.tools import ROOT, run_or_fail, tool
 
 pytestmark = pytest.mark.live
 
-# Nothing of this checkout may help: no path to it, no active environment.
+# The build must not use this checkout: no path to it, no active environment.
 CLEAN = {"PYTHONPATH": "", "VIRTUAL_ENV": "", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_wheel_from_a_clean_copy_runs_in_an_empty_environment(tmp_path: Path) -> None:
+def test_wheel_from_a_clean_copy_runs_in_an_empty_environment(tmp_path: Path) -> None:
     copy, dist, venv = tmp_path / "copy", tmp_path / "dist", tmp_path / "venv"
     for path in tree_of(ROOT).paths:
         (copy / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, copy / path)
-    # The build is isolated: what it needs comes from the registry, as it would for a user.
-    # Not optimized: what is in a wheel does not depend on it, and `make setup` has built it optimized.
+    # The build is isolated: its requirements come from the registry, as for a user.
+    # Not optimized: the files of a wheel do not depend on it, and `make setup` has built it optimized.
     kind = ["--no-deps", "--config-settings=cmake.build-type=Debug"]
     run_or_fail([tool("python"), "-m", "pip", "wheel", *kind, "-w", dist, copy], tmp_path, CLEAN, 500)
     [wheel] = dist.glob("cotenant-*.whl")
@@ -30,9 +30,9 @@ def test_a_wheel_from_a_clean_copy_runs_in_an_empty_environment(tmp_path: Path) 
 
     run_or_fail([tool("python"), "-m", "venv", venv], tmp_path, CLEAN)
     run_or_fail([tool("python", venv / "bin"), "-m", "pip", "install", "--quiet", wheel], tmp_path, CLEAN, 500)
-    where = "import cotenant, cotenant._native as n; print(cotenant.__file__); assert n.GRANT_BYTES == 4096"
-    installed = run_or_fail([tool("python", venv / "bin"), "-c", where], tmp_path, CLEAN).strip()
+    program = "import cotenant, cotenant._native as n; print(cotenant.__file__); assert n.GRANT_BYTES == 4096"
+    installed = run_or_fail([tool("python", venv / "bin"), "-c", program], tmp_path, CLEAN).strip()
     assert installed.startswith(str(venv))
-    assert (Path(installed).parent / "include/cotenant/request.h").is_file(), "C programs tell their requests by it"
-    said = run_or_fail([tool("cotenant", venv / "bin"), "--version"], tmp_path, CLEAN)
-    assert wheel.name.split("-")[1] in said
+    assert (Path(installed).parent / "include/cotenant/request.h").is_file(), "C programs include it to report requests"
+    version = run_or_fail([tool("cotenant", venv / "bin"), "--version"], tmp_path, CLEAN)
+    assert wheel.name.split("-")[1] in version

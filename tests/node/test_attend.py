@@ -28,7 +28,7 @@ class Membership:
     def fileno(self) -> int:
         return -1
 
-    def pushed(self, *, readable: bool) -> list[Any]:
+    def receive_pushed(self, *, readable: bool) -> list[Any]:
         del readable
         return []
 
@@ -66,7 +66,7 @@ def test_suspended_memory_is_restored_after_the_node_lost_it(
     *, is_anew: bool, is_suspended: bool, restored: int
 ) -> None:
     membership, mover = Membership(is_anew=is_anew), Mover(is_suspended=is_suspended)
-    attendant = ProgramSupervisor(cast("Any", membership), cast("Any", Signals()), None, cast("Any", mover), 0)
+    supervisor = ProgramSupervisor(cast("Any", membership), cast("Any", Signals()), None, cast("Any", mover), 0)
     while not membership.resumed:
-        attendant.rest(monotonic_ns() + 1_000_000)
+        supervisor.wait_until(monotonic_ns() + 1_000_000)
     assert mover.restored == restored

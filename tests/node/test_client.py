@@ -13,7 +13,7 @@ import pytest
 
 from cotenant.errors import PeerError, WorldError
 from cotenant.node import wire
-from cotenant.node.client.connection import HANDED, Connection, NodeUnavailableError, list_tenants
+from cotenant.node.client.connection import DESCRIPTORS_LIMIT, Connection, NodeUnavailableError, list_tenants
 from cotenant.node.directories import listen
 
 pytestmark = pytest.mark.live
@@ -172,7 +172,7 @@ def test_only_the_descriptors_of_a_welcome_are_kept(serve: Serve) -> None:
     farewell = wire.encode(wire.SlotReleased("x"))
     with Connection(serve(lambda peer: socket.send_fds(peer, [farewell], [0, 1, 2, 2, 2, 2]))) as connection:
         _, kept = connection.ask(wire.ListTenants(wire.VERSION))
-        assert len(kept) == HANDED
+        assert len(kept) == DESCRIPTORS_LIMIT
         for descriptor in kept:
             os.close(descriptor)
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1

@@ -75,7 +75,7 @@ class _AtOnce:
 def ask(tmp_path: Path, deadline_s: float) -> int:
     sizes: list[int] = []
     tasks: Any = _AtOnce()
-    ContextProber(tasks, [tmp_path], dict, deadline_s).ask(0, SOFT, sizes.append)
+    ContextProber(tasks, [tmp_path], dict, deadline_s).measure(0, SOFT, sizes.append)
     return sizes[0]
 
 

@@ -125,13 +125,13 @@ def test_error_of_a_dead_process_belongs_to_its_tenant(ledgers: LiveLedgers, tmp
     child = subprocess.Popen(["sleep", "60"])
     scribble(tmp_path, 1, 0, owner=owner_of(child.pid), booked_bytes=50)
     check.read({1: 1}, 0)
-    assert not check.had(1, child.pid), "it lives"
+    assert not check.had_process(1, child.pid), "it lives"
     child.kill()
     child.wait()
     check.read({1: 1}, SECOND_NS)
-    assert check.had(1, child.pid)
-    assert not check.had(0, child.pid)
-    assert not check.had(1, child.pid + 1)
+    assert check.had_process(1, child.pid)
+    assert not check.had_process(0, child.pid)
+    assert not check.had_process(1, child.pid + 1)
 
 
 def test_any_ledger_bytes_can_be_journaled(ledgers: LiveLedgers, tmp_path: Path) -> None:

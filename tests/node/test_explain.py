@@ -121,7 +121,7 @@ IDLE = ["nothing holds it back: it has launched nothing on its device yet", GRAN
         (ExitPhase.FINISHING, "it is ending: its grace period is over, and it will be killed"),
         (ExitPhase.KILLED, "it was killed, and the node waits for its end"),
         (ExitPhase.SUSPENDING, "it is being suspended: its device memory moves to the host"),
-        (ExitPhase.SUSPENDED, "it is suspended: its device memory is on the host until there is room again"),
+        (ExitPhase.SUSPENDED, "it is suspended: its device memory is on the host until there is free memory again"),
         (ExitPhase.RESTORING, "it is being restored: its memory moves from the host to the device"),
     ],
 )  # fmt: skip

@@ -229,7 +229,7 @@ def test_text_and_json_use_the_same_values(tmp_path: Path) -> None:
     for form in ("text", "json"):
         with (tmp_path / form).open("wb") as file:
             log = NodeLog(form, descriptor=file.fileno())
-            log.tell(LOST_EVENT)
+            log.write_event(LOST_EVENT)
             log.report("node stopped")
     assert (tmp_path / "text").read_text().splitlines() == [
         f"cotenant: {local_time(UNIX_NS)} warning: web is gone [turn 7]",
@@ -253,13 +253,13 @@ def test_blocked_log_reader_loses_lines_and_does_not_block_the_node() -> None:
     reader, writer = os.pipe()
     log = NodeLog("text", descriptor=writer)
     for _ in range(10_000):
-        log.tell(LOST_EVENT)
+        log.write_event(LOST_EVENT)
     assert log.dropped > 0
     lost = log.dropped
     data = os.read(reader, 1 << 20)
     assert data.endswith(b"\n"), "no line is cut"
     log.report("and on")
-    assert os.read(reader, 1 << 20).decode() == f"cotenant: {lost} lines of this log are lost\ncotenant: and on\n"
+    assert os.read(reader, 1 << 20).decode() == f"cotenant: {lost} lines of this log were lost\ncotenant: and on\n"
     os.close(reader)
     log.report("nobody is there")
     assert log.dropped == lost + 1

@@ -232,7 +232,7 @@ def test_activity_is_measured_between_two_samples(tmp_path: Path) -> None:
     question = DeviceQuery(1, Gpu("second", 0, ("soft:1",)), sample=True)
 
     def activity_ppm() -> int:
-        (seen,) = devices.look([question])
+        (seen,) = devices.read([question])
         assert seen.sample is not None
         return seen.sample.sm_activity_ppm
 

@@ -74,11 +74,11 @@ def test_page_of_one_tenant_cannot_make_another_hang(at: int, busy: int, unsure:
 
 @given(instants, instants, instants)
 def test_implausible_instants_are_ignored(word: int, now: int, ahead: int) -> None:
-    page = WorkPage(generation=1, at_ns=word, busy_ns=word, unsure_ns=word).believed(now)
+    page = WorkPage(generation=1, at_ns=word, busy_ns=word, unsure_ns=word).without_invalid(now)
     assert max(page.at_ns, page.unsure_ns) <= now + SECOND_NS
     assert page.busy_ns <= now + 60 * SECOND_NS
     meant = WorkPage(generation=1, at_ns=now - 1, busy_ns=now + ahead % SECOND_NS, unsure_ns=now)
-    assert meant.believed(now) == meant
+    assert meant.without_invalid(now) == meant
 
 
 def test_page_has_the_start_of_work_of_unknown_length() -> None:

@@ -15,7 +15,7 @@ from cotenant.node.daemon.mps import (
     BACKOFF_CAP_NS,
     BACKOFF_NS,
     PIPE_VARIABLE,
-    SOUND_NS,
+    STABLE_NS,
     MpsControl,
     MpsServers,
     MpsSupervisor,
@@ -199,12 +199,12 @@ def test_restart_delay_grows_with_failures_and_resets(monkeypatch: pytest.Monkey
 
     program.is_sound = True
     mps.begin()
-    mps._died("server")
+    mps._on_death("server")
     mps.restart()
     assert mps.next_wakeup() == clock.now() + BACKOFF_CAP_NS  # it had not been there for long
     mps.begin()
-    clock.advance(SOUND_NS)
-    mps._died("server")
+    clock.advance(STABLE_NS)
+    mps._on_death("server")
     mps.restart()
     assert mps.next_wakeup() == clock.now()  # a new trouble: at once
     mps.begin()

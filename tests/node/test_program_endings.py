@@ -245,8 +245,8 @@ def test_evicted_program_joins_again_when_permitted(node_harness: NodeHarness) -
         code, err = program.end()
         assert code == 4, "a program that was asked to end is not restarted"
         assert node.receive(wire.Leave).ending == "exit 4"
-    assert "the device is busy; waiting for it" in err
-    assert "nothing is left; waiting for it" in err
+    assert "the device is busy; retrying" in err
+    assert "nothing is left; retrying" in err
 
 
 def test_tenant_waiting_to_join_can_be_stopped(node_harness: NodeHarness) -> None:

@@ -130,7 +130,7 @@ def test_evicted_program_returns_when_memory_is_free(gpu: HarnessWithGpu) -> Non
     assert gpu.json("evict", "off") == {"tenants": ["off"]}
     _, said = offline.communicate(timeout=BOUND_S)
     assert offline.returncode == 5
-    assert said.index("needs 600MiB") < said.index("waiting for it") < said.index("requested it"), said
+    assert said.index("needs 600MiB") < said.index("retrying") < said.index("requested it"), said
 
 
 def test_program_that_ignores_the_request_is_killed_after_the_grace(gpu: HarnessWithGpu) -> None:

@@ -41,8 +41,8 @@ def turns_of(path: Path) -> list[NodeTurn]:
         return list(NodeJournalReader(file.read))
 
 
-def lived(path: Path, peers: int = 6, limit_bytes: int = 1 << 30) -> NodeMachine:
-    """The journal of a node where peers came, and every other one left; returns its machine."""
+def write_journal(path: Path, peers: int = 6, limit_bytes: int = 1 << 30) -> NodeMachine:
+    """Write the journal of a node to which peers joined and every other one left; return its state machine."""
     machine = NodeMachine()
     journal = FileJournal(path, limit_bytes)
     host = NodeHost(machine, {}, journal)
@@ -64,7 +64,7 @@ def _all_actions() -> list[type]:
     return [SetNeighbourCount, IssueGrant, Refuse, Revoke, Stop]
 
 
-def places_in(home: Path) -> Directories:
+def directories_in(home: Path) -> Directories:
     (home / "run").mkdir()
     (home / "state").mkdir()
     return Directories(home / "run", home / "state")
@@ -94,29 +94,29 @@ def test_intact_journal_reports_no_recovery(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cut", [1, 3, 8, 9, 20])
 def test_torn_tail_is_cut_and_reported(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "journal"
-    lived(path)
-    whole = turns_of(path)
+    write_journal(path)
+    all_turns = turns_of(path)
     os.truncate(path, path.stat().st_size - cut)
     recovery = Recovery(path, NodeJournalReader)
     sound = list(recovery.turns())
-    assert sound == whole[: len(sound)]
-    assert len(sound) < len(whole)
-    finding = recovery.truncate_torn_tail()
-    assert "torn" in finding
-    assert str(path) in finding
-    assert "\n" not in finding
+    assert sound == all_turns[: len(sound)]
+    assert len(sound) < len(all_turns)
+    message = recovery.truncate_torn_tail()
+    assert "torn" in message
+    assert str(path) in message
+    assert "\n" not in message
     assert turns_of(path) == sound
-    again = Recovery(path, NodeJournalReader)
-    assert list(again.turns()) == sound
-    assert again.truncate_torn_tail() == "", "a truncated journal has no torn tail"
+    second = Recovery(path, NodeJournalReader)
+    assert list(second.turns()) == sound
+    assert second.truncate_torn_tail() == "", "a truncated journal has no torn tail"
 
 
 def test_journal_continues_after_every_possible_tear(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    lived(path, peers=2)
-    whole = path.read_bytes()
-    for size in range(len(whole)):
-        path.write_bytes(whole[:size])
+    write_journal(path, peers=2)
+    all_turns = path.read_bytes()
+    for size in range(len(all_turns)):
+        path.write_bytes(all_turns[:size])
         recovery = Recovery(path, NodeJournalReader)
         replay(NodeMachine(), recovery.turns())
         recovery.truncate_torn_tail()
@@ -127,7 +127,7 @@ def test_journal_continues_after_every_possible_tear(tmp_path: Path) -> None:
         path.unlink()
 
 
-def recovered(directories: Directories, messages: list[str]) -> tuple[NodeMachine, LiveClock]:
+def recover(directories: Directories, messages: list[str]) -> tuple[NodeMachine, LiveClock]:
     pages = LiveGrantPages(directories.pages)
     try:
         return _recover(directories, pages, messages.append)
@@ -136,14 +136,14 @@ def recovered(directories: Directories, messages: list[str]) -> tuple[NodeMachin
 
 
 def test_lost_journal_keeps_generations(tmp_path: Path) -> None:
-    directories = places_in(tmp_path)
+    directories = directories_in(tmp_path)
     pages = LiveGrantPages(directories.pages)
     pages.publish(Grant(0, 7, Kind.OFFLINE, 5, 0, 0, 0, -1), 0)
     pages.revoke(0, 7)
     pages.publish(Grant(2, 3, Kind.OFFLINE, 5, 0, 0, 0, -1), 0)
     pages.close()
     messages: list[str] = []
-    machine, _ = recovered(directories, messages)
+    machine, _ = recover(directories, messages)
     assert machine.snapshot().generations == (7, 0, 3)
     assert machine.tenants() == []
     assert "is gone" in messages[0]
@@ -152,93 +152,93 @@ def test_lost_journal_keeps_generations(tmp_path: Path) -> None:
 
 
 def test_tenant_replaced_according_to_its_page_is_dropped(tmp_path: Path) -> None:
-    directories = places_in(tmp_path)
-    machine = lived(directories.journal)
+    directories = directories_in(tmp_path)
+    machine = write_journal(directories.journal)
     [first, *others] = machine.tenants()
     directories.journal.write_bytes(directories.journal.read_bytes() + b"not a turn, and more than a torn one\n")
     pages = LiveGrantPages(directories.pages)
     pages.publish(msgspec.structs.replace(first.tenant.grant, generation=first.tenant.grant.generation + 1), 0)
     pages.close()
-    again, _ = recovered(directories, [])
-    assert [view.tenant for view in again.tenants()] == [view.tenant for view in others]
-    again.check()
+    second, _ = recover(directories, [])
+    assert [view.tenant for view in second.tenants()] == [view.tenant for view in others]
+    second.check()
 
 
 def test_new_segment_is_synced_before_it_replaces_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directories = places_in(tmp_path)
-    lived(directories.journal)
+    directories = directories_in(tmp_path)
+    write_journal(directories.journal)
     directories.journal.write_bytes(directories.journal.read_bytes() + b"not a turn, and more than a torn one\n")
-    done: list[str] = []
+    calls: list[str] = []
     fsync, rename = os.fsync, os.rename
 
-    def synced(descriptor: int) -> None:
-        done.append("sync " + Path(f"/proc/self/fd/{descriptor}").readlink().name)
+    def record_sync(descriptor: int) -> None:
+        calls.append("sync " + Path(f"/proc/self/fd/{descriptor}").readlink().name)
         fsync(descriptor)
 
-    def renamed(source: Path, target: Path) -> None:
-        done.append("rename " + Path(source).name)
+    def record_rename(source: Path, target: Path) -> None:
+        calls.append("rename " + Path(source).name)
         rename(source, target)
 
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(os, "rename", renamed)
-    recovered(directories, [])
-    assert done[:2] == ["sync journal.new", "rename journal.new"]
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(os, "rename", record_rename)
+    recover(directories, [])
+    assert calls[:2] == ["sync journal.new", "rename journal.new"]
 
 
 def test_damaged_journal_is_renamed_and_its_valid_part_continues(tmp_path: Path) -> None:
-    directories = places_in(tmp_path)
-    lived(directories.journal)
-    whole = turns_of(directories.journal)
+    directories = directories_in(tmp_path)
+    write_journal(directories.journal)
+    all_turns = turns_of(directories.journal)
     content = bytearray(directories.journal.read_bytes())
     content[len(content) // 2] ^= 0xFF
     directories.journal.write_bytes(content)
     messages: list[str] = []
-    machine, clock = recovered(directories, messages)
-    assert 0 < machine.turn < len(whole)
-    [finding] = messages
-    assert "damaged" in finding
-    assert "journal.damaged-1" in finding
+    machine, clock = recover(directories, messages)
+    assert 0 < machine.turn < len(all_turns)
+    [message] = messages
+    assert "damaged" in message
+    assert "journal.damaged-1" in message
     assert (directories.state / "journal.damaged-1").read_bytes() == content
     [head] = turns_of(directories.journal)
     assert head.event == machine.snapshot()
     assert clock.now() >= head.now
     machine.check()
-    # The new journal stands alone, and a second start finds nothing wrong.
-    again, _ = recovered(directories, messages)
-    assert again.snapshot() == machine.snapshot()
+    # The new journal is complete by itself, and a second start reports nothing.
+    second, _ = recover(directories, messages)
+    assert second.snapshot() == machine.snapshot()
     assert len(messages) == 1
 
 
 def test_every_flipped_byte_is_detected_or_harmless(tmp_path: Path) -> None:
-    directories = places_in(tmp_path)
-    lived(directories.journal, peers=3)
-    whole = directories.journal.read_bytes()
+    directories = directories_in(tmp_path)
+    write_journal(directories.journal, peers=3)
+    all_turns = directories.journal.read_bytes()
     expected = turns_of(directories.journal)
-    for position in range(0, len(whole), 3):
-        content = bytearray(whole)
+    for position in range(0, len(all_turns), 3):
+        content = bytearray(all_turns)
         content[position] ^= 0x55
         directories.journal.write_bytes(content)
         messages: list[str] = []
-        machine, _ = recovered(directories, messages)
-        assert messages, f"byte {position} was changed and nobody said so"
+        machine, _ = recover(directories, messages)
+        assert messages, f"byte {position} was changed without a message"
         assert machine.turn < len(expected)
         for file in directories.state.iterdir():
             file.unlink()
 
 
 def test_repeated_damage_keeps_every_file(tmp_path: Path) -> None:
-    directories = places_in(tmp_path)
+    directories = directories_in(tmp_path)
     for number in (1, 2, 3):
-        directories.journal.write_bytes(b"this is a letter\n")
+        directories.journal.write_bytes(b"this is not a journal\n")
         messages: list[str] = []
-        machine, _ = recovered(directories, messages)
+        machine, _ = recover(directories, messages)
         assert machine.turn == 0
         assert f"journal.damaged-{number}" in messages[0]
 
 
 def test_segments_rotate_and_each_replays_alone(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    machine = lived(path, peers=60, limit_bytes=1500)
+    machine = write_journal(path, peers=60, limit_bytes=1500)
     previous = path.with_name("journal.1")
     assert previous.exists()
     assert not path.with_name("journal.new").exists()
@@ -247,13 +247,13 @@ def test_segments_rotate_and_each_replays_alone(tmp_path: Path) -> None:
     assert alone.snapshot() == machine.snapshot()
     before = NodeMachine()
     replay(before, turns_of(previous))
-    assert before.snapshot() == turns_of(path)[0].event, "a segment begins where the one before ended"
+    assert before.snapshot() == turns_of(path)[0].event, "a segment begins with the last state of the previous one"
 
 
 def test_crash_during_a_rotation_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "journal"
-    machine = lived(path)
-    whole = turns_of(path)
+    machine = write_journal(path)
+    all_turns = turns_of(path)
 
     def die(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -264,7 +264,7 @@ def test_crash_during_a_rotation_loses_nothing(tmp_path: Path, monkeypatch: pyte
             patch.setattr(step, die)
             with pytest.raises(KeyboardInterrupt):
                 journal.begin_segment(99, machine.snapshot())
-        assert turns_of(path) == whole, step
+        assert turns_of(path) == all_turns, step
     FileJournal(path, 1).begin_segment(99, machine.snapshot())
     assert turns_of(path) == [NodeTurn(99, machine.snapshot(), [])]
 
@@ -272,16 +272,16 @@ def test_crash_during_a_rotation_loses_nothing(tmp_path: Path, monkeypatch: pyte
 def test_full_disk_raises_world_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = FileJournal(tmp_path / "journal", 1 << 20)
 
-    def full(*_: object) -> int:
+    def fail_with_enospc(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(os, "write", fail_with_enospc)
     with pytest.raises(WorldError, match="No space left on device; free space"):
         journal.append(1, PeerLost(1), [])
     journal.close()
 
 
-FILLS_UP = """
+FILL_FILE = """
 import signal, sys
 from pathlib import Path
 from cotenant.node.model.event import PeerLost
@@ -302,7 +302,7 @@ except WorldError as error:
 def test_partially_written_turn_is_cut_at_the_next_start(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     done = subprocess.run(
-        [sys.executable, "-c", FILLS_UP, str(path)],
+        [sys.executable, "-c", FILL_FILE, str(path)],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
         capture_output=True,
         text=True,
@@ -328,25 +328,25 @@ def test_journal_that_cannot_be_opened_raises_world_error(tmp_path: Path) -> Non
 @pytest.mark.parametrize("step", ["os.fsync", "os.link", "pathlib.Path.rename", "pathlib.Path.unlink", "os.write"])
 def test_failed_rotation_raises_world_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     path = tmp_path / "journal"
-    machine = lived(path)
-    whole = turns_of(path)
+    machine = write_journal(path)
+    all_turns = turns_of(path)
     journal = FileJournal(path, 1)
 
-    def refuse(*_: object, **__: object) -> None:
+    def fail_with_eio(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:
-        patch.setattr(step, refuse)
+        patch.setattr(step, fail_with_eio)
         with pytest.raises(WorldError, match="Input/output error"):
             journal.begin_segment(99, machine.snapshot())
-    assert turns_of(path) == whole
+    assert turns_of(path) == all_turns
     journal.close()
 
 
 def test_largest_node_state_fits_a_segment_head_and_an_answer(tmp_path: Path) -> None:
-    most = "\N{SNOWMAN WITHOUT SNOW}" * COMMAND_LIMIT
+    longest = "\N{SNOWMAN WITHOUT SNOW}" * COMMAND_LIMIT
     astral = "\N{GRINNING FACE}" * COMMAND_LIMIT
-    spec = TenantSpec(Kind.OFFLINE, 7, "", 0, 0, 0, astral, most)
+    spec = TenantSpec(Kind.OFFLINE, 7, "", 0, 0, 0, astral, longest)
     machine = NodeMachine()
     machine.handle(NodeStarted(NodeSettings(SLOTS_LIMIT, 10**10), "test", 0), now=1)
     for peer in range(SLOTS_LIMIT):
@@ -354,11 +354,13 @@ def test_largest_node_state_fits_a_segment_head_and_an_answer(tmp_path: Path) ->
     journal = FileJournal(tmp_path / "journal", 1)
     journal.begin_segment(3, machine.snapshot())
     journal.close()
-    again = NodeMachine()
-    replay(again, turns_of(tmp_path / "journal"))
-    assert len(again.tenants()) == SLOTS_LIMIT
-    roll = wire.TenantList(1, "test", 1, machine.tenants(), [], 1, 1, SLOTS_LIMIT, [], Histogram(), machine.rules, [])
-    assert len(wire.encode(roll)) < wire.ANSWER_LIMIT_BYTES
+    second = NodeMachine()
+    replay(second, turns_of(tmp_path / "journal"))
+    assert len(second.tenants()) == SLOTS_LIMIT
+    tenant_list = wire.TenantList(
+        1, "test", 1, machine.tenants(), [], 1, 1, SLOTS_LIMIT, [], Histogram(), machine.rules, []
+    )
+    assert len(wire.encode(tenant_list)) < wire.ANSWER_LIMIT_BYTES
 
 
 def test_cluster_journal_is_synced_after_decisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,10 +387,10 @@ def test_new_segment_of_a_synced_journal_is_synced(tmp_path: Path, monkeypatch: 
 def test_failed_sync_raises_world_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = FileJournal(tmp_path / "journal", 1 << 20, is_synced=True)
 
-    def broken(_: int) -> None:
+    def fail_with_eio(_: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(os, "fdatasync", broken)
+    monkeypatch.setattr(os, "fdatasync", fail_with_eio)
     with pytest.raises(WorldError, match="cannot write the journal"):
         journal.append(1, NodeGone("a"), [AckEnd("a", Attempt("job", 3))])
     journal.close()

@@ -43,27 +43,27 @@ def test_turn_after_many_zeros_is_not_dropped_silently() -> None:
 
 def test_zeros_at_the_end_are_read_in_small_chunks() -> None:
     file = io.BytesIO(MAGIC + bytes(1 << 20))
-    asked: list[int] = []
+    sizes: list[int] = []
 
     def read_some(size: int) -> bytes:
-        asked.append(size)
+        sizes.append(size)
         return file.read(size)
 
     reader = NodeJournalReader(read_some)
     assert list(reader) == []
     assert reader.torn_bytes == 1 << 20
-    assert max(asked) <= 64 << 10
+    assert max(sizes) <= 64 << 10
 
 
 @given(st.lists(turns, max_size=5))
 def test_journal_round_trips(written: list[NodeTurn]) -> None:
     chunks = [MAGIC, *map(encoded, written)]
-    found, reader = read(b"".join(chunks))
-    assert found == written
+    decoded, reader = read(b"".join(chunks))
+    assert decoded == written
     assert (reader.turns, reader.torn_bytes, reader.sound_bytes) == (len(written), 0, sum(map(len, chunks)))
 
 
-@settings(max_examples=examples(12, 250))  # each one is cut at every byte
+@settings(max_examples=examples(12, 250))  # each example is cut at every byte
 @given(st.lists(turns, min_size=1, max_size=3))
 def test_every_cut_keeps_exactly_the_turns_before_it(written: list[NodeTurn]) -> None:
     ends = [len(MAGIC)]
@@ -71,37 +71,37 @@ def test_every_cut_keeps_exactly_the_turns_before_it(written: list[NodeTurn]) ->
         ends.append(ends[-1] + len(encoded(turn)))
     content = MAGIC + b"".join(map(encoded, written))
     for cut in range(len(content) + 1):
-        found, reader = read(content[:cut])
+        decoded, reader = read(content[:cut])
         sound = max((end for end in ends if end <= cut), default=0)
-        assert found == written[: max(sum(end <= cut for end in ends) - 1, 0)]
+        assert decoded == written[: max(sum(end <= cut for end in ends) - 1, 0)]
         assert (reader.sound_bytes, reader.torn_bytes) == (sound, cut - sound)
 
 
-@settings(max_examples=examples(10, 200))  # each one has every bit flipped
+@settings(max_examples=examples(10, 200))  # each bit of an example is flipped
 @given(st.lists(turns, min_size=1, max_size=2))
 def test_flipped_bit_is_always_detected(written: list[NodeTurn]) -> None:
     content = MAGIC + b"".join(map(encoded, written))
     assume(len(content) < 600)
-    for at in range(len(content)):
+    for index in range(len(content)):
         for bit in range(8):
             flipped = bytearray(content)
-            flipped[at] ^= 1 << bit
+            flipped[index] ^= 1 << bit
             reader = NodeJournalReader(io.BytesIO(flipped).read)
-            found: list[NodeTurn] = []
+            decoded: list[NodeTurn] = []
             try:
-                found.extend(reader)
+                decoded.extend(reader)
             except JournalDamageError as damage:
-                assert damage.turns == len(found)  # noqa: PT017  damage or a torn tail, both are right
+                assert damage.turns == len(decoded)  # noqa: PT017  damage or a torn tail, both are right
             else:
                 assert reader.torn_bytes
-            assert found == written[: len(found)]
-            assert len(found) < len(written)
+            assert decoded == written[: len(decoded)]
+            assert len(decoded) < len(written)
 
 
 @given(st.lists(turns, max_size=2), st.integers(1, 300))
 def test_zeros_at_the_end_are_a_torn_tail(written: list[NodeTurn], zeros: int) -> None:
-    found, reader = read(MAGIC + b"".join(map(encoded, written)) + bytes(zeros))
-    assert found == written
+    decoded, reader = read(MAGIC + b"".join(map(encoded, written)) + bytes(zeros))
+    assert decoded == written
     assert reader.torn_bytes == zeros
 
 
@@ -109,7 +109,7 @@ def test_damaged_length_is_not_a_torn_tail() -> None:
     turn = encode_turn(1, TimerFired(), [])
     longer = bytearray(turn)
     longer[1] ^= 4  # 1,024 bytes more than there are
-    with pytest.raises(JournalDamageError, match="not what was written") as caught:
+    with pytest.raises(JournalDamageError, match="the length of a turn is damaged") as caught:
         read(MAGIC + turn + bytes(longer) + turn)
     assert caught.value.turns == 1
 
@@ -117,8 +117,8 @@ def test_damaged_length_is_not_a_torn_tail() -> None:
 def test_bad_last_turn_is_torn_and_bad_earlier_turn_is_damage() -> None:
     turn = encode_turn(1, TimerFired(), [])
     bad = turn[:-1] + bytes([turn[-1] ^ 1])
-    found, reader = read(MAGIC + turn + bad)
-    assert (len(found), reader.torn_bytes) == (1, len(bad))
+    decoded, reader = read(MAGIC + turn + bad)
+    assert (len(decoded), reader.torn_bytes) == (1, len(bad))
     with pytest.raises(JournalDamageError, match="the checksum is wrong") as caught:
         read(MAGIC + turn + bad + turn)
     assert (caught.value.offset_bytes, caught.value.turns) == (len(MAGIC + turn), 1)
@@ -131,26 +131,26 @@ def test_file_without_the_magic_line_is_refused(content: bytes) -> None:
 
 
 def test_empty_file_is_an_empty_journal() -> None:
-    found, reader = read(b"")
-    assert (found, reader.sound_bytes, reader.torn_bytes) == ([], 0, 0)
+    decoded, reader = read(b"")
+    assert (decoded, reader.sound_bytes, reader.torn_bytes) == ([], 0, 0)
 
 
 def test_oversized_turn_is_refused_unread() -> None:
     length = TURN_LIMIT_BYTES + 1
     file = io.BytesIO(MAGIC + length.to_bytes(4, "little") + (length ^ 0xFFFF_FFFF).to_bytes(4, "little") + bytes(100))
-    with pytest.raises(JournalDamageError, match="not what was written"):
+    with pytest.raises(JournalDamageError, match="the length of a turn is damaged"):
         list(NodeJournalReader(file.read))
     assert file.tell() == len(MAGIC) + 12
 
 
 @given(st.lists(turns, min_size=1, max_size=4))
-def test_reading_streams(written: list[NodeTurn]) -> None:
-    """When a turn is handed out, no byte behind it has been read; nothing is asked for at once but one turn."""
+def test_reader_reads_one_turn_at_a_time(written: list[NodeTurn]) -> None:
+    """When a turn is yielded, no byte after it has been read, and no read is larger than one turn."""
     file = io.BytesIO(MAGIC + b"".join(map(encoded, written)))
-    asked: list[int] = []
+    sizes: list[int] = []
 
     def read_some(size: int) -> bytes:
-        asked.append(size)
+        sizes.append(size)
         return file.read(size)
 
     position = len(MAGIC)
@@ -158,7 +158,7 @@ def test_reading_streams(written: list[NodeTurn]) -> None:
         position += len(encoded(expected))
         assert turn == expected
         assert file.tell() == position
-    assert max(asked) <= max(len(MAGIC), *(len(encoded(turn)) for turn in written))
+    assert max(sizes) <= max(len(MAGIC), *(len(encoded(turn)) for turn in written))
 
 
 @given(st.binary(max_size=200))

@@ -72,12 +72,14 @@ TURNS: list[tuple[int, Event, list[Action]]] = [
 @both_sides
 @pytest.mark.parametrize("port", IMPLEMENTATIONS, ids=lambda port: port.__name__)
 def test_implementation_has_the_methods_of_the_port(port: type, side: str) -> None:
-    made = IMPLEMENTATIONS[port][side]
-    promised = {name: method for name, method in vars(port).items() if callable(method) and not name.startswith("_")}
-    assert promised
-    for name, method in promised.items():
-        asked = list(inspect.signature(method).parameters)
-        assert list(inspect.signature(getattr(made, name)).parameters) == asked, f"{made.__name__}.{name}"
+    implementation = IMPLEMENTATIONS[port][side]
+    methods = {name: method for name, method in vars(port).items() if callable(method) and not name.startswith("_")}
+    assert methods
+    for name, method in methods.items():
+        expected = list(inspect.signature(method).parameters)
+        assert list(inspect.signature(getattr(implementation, name)).parameters) == expected, (
+            f"{implementation.__name__}.{name}"
+        )
 
 
 # -- Clock -----------------------------------------------------------------------------------------------------
@@ -86,23 +88,23 @@ def test_implementation_has_the_methods_of_the_port(port: type, side: str) -> No
 @both_sides
 def test_clock_is_monotonic_and_not_negative(side: str) -> None:
     clock: Clock = IMPLEMENTATIONS[Clock][side]()
-    seen = []
+    instants = []
     if isinstance(clock, SimLoop):
         for when in (30, 10, 20, 10, 0):
-            clock.at(when, lambda loop, now: seen.append(loop.now()), clock)
+            clock.at(when, lambda loop, now: instants.append(loop.now()), clock)
         clock.run(25)
-        seen.append(clock.now())
+        instants.append(clock.now())
         clock.run(5)
-    seen += [clock.now() for _ in range(1000)]
-    assert seen == sorted(seen)
-    assert all(isinstance(now, int) and now >= 0 for now in seen)
+    instants += [clock.now() for _ in range(1000)]
+    assert instants == sorted(instants)
+    assert all(isinstance(now, int) and now >= 0 for now in instants)
 
 
 # -- Journal ---------------------------------------------------------------------------------------------------
 
 
-class JournalBook:
-    """A journal of either side, and how its segments are read back."""
+class JournalFixture:
+    """A live or simulated journal whose segments can be read back."""
 
     def __init__(self, side: str, home: Path, limit_bytes: int) -> None:
         self._file = home / "journal"
@@ -136,49 +138,49 @@ def _turns(content: bytes) -> list[NodeTurn]:
 
 
 @pytest.fixture
-def journal_book(tmp_path: Path) -> Iterator[Callable[[str, int], JournalBook]]:
+def make_journal(tmp_path: Path) -> Iterator[Callable[[str, int], JournalFixture]]:
     with ExitStack() as stack:
 
-        def make(side: str, limit_bytes: int) -> JournalBook:
-            made = JournalBook(side, tmp_path, limit_bytes)
-            stack.callback(made.close)
-            return made
+        def make(side: str, limit_bytes: int) -> JournalFixture:
+            fixture = JournalFixture(side, tmp_path, limit_bytes)
+            stack.callback(fixture.close)
+            return fixture
 
         yield make
 
 
 @both_sides
-def test_journal_returns_appended_turns(side: str, journal_book: Callable[[str, int], JournalBook]) -> None:
-    kept = journal_book(side, 1 << 20)
-    assert kept.present() == []
+def test_journal_returns_appended_turns(side: str, make_journal: Callable[[str, int], JournalFixture]) -> None:
+    fixture = make_journal(side, 1 << 20)
+    assert fixture.present() == []
     for number, turn in enumerate(TURNS, 1):
-        assert kept.journal.append(*turn) is False
-        assert kept.present() == [NodeTurn(*turn) for turn in TURNS[:number]]
+        assert fixture.journal.append(*turn) is False
+        assert fixture.present() == [NodeTurn(*turn) for turn in TURNS[:number]]
 
 
 @both_sides
-def test_journal_reports_a_full_segment(side: str, journal_book: Callable[[str, int], JournalBook]) -> None:
-    kept = journal_book(side, 200)
-    full = [kept.journal.append(*TURNS[1]) for _ in range(10)]
+def test_journal_reports_a_full_segment(side: str, make_journal: Callable[[str, int], JournalFixture]) -> None:
+    fixture = make_journal(side, 200)
+    full = [fixture.journal.append(*TURNS[1]) for _ in range(10)]
     assert full == sorted(full)
     assert not full[0]
     assert full[-1]
 
 
 @both_sides
-def test_a_new_segment_begins_with_its_head_and_keeps_the_one_before(
-    side: str, journal_book: Callable[[str, int], JournalBook]
+def test_new_segment_begins_with_its_head_and_keeps_the_previous_segment(
+    side: str, make_journal: Callable[[str, int], JournalFixture]
 ) -> None:
-    kept = journal_book(side, 1)
+    fixture = make_journal(side, 1)
     for segment in range(3):
-        written = kept.present()
-        while not kept.journal.append(*TURNS[1]):  # past its limit, and twice its head
+        written = fixture.present()
+        while not fixture.journal.append(*TURNS[1]):  # a segment ends beyond its limit and twice the size of its head
             written.append(NodeTurn(*TURNS[1]))
-        kept.journal.begin_segment(100 + segment, STARTED)
-        assert kept.present() == [NodeTurn(100 + segment, STARTED, [])]
-        assert kept.previous() == [*written, NodeTurn(*TURNS[1])]
-    kept.journal.append(*TURNS[2])
-    assert kept.present() == [NodeTurn(102, STARTED, []), NodeTurn(*TURNS[2])]
+        fixture.journal.begin_segment(100 + segment, STARTED)
+        assert fixture.present() == [NodeTurn(100 + segment, STARTED, [])]
+        assert fixture.previous() == [*written, NodeTurn(*TURNS[1])]
+    fixture.journal.append(*TURNS[2])
+    assert fixture.present() == [NodeTurn(102, STARTED, []), NodeTurn(*TURNS[2])]
 
 
 # -- Pages -----------------------------------------------------------------------------------------------------
@@ -189,9 +191,9 @@ def pages(side: str, tmp_path: Path) -> Iterator[Pages]:
     if side == "sim":
         yield SimGrantPages()
         return
-    made = LiveGrantPages(tmp_path / "pages")
-    yield made
-    made.close()
+    live_pages = LiveGrantPages(tmp_path / "pages")
+    yield live_pages
+    live_pages.close()
 
 
 @both_sides
@@ -222,7 +224,7 @@ def test_neighbour_count_changes_and_the_grant_stays(pages: Pages) -> None:
 
 
 @both_sides
-def test_a_stale_generation_does_not_revoke_a_later_holder(pages: Pages) -> None:
+def test_revoke_of_an_earlier_generation_is_ignored(pages: Pages) -> None:
     later = Grant(3, 6, Kind.OFFLINE, 9, 0, 0, 0, -1)
     pages.publish(GRANT, 0)
     pages.revoke(3, 5)
@@ -235,7 +237,7 @@ def test_a_stale_generation_does_not_revoke_a_later_holder(pages: Pages) -> None
 
 
 @both_sides
-def test_revoking_a_free_slot_is_no_error(pages: Pages) -> None:
+def test_revoke_of_a_free_slot_is_ignored(pages: Pages) -> None:
     pages.revoke(0, 1)
     assert pages.read(0) is None
     assert isinstance(pages.publish(GRANT, 0), int)
@@ -251,9 +253,9 @@ def gates(side: str, tmp_path: Path) -> Iterator[Gates]:
     if side == "sim":
         yield SimTenantTables()
         return
-    made = LiveTenantTables(tmp_path / "pages", 4)
-    yield made
-    made.close()
+    tables = LiveTenantTables(tmp_path / "pages", 4)
+    yield tables
+    tables.close()
 
 
 @both_sides
@@ -270,79 +272,81 @@ def test_tenant_table_holds_the_last_value_of_its_device(gates: Gates) -> None:
 def test_upsert_changes_one_entry_only(gates: Gates) -> None:
     gates.set_table(1, RULES)
     first, last = RULES.entries
-    newcomer, later = GateEntry(2, 4, 5, online=False, guaranteed_ppm=9), GateEntry(3, 2, 1, online=True, paused=True)
-    gates.upsert(1, newcomer)
-    assert gates.read(1) == msgspec.structs.replace(RULES, entries=(first, newcomer, last))
+    new_entry, later = GateEntry(2, 4, 5, online=False, guaranteed_ppm=9), GateEntry(3, 2, 1, online=True, paused=True)
+    gates.upsert(1, new_entry)
+    assert gates.read(1) == msgspec.structs.replace(RULES, entries=(first, new_entry, last))
     gates.upsert(1, later)
     gates.remove(1, first.slot)
-    assert gates.read(1) == msgspec.structs.replace(RULES, entries=(newcomer, later))
+    assert gates.read(1) == msgspec.structs.replace(RULES, entries=(new_entry, later))
 
 
 @both_sides
-def test_a_device_has_two_handles_and_no_device_none(gates: Gates) -> None:
+def test_device_has_two_handles_and_no_device_has_none(gates: Gates) -> None:
     gates.set_table(1, RULES)
     assert gates.handles(-1) == ()
     assert len(gates.handles(1)) == 2
     assert gates.handles(1) == gates.handles(1)
 
 
-# -- Door ------------------------------------------------------------------------------------------------------
+# -- Listener ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def porch(side: str) -> Iterator[ListenerFixture]:
-    made = LiveListenerFixture() if side == "live" else SimListenerFixture()
-    yield made
-    made.close()
+def fixture(side: str) -> Iterator[ListenerFixture]:
+    fixture = LiveListenerFixture() if side == "live" else SimListenerFixture()
+    yield fixture
+    fixture.close()
 
 
 @both_sides
-def test_peer_receives_messages_in_order(porch: ListenerFixture, tmp_path: Path) -> None:
+def test_peer_receives_messages_in_order(fixture: ListenerFixture, tmp_path: Path) -> None:
     page = os.open(tmp_path, os.O_RDONLY)
     reject = Reject(Reason.NO_MEMORY, "too much")
-    porch.listener.welcome(porch.peer, "a", GRANT, (page,))
-    porch.listener.refuse(porch.peer, reject)
-    porch.listener.confirm(porch.peer, ("a", "b"), GateRules())
-    porch.listener.suspend(porch.peer, "others need it")
-    porch.listener.restore(porch.peer)
-    porch.listener.signal(porch.peer, "term", "evicted", may_restart=True)
-    porch.listener.farewell(porch.peer, "exit 0")
+    fixture.listener.welcome(fixture.peer, "a", GRANT, (page,))
+    fixture.listener.refuse(fixture.peer, reject)
+    fixture.listener.confirm(fixture.peer, ("a", "b"), GateRules())
+    fixture.listener.suspend(fixture.peer, "others need it")
+    fixture.listener.restore(fixture.peer)
+    fixture.listener.signal(fixture.peer, "term", "evicted", may_restart=True)
+    fixture.listener.farewell(fixture.peer, "exit 0")
     pushes = [wire.Suspend("others need it"), wire.Restore(), wire.Signal("term", "evicted", True)]
-    assert porch.received() == [GRANT, reject, ("a", "b"), *pushes, "exit 0"]
+    assert fixture.received() == [GRANT, reject, ("a", "b"), *pushes, "exit 0"]
     os.close(page)
 
 
 @both_sides
-@pytest.mark.parametrize("knew", [True, False], ids=["a peer that left", "a number that never was"])
-def test_message_to_a_closed_peer_is_no_error(porch: ListenerFixture, knew: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("was_connected", [True, False], ids=["disconnected peer", "unknown number"])
+def test_message_to_a_closed_or_unknown_peer_is_ignored(
+    fixture: ListenerFixture, was_connected: bool, tmp_path: Path
+) -> None:
     page = os.open(tmp_path, os.O_RDONLY)
-    peer = porch.peer
-    if knew:
-        porch.go_away()
+    peer = fixture.peer
+    if was_connected:
+        fixture.go_away()
     else:
         peer += 1000
-    porch.listener.welcome(peer, "a", GRANT, (page,))
-    porch.listener.refuse(peer, Reject(Reason.NO_SLOT, "none"))
-    porch.listener.confirm(peer, (), GateRules())
-    porch.listener.signal(peer, "kill", "evicted", may_restart=False)
-    porch.listener.suspend(peer, "others need it")
-    porch.listener.restore(peer)
-    porch.listener.farewell(peer, "exit 0")
+    fixture.listener.welcome(peer, "a", GRANT, (page,))
+    fixture.listener.refuse(peer, Reject(Reason.NO_SLOT, "none"))
+    fixture.listener.confirm(peer, (), GateRules())
+    fixture.listener.signal(peer, "kill", "evicted", may_restart=False)
+    fixture.listener.suspend(peer, "others need it")
+    fixture.listener.restore(peer)
+    fixture.listener.farewell(peer, "exit 0")
     os.close(page)
-    if not knew:
-        assert porch.received() == []
+    if not was_connected:
+        assert fixture.received() == []
 
 
 @both_sides
-def test_peer_number_is_never_reused(porch: ListenerFixture) -> None:
-    first = porch.peer
-    porch.go_away()
-    if isinstance(porch, LiveListenerFixture):
-        other = porch._node.stranger()
-        until(lambda: porch._node.listener._peers)
-        [second] = porch._node.listener._peers
+def test_peer_number_is_never_reused(fixture: ListenerFixture) -> None:
+    first = fixture.peer
+    fixture.go_away()
+    if isinstance(fixture, LiveListenerFixture):
+        other = fixture._node.stranger()
+        until(lambda: fixture._node.listener._peers)
+        [second] = fixture._node.listener._peers
         other.close()
     else:
-        assert isinstance(porch.listener, SimListener)
-        second = porch.listener.connect(lambda _: None)
+        assert isinstance(fixture.listener, SimListener)
+        second = fixture.listener.connect(lambda _: None)
     assert second > first

@@ -30,137 +30,137 @@ from cotenant.units.instant import Instant
 WORK = TenantSpec(Kind.OFFLINE, 7, command="python train.py")
 
 
-class Diary:
-    """Writes down what happened when."""
+class CallLog:
+    """Records each call with its instant."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[Any, Instant]] = []
 
-    def note(self, what: Any, now: Instant) -> None:
-        self.entries.append((what, now))
+    def record(self, argument: Any, now: Instant) -> None:
+        self.entries.append((argument, now))
 
 
 @given(st.lists(st.integers(0, 5), max_size=30))
 def test_steps_run_by_instant_then_by_schedule_order(instants: list[int]) -> None:
-    loop, diary = SimLoop(), Diary()
+    loop, calls = SimLoop(), CallLog()
     for number, when in enumerate(instants):
-        loop.at(when, diary.note, number)
+        loop.at(when, calls.record, number)
     loop.run(5)
     expected = sorted((when, number) for number, when in enumerate(instants))
-    assert diary.entries == [(number, when) for when, number in expected]
+    assert calls.entries == [(number, when) for when, number in expected]
     assert (loop.now(), loop.steps) == (5, len(instants))
 
 
 def test_incomparable_steps_may_share_an_instant() -> None:
-    loop, diary = SimLoop(), Diary()
-    loop.at(1, diary.note, {"a": 1})
-    loop.at(1, diary.note, object)
-    loop.at(1, diary.note, None)
+    loop, calls = SimLoop(), CallLog()
+    loop.at(1, calls.record, {"a": 1})
+    loop.at(1, calls.record, object)
+    loop.at(1, calls.record, None)
     loop.run(1)
-    assert diary.entries == [({"a": 1}, 1), (object, 1), (None, 1)]
+    assert calls.entries == [({"a": 1}, 1), (object, 1), (None, 1)]
 
 
 def test_past_instant_means_now_after_due_steps() -> None:
-    loop, diary = SimLoop(), Diary()
+    loop, calls = SimLoop(), CallLog()
 
     def late(_: Any, now: Instant) -> None:
-        loop.at(now - 7, diary.note, "late")
-        diary.note("late is scheduled", now)
+        loop.at(now - 7, calls.record, "late")
+        calls.record("late is scheduled", now)
 
     loop.at(10, late, None)
-    loop.at(10, diary.note, "was due")
-    loop.at(11, diary.note, "later")
+    loop.at(10, calls.record, "was due")
+    loop.at(11, calls.record, "later")
     loop.run(20)
-    assert diary.entries == [("late is scheduled", 10), ("was due", 10), ("late", 10), ("later", 11)]
+    assert calls.entries == [("late is scheduled", 10), ("was due", 10), ("late", 10), ("later", 11)]
 
 
 def test_run_takes_due_steps_only() -> None:
-    loop, diary = SimLoop(), Diary()
+    loop, calls = SimLoop(), CallLog()
     for when in (1, 2, 3):
-        loop.at(when, diary.note, when)
+        loop.at(when, calls.record, when)
     loop.run(2)
-    assert (diary.entries, loop.now(), loop.steps) == ([(1, 1), (2, 2)], 2, 2)
+    assert (calls.entries, loop.now(), loop.steps) == ([(1, 1), (2, 2)], 2, 2)
     loop.run(2)
     assert loop.steps == 2
     loop.run(1)  # the clock never goes back
     assert loop.now() == 2
     loop.run(9)
-    assert (diary.entries[-1], loop.now()) == ((3, 3), 9)
+    assert (calls.entries[-1], loop.now()) == ((3, 3), 9)
 
 
 def test_a_step_may_schedule_another_within_the_same_run() -> None:
-    loop, diary = SimLoop(start=100), Diary()
+    loop, calls = SimLoop(start=100), CallLog()
 
-    def again(left: int, now: Instant) -> None:
-        diary.note(left, now)
-        if left:
-            loop.at(now + 5, again, left - 1)
+    def schedule_next(remaining: int, now: Instant) -> None:
+        calls.record(remaining, now)
+        if remaining:
+            loop.at(now + 5, schedule_next, remaining - 1)
 
-    loop.at(0, again, 2)
+    loop.at(0, schedule_next, 2)
     loop.run(105)
-    assert diary.entries == [(2, 100), (1, 105)]
+    assert calls.entries == [(2, 100), (1, 105)]
 
 
 def test_take_counts_steps_instead_of_time() -> None:
-    loop, diary = SimLoop(), Diary()
+    loop, calls = SimLoop(), CallLog()
     for when in (30, 10, 20):
-        loop.at(when, diary.note, when)
+        loop.at(when, calls.record, when)
     assert loop.take(2) == 2
-    assert (diary.entries, loop.now()) == ([(10, 10), (20, 20)], 20)
+    assert (calls.entries, loop.now()) == ([(10, 10), (20, 20)], 20)
     assert loop.take(5) == 1
     assert (loop.take(5), loop.steps) == (0, 3)
 
 
-class Sleeper:
-    """A state machine that asks to be woken at the instant given by the last event."""
+class WakeupMachine:
+    """A state machine whose requested wake-ups are set by the test."""
 
     def __init__(self) -> None:
-        self.wants: list[Instant | None] = []
+        self.requests: list[Instant | None] = []
         self.delivered: list[tuple[Event, Instant]] = []
 
     def handle(self, event: Event, *, now: Instant) -> list[Action]:
         self.delivered.append((event, now))
         if isinstance(event, TimerFired):
-            self.wants.append(None)
+            self.requests.append(None)
         return []
 
     def next_wakeup(self) -> Instant | None:
-        return self.wants[-1] if self.wants else None
+        return self.requests[-1] if self.requests else None
 
     def snapshot(self) -> Event:
         return NodeRestored(NodeSettings(0, 0), 0, (), (), (), -1, -1)
 
 
 @pytest.mark.parametrize(
-    "wanted, woken",
+    "requested, woken",
     [
         ([50], [50]),
-        ([50, 50], [50]),  # asked for twice
-        ([50, 80], [80]),  # put off
+        ([50, 50], [50]),  # requested twice
+        ([50, 80], [80]),  # postponed
         ([50, 30], [30]),  # brought forward
-        ([50, 80, 50], [50]),  # put off and back again
-        ([50, None], []),  # not wanted any more
+        ([50, 80, 50], [50]),  # postponed and moved back
+        ([50, None], []),  # withdrawn
         ([50, None, 50], [50]),
         ([50, None, 80], [80]),
-        ([2], [2]),  # already past when asked for: rung as soon as the loop runs
+        ([2], [2]),  # already past when requested: fires as soon as the loop runs
     ],
 )
-def test_wakeup_fires_once_at_the_last_requested_instant(wanted: list[Instant | None], woken: list[Instant]) -> None:
-    loop, machine = SimLoop(), Sleeper()
+def test_wakeup_fires_once_at_the_last_requested_instant(requested: list[Instant | None], woken: list[Instant]) -> None:
+    loop, machine = SimLoop(), WakeupMachine()
     driver: SimDriver[Event] = SimDriver(loop, NodeHost(machine, {}, NullJournal()), TimerFired())
-    for now, want in enumerate(wanted):
-        machine.wants.append(want)
+    for now, instant in enumerate(requested):
+        machine.requests.append(instant)
         driver.deliver(PeerLost(0), now)
     loop.run(1000)
     assert [now for event, now in machine.delivered if isinstance(event, TimerFired)] == woken
 
 
-def test_moved_wakeup_is_followed() -> None:
-    loop, machine = SimLoop(), Sleeper()
+def test_wakeup_that_the_machine_postpones_fires_later() -> None:
+    loop, machine = SimLoop(), WakeupMachine()
     driver: SimDriver[Event] = SimDriver(loop, NodeHost(machine, {}, NullJournal()), TimerFired())
-    machine.wants.append(50)
+    machine.requests.append(50)
     driver.deliver(PeerLost(0), 0)
-    machine.wants.append(70)
+    machine.requests.append(70)
     loop.run(1000)
     assert machine.delivered[1:] == [(TimerFired(), 70)]
 
@@ -222,11 +222,11 @@ def test_peer_receives_the_decision_about_it() -> None:
     node = SimNode(SimLoop(), NodeMachine, NodeSettings(1, grace_ns=100))
     node.start(None, 0)
     received: list[object] = []
-    one, two = node.listener.connect(received.append), node.listener.connect(received.append)
-    node.deliver(TenantJoined(one, 10, 1000, WORK), 1)
-    node.deliver(TenantJoined(two, 11, 1000, WORK), 2)
-    node.deliver(TenantLeft(one, "exit 3"), 3)
-    assert [type(messages).__name__ for messages in received] == ["Grant", "Reject", "str"]
-    node.listener.disconnect(two)
-    node.deliver(TenantJoined(two, 11, 1000, WORK), 4)  # the peer is gone: nothing is delivered, and that is no error
+    first, second = node.listener.connect(received.append), node.listener.connect(received.append)
+    node.deliver(TenantJoined(first, 10, 1000, WORK), 1)
+    node.deliver(TenantJoined(second, 11, 1000, WORK), 2)
+    node.deliver(TenantLeft(first, "exit 3"), 3)
+    assert [type(message).__name__ for message in received] == ["Grant", "Reject", "str"]
+    node.listener.disconnect(second)
+    node.deliver(TenantJoined(second, 11, 1000, WORK), 4)  # a message to a closed connection is dropped
     assert len(received) == 3

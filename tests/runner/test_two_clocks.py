@@ -51,7 +51,7 @@ Step: TypeAlias = tuple[Instant, Event | None]
 
 
 class NodeOutput(NamedTuple):
-    """What is left when a story is over: the journal, the segment before it, and what was heard and written."""
+    """The output of a scenario: the journal, its previous segment, messages to peers, grant pages and tenant tables."""
 
     journal: bytes
     previous: bytes
@@ -61,7 +61,7 @@ class NodeOutput(NamedTuple):
 
 
 class RecordingListener(SimListener):
-    """Writes down what peers would hear; the handles are each world's own."""
+    """Records the messages to peers without the handles, which differ between live and simulated runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,14 +80,14 @@ class RecordingListener(SimListener):
         self.received.append(("confirm", peer, tenants, rules))
 
 
-def under_the_heap(node_settings: NodeSettings, scenario: list[Step], limit_bytes: int) -> NodeOutput:
+def run_simulated(node_settings: NodeSettings, scenario: list[Step], limit_bytes: int) -> NodeOutput:
     loop = SimLoop()
     journal = SimJournal(limit_bytes)
     listener = RecordingListener()
     node = SimNode(loop, NodeMachine, node_settings, journal=journal)
     node.listener = listener
 
-    def happen(event: Event | None, now: Instant) -> None:
+    def deliver_or_kill(event: Event | None, now: Instant) -> None:
         if event is not None:
             node.deliver(event, now)
         elif node.up:  # a node that stopped by itself is not started again
@@ -96,15 +96,15 @@ def under_the_heap(node_settings: NodeSettings, scenario: list[Step], limit_byte
 
     loop.at(0, node.start, None)
     for when, event in scenario:
-        loop.at(when, happen, event)
+        loop.at(when, deliver_or_kill, event)
     loop.run(1 << 60)
-    messages = [node.pages.read(slot) for slot in range(SLOTS)]
+    grants = [node.pages.read(slot) for slot in range(SLOTS)]
     tenant_tables = [node.gates.read(gpu) for gpu in range(len(node_settings.gpus))]
-    return NodeOutput(journal.content(), journal.previous, listener.received, messages, tenant_tables)
+    return NodeOutput(journal.content(), journal.previous, listener.received, grants, tenant_tables)
 
 
 class KilledError(Exception):
-    """SIGKILL, as far as a test can."""
+    """Stands for SIGKILL."""
 
 
 class ScriptedTime:
@@ -126,29 +126,29 @@ class ScriptedTime:
         until = self.instant + round(timeout * SECOND_NS)
         if not self.scenario or self.scenario[0][0] > until:
             if not self.scenario and timeout >= 3600:
-                self.stop("the story is over")
+                self.stop("the scenario is over")
             self.instant = until
             return []
         self.instant = max(self.instant, self.scenario[0][0])
         ready = []
         while self.scenario and self.scenario[0][0] <= self.instant:
             _, event = self.scenario.pop(0)
-            ready.append((selectors.SelectorKey(0, 0, READ, self._happen(event)), READ))
-            if event is None:  # the rest is for the next process
+            ready.append((selectors.SelectorKey(0, 0, READ, self._deliver_or_kill(event)), READ))
+            if event is None:  # the next process receives the remaining events
                 break
         return ready
 
-    def _happen(self, event: Event | None) -> Callable[[int], None]:
-        def happen(mask: int) -> None:
+    def _deliver_or_kill(self, event: Event | None) -> Callable[[int], None]:
+        def ready(mask: int) -> None:
             if event is None:
                 raise KilledError
             self.deliver(event)
 
-        return happen
+        return ready
 
 
-def under_the_clock(node_settings: NodeSettings, scenario: list[Step], limit_bytes: int, home: Path) -> NodeOutput:
-    """The live loop, journal and pages; only time, the listener and the descriptors are not the world's."""
+def run_live(node_settings: NodeSettings, scenario: list[Step], limit_bytes: int, home: Path) -> NodeOutput:
+    """Run with the live loop, journal and pages; only the clock, the listener and the selector are scripted."""
     time = ScriptedTime(scenario)
     listener = RecordingListener()
     path = home / "journal"
@@ -163,7 +163,7 @@ def under_the_clock(node_settings: NodeSettings, scenario: list[Step], limit_byt
         gates = LiveTenantTables(home / "pages", SLOTS)
         loop: LiveLoop[Event] = LiveLoop(time, TimerFired())
         loop._selector.close()
-        loop._selector = time  # type: ignore[assignment]  # all of a selector that a loop needs
+        loop._selector = time  # type: ignore[assignment]  # has the methods of a selector that a loop uses
         time.deliver, time.stop = loop.post, loop.stop
         ports = NodePorts(listener, pages, gates, SimLedgers(), SimEnforcer())
         loop.bind(NodeHost(machine, NodeEffects(ports, loop.stop).effects(), journal))
@@ -174,21 +174,21 @@ def under_the_clock(node_settings: NodeSettings, scenario: list[Step], limit_byt
         except KilledError:
             continue
         finally:
-            messages = [pages.read(slot) for slot in range(SLOTS)]
+            grants = [pages.read(slot) for slot in range(SLOTS)]
             tenant_tables = [gates.read(gpu) for gpu in range(len(node_settings.gpus))]
             pages.close()
             gates.close()
             journal.close()
         previous = home / "journal.1"
-        before = previous.read_bytes() if previous.exists() else b""
-        return NodeOutput(path.read_bytes(), before, listener.received, messages, tenant_tables)
+        previous_bytes = previous.read_bytes() if previous.exists() else b""
+        return NodeOutput(path.read_bytes(), previous_bytes, listener.received, grants, tenant_tables)
 
 
 WORK = TenantSpec(Kind.OFFLINE, 7, memory_bytes=3, share_ppm=200_000, command="python train.py")
 SETTINGS = NodeSettings(SLOTS, 200 * MILLISECOND_NS, 0, gpus=(Gpu("a", 8), Gpu("b", 5)))
 
 
-def test_one_scenario_under_both_clocks(tmp_path: Path) -> None:
+def test_fixed_scenario_gives_the_same_output_under_both_clocks(tmp_path: Path) -> None:
     ms = MILLISECOND_NS
     scenario: list[Step] = [
         (10 * ms, TenantJoined(1, 11, 1000, WORK)),
@@ -200,31 +200,29 @@ def test_one_scenario_under_both_clocks(tmp_path: Path) -> None:
         (60 * ms, TenantResumed(1, 11, 1000, 0, 1)),
         (70 * ms, None),
         (80 * ms, TenantResumed(1, 13, 1000, 2, 1)),
-        (270 * ms, TenantLeft(1, "exit 0")),  # at the very instant the grace ends
-        (900 * ms, NodeStopping("told to")),
+        (270 * ms, TenantLeft(1, "exit 0")),  # at the instant at which the grace ends
+        (900 * ms, NodeStopping("requested")),
     ]
-    output = under_the_heap(SETTINGS, scenario, 1 << 40)
-    assert under_the_clock(SETTINGS, scenario, 1 << 40, tmp_path) == output
-    assert [messages[0] for messages in output.received] == ["welcome"] * 3 + ["refuse"] + ["welcome"] * 2 + [
-        "farewell"
-    ]
+    output = run_simulated(SETTINGS, scenario, 1 << 40)
+    assert run_live(SETTINGS, scenario, 1 << 40, tmp_path) == output
+    assert [message[0] for message in output.received] == ["welcome"] * 3 + ["refuse"] + ["welcome"] * 2 + ["farewell"]
     assert output.pages == [None] * SLOTS
     report = replay_file(tmp_path / "journal")
     assert (report.reproduced, report.turns) == (True, 13)
 
 
 @pytest.mark.parametrize("after", [TenantJoined(2, 12, 1000, WORK), PeerLost(1), NodeStopping("again")])
-def test_stopping_node_receives_nothing_more(after: Event, tmp_path: Path) -> None:
-    scenario: list[Step] = [(5, TenantJoined(1, 11, 1000, WORK)), (9, NodeStopping("told to")), (9, after)]
-    output = under_the_heap(SETTINGS, scenario, 1 << 40)
-    assert under_the_clock(SETTINGS, scenario, 1 << 40, tmp_path) == output
+def test_stopping_node_receives_no_further_events(after: Event, tmp_path: Path) -> None:
+    scenario: list[Step] = [(5, TenantJoined(1, 11, 1000, WORK)), (9, NodeStopping("requested")), (9, after)]
+    output = run_simulated(SETTINGS, scenario, 1 << 40)
+    assert run_live(SETTINGS, scenario, 1 << 40, tmp_path) == output
 
 
-def test_a_node_that_stops_does_not_wake_at_the_same_instant(tmp_path: Path) -> None:
+def test_stopping_node_does_not_wake_at_the_same_instant(tmp_path: Path) -> None:
     ends = 5 + SETTINGS.grace_ns
-    scenario: list[Step] = [(1, TenantJoined(1, 11, 1000, WORK)), (5, None), (ends, NodeStopping("told to"))]
-    output = under_the_heap(SETTINGS, scenario, 1 << 40)
-    assert under_the_clock(SETTINGS, scenario, 1 << 40, tmp_path) == output
+    scenario: list[Step] = [(1, TenantJoined(1, 11, 1000, WORK)), (5, None), (ends, NodeStopping("requested"))]
+    output = run_simulated(SETTINGS, scenario, 1 << 40)
+    assert run_live(SETTINGS, scenario, 1 << 40, tmp_path) == output
 
 
 peers = st.integers(1, 5)
@@ -251,16 +249,16 @@ node_settings = st.builds(
 
 @settings(max_examples=examples(60, 1500))
 @given(node_settings, st.lists(st.tuples(gaps, events), max_size=25), st.sampled_from([0, 500, 1 << 40]), st.booleans())
-def test_any_scenario_under_both_clocks(
-    chosen: NodeSettings, output: list[tuple[int, Event | None]], limit_bytes: int, stops: bool
+def test_random_scenario_gives_the_same_output_under_both_clocks(
+    chosen_settings: NodeSettings, steps: list[tuple[int, Event | None]], limit_bytes: int, stops: bool
 ) -> None:
     now = 0
     scenario: list[Step] = []
-    for gap, event in output:
+    for gap, event in steps:
         now += gap
         scenario.append((now, event))
     if stops:
-        scenario.append((now, NodeStopping("told to")))
+        scenario.append((now, NodeStopping("requested")))
     with tempfile.TemporaryDirectory() as home:
-        lived = under_the_clock(chosen, scenario, limit_bytes, Path(home))
-    assert lived == under_the_heap(chosen, scenario, limit_bytes)
+        live = run_live(chosen_settings, scenario, limit_bytes, Path(home))
+    assert live == run_simulated(chosen_settings, scenario, limit_bytes)

@@ -16,19 +16,19 @@ from cotenant.runner.clock import boot_ns
 from cotenant.units.instant import SECOND_NS
 from tests.support.node_processes import BOUND_S, alive, until
 
-# Stands in for `cotenant run`: says how its program ended as that does. Its arguments: the file for that, a file into
-# which it writes its number, and what to do: a code to end with, or "wait" to be told.
+# Stands in for `cotenant run` and writes an outcome file. Its arguments: the outcome file, a file to which it appends
+# its process number, and what to do: "DOING:CODE" to end with, or "wait" for a signal.
 RUN = """
 import json, os, signal, sys, time
 outcome, born, what = sys.argv[1:4]
-def told(number, frame):
-    say("asked", 0)
+def on_term(number, frame):
+    write_outcome("asked", 0)
     os._exit(0)
-def say(doing, code):
+def write_outcome(doing, code):
     with open(outcome + ".new", "w") as file:
         json.dump({"code": code, "doing": doing, "why": f"exit {code}"}, file)
     os.rename(outcome + ".new", outcome)
-signal.signal(signal.SIGTERM, told)
+signal.signal(signal.SIGTERM, on_term)
 with open(born, "a") as file:
     file.write(f"{os.getpid()}\\n")
 if what == "wait":
@@ -44,13 +44,13 @@ if what.startswith("last:"):
         time.sleep(0.01)
     what = what.replace("last", "own")
 doing, code = what.split(":")
-say(doing, int(code))
+write_outcome(doing, int(code))
 sys.exit(int(code))
 """
 
 
 class AttemptFixture:
-    """A machine's attempts, as an agent has them; an agent that is killed is one that is not used any more."""
+    """The attempts of one machine and its agents; a killed agent is one that is no longer used."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -61,31 +61,31 @@ class AttemptFixture:
         self.attempts = self.agent()
 
     def agent(self) -> Attempts:
-        """A new agent over what is on disk."""
+        """Start a new agent on the records on disk."""
         self._agents.append(Attempts(self.home / "attempts", self.lease, self.said.append))
         return self._agents[-1]
 
     def extend(self, lease_ns: int = 600 * SECOND_NS, grace_ns: int = 60 * SECOND_NS) -> None:
-        """Give the jobs more time, or none."""
+        """Extend the lease of the jobs, or let it end."""
         write_lease(self.lease, boot_ns() + lease_ns, grace_ns)
 
     def order(self, number: int, *what: str, grace_ns: int = 10 * SECOND_NS) -> Order:
-        """What is to run: one program for each word."""
+        """Return an order that runs one program for each word."""
         attempt = Attempt(f"job-{number}", number)
         record = self.attempts.record_of(attempt)
         words = [(str(record.rank_file(rank)), str(self.born(number)), word) for rank, word in enumerate(what)]
-        commands = tuple((sys.executable, "-c", RUN, *given) for given in words)
-        surroundings: tuple[dict[str, str], ...] = ({},) * len(what)
+        commands = tuple((sys.executable, "-c", RUN, *arguments) for arguments in words)
+        environments: tuple[dict[str, str], ...] = ({},) * len(what)
         log = str(self.home / "log")
         gpus = tuple(range(len(what)))
-        return Order(attempt, gpus, 0, 0, commands, surroundings, str(self.home), log, grace_ns)
+        return Order(attempt, gpus, 0, 0, commands, environments, str(self.home), log, grace_ns)
 
     def born(self, number: int) -> Path:
-        """A process that ran for an attempt wrote its number there."""
+        """Return the file to which each process of an attempt appends its number."""
         return self.home / f"born-{number}"
 
     def begin(self, number: int, *what: str, **given: int) -> Record:
-        """Start it, and wait until its programs run."""
+        """Start an attempt and wait until its programs run."""
         order = self.order(number, *what, **given)
         assert self.attempts.accept(order, None)
         self.attempts.tend(boot_ns())
@@ -96,19 +96,19 @@ class AttemptFixture:
         return self.born(number).read_text().splitlines() if self.born(number).exists() else []
 
     def ended(self, attempts: Attempts | None = None) -> AttemptReport:
-        """The one end that there is to be, once it is known."""
+        """Wait for the end of an attempt and return its report."""
         agent = attempts or self.attempts
 
-        def look() -> AttemptReport | None:
+        def first_end() -> AttemptReport | None:
             agent.tend(boot_ns())
             ends = [report for report in agent.reports(boot_ns()) if report.end is not None]
             return ends[0] if ends else None
 
-        report: AttemptReport = until(look)
+        report: AttemptReport = until(first_end)
         return report
 
     def close(self) -> None:
-        """End all that is left."""
+        """Kill all remaining processes."""
         for path in (self.home / "attempts").iterdir():
             supervisor = Record(path).supervisor()
             if supervisor is not None and alive(supervisor.pid):
@@ -120,6 +120,6 @@ class AttemptFixture:
 
 
 def _kill(pid: int) -> None:
-    """It may be gone by now: what a supervisor runs is told to end when that is killed."""
+    """Kill a process, which may have ended: a supervisor's programs end when it is killed."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)

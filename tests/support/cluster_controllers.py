@@ -1,4 +1,4 @@
-"""A controller inside this process: the real loop, door, TLS, journal and machine, on a clock that the test sets."""
+"""A controller in this process: the real loop, listener, TLS, journal and state machine on a manual clock."""
 
 import contextlib
 import shutil
@@ -40,7 +40,7 @@ def report(node: str, epoch: int = 1, gpus: int = 1) -> NodeReport:
 
 
 class ControllerFixture:
-    """Runs in a thread; whatever ends it but `close` is the failure of the test that did it."""
+    """A controller in a thread; if anything but `close` ends it, the test fails."""
 
     def __init__(self, *, most: int = 40, port: int = 0, home: Path | None = None) -> None:
         self.home = home or Path(tempfile.mkdtemp(prefix="ct-", dir="/tmp"))
@@ -68,7 +68,7 @@ class ControllerFixture:
         self.close()
 
     def close(self, *, keep: bool = False) -> None:
-        """Stop, and fail if the controller had died before."""
+        """Stop, and fail if the controller has died before."""
         self.loop.stop("the test is over")
         host, _, port = self.address.rpartition(":")
         with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 5):
@@ -81,18 +81,18 @@ class ControllerFixture:
             shutil.rmtree(self.home, ignore_errors=True)
         self.running.check()
 
-    # -- who is who ----------------------------------------------------------------------------------------------
+    # -- identities ----------------------------------------------------------------------------------------------
 
     def identity(self, role: Role, name: str, days: float = 1.0) -> Identity:
-        """SignedCertificate here and now, without the register knowing."""
+        """Sign a certificate directly, without an entry in the registry."""
         return self.authority.identity(
             role, name, self.address, self.home / f"{role.value}-{name}.pem", days, unix_ns()
         )
 
     def token(self, uses: int = 1, valid_ns: int = 10**12, node: str = "") -> str:
         with talk(self.operator) as controller:
-            asked = wire.MakeToken(wire.VERSION, uses, valid_ns, node)
-            return token_text(controller.ask(asked, wire.NewToken).secret, self.authority.certificate)
+            request = wire.MakeToken(wire.VERSION, uses, valid_ns, node)
+            return token_text(controller.ask(request, wire.NewToken).secret, self.authority.certificate)
 
     def joined(self, name: str, token: str = "") -> Identity:
         return enrol(self.address, token or self.token(), name, self.home / f"joined-{name}.pem", self.said.append)
@@ -106,29 +106,29 @@ class ControllerFixture:
         return talk_unauthenticated(self.address, self.authority.certificate)
 
     def raw(self, identity: Identity | None = None) -> ssl.SSLSocket:
-        """A connection that keeps to no protocol but TLS."""
+        """Open a TLS connection without a protocol on top."""
         host, _, port = self.address.rpartition(":")
-        bare = socket.create_connection((host, int(port)), BOUND_S)
+        plain = socket.create_connection((host, int(port)), BOUND_S)
         context = unauthenticated_context(self.authority.certificate) if identity is None else client_context(identity)
-        return context.wrap_socket(bare)
+        return context.wrap_socket(plain)
 
     def honest(self) -> wire.JobPage:
-        """The answer that an honest user must get whatever others do."""
+        """Return the answer that a well-behaved user must get whatever other peers do."""
         with talk(self.operator) as controller:
             return controller.ask(wire.ListJobs(wire.VERSION), wire.JobPage)
 
     def let_patience_run_out(self) -> None:
-        """Move the clock past the deadlines of all but nodes; an honest question makes the loop look at it."""
+        """Move the clock past the deadlines of all peers but nodes; a request makes the loop check them."""
         self.clock.advance(PATIENCE_NS)
         self.honest()
 
     def settled(self, peers: int = 0) -> None:
-        """Wait until so many connections are left."""
+        """Wait until this number of connections is left."""
         until(lambda: self.listener.connections == peers)
 
 
 def heard(connection: ssl.SSLSocket) -> list[wire.Answer]:
-    """All that the controller says until it hangs up; being reset is a way of hanging up."""
+    """Return all answers until the controller closes or resets the connection."""
     frames = wire.answer_frames()
     answers: list[wire.Answer] = []
     with contextlib.suppress(ConnectionResetError, ssl.SSLError):

@@ -1,7 +1,7 @@
 """Simulated nodes for tests of the cluster state machine, which follow the rules of real nodes.
 
-A node starts only what is new to it and meant for its epoch, repeats what ended until that is acknowledged, and ends
-everything by itself when its lease has ended: at the last instant that is allowed, the worst for the controller.
+A node starts only new attempts of its epoch, repeats reports of ended attempts until they are acknowledged, and ends
+all attempts when its lease has ended: at the last allowed instant, which is the worst case for the controller.
 """
 
 from typing import NamedTuple
@@ -13,14 +13,14 @@ WHOLE = 1_000_000
 
 
 class Report(NamedTuple):
-    """On its way to the controller."""
+    """A report on its way to the controller."""
 
     reported: NodeReport
     sent: int
 
 
 class Run:
-    """An attempt that runs."""
+    """A running attempt."""
 
     def __init__(self, order: StartJob) -> None:
         self.attempt = order.attempt
@@ -33,7 +33,7 @@ class Run:
 
 
 class FakeNode:
-    """A node."""
+    """A simulated node."""
 
     def __init__(self, name: str, gpus: tuple[GpuReport, ...], now: int) -> None:
         self.name = name
@@ -43,9 +43,9 @@ class FakeNode:
         self.runs: dict[int, Run] = {}
         self.ended: dict[int, AttemptReport] = {}
         self.orders: list[StartJob | StopJob | AckEnd] = []
-        """On their way from the controller, in order."""
+        """Orders on their way from the controller, in order."""
         self.acknowledged = now
-        """When the last report was sent that the controller is known to have."""
+        """The instant at which the last report that the controller has was sent."""
 
     def report(self, now: int) -> Report:
         reports = (*(run.report() for run in self.runs.values()), *self.ended.values())
@@ -58,13 +58,13 @@ class FakeNode:
         self.ended[number] = run.report(end)
 
     def lapse(self, now: int, lease_ns: int, grace_ns: int) -> None:
-        """End all when the lease has run out, as late as can be."""
+        """End all attempts when the lease has ended, as late as allowed."""
         if now >= self.acknowledged + lease_ns + grace_ns:
             for number in list(self.runs):
                 self.end(number, JobEnd.EVICTED)
 
     def restart(self, *, survives: bool) -> None:
-        """As another process; what it ran outlives it, or not. What was on its way to it may arrive still."""
+        """Restart as another process; its attempts survive or not. Orders sent to the old process may still arrive."""
         self.epoch += 1
         self.seen = 0
         if not survives:
@@ -72,17 +72,17 @@ class FakeNode:
                 self.end(number, JobEnd.EVICTED)
 
     def take(self, order: StartJob | StopJob | AckEnd, *, refuse: bool) -> Attempt | None:
-        """Do as told; an attempt that was begun."""
+        """Carry out an order; return the attempt if one was started."""
         number = order.attempt.number
         is_new = number > self.seen
         self.seen = max(self.seen, number)
-        known = number in self.runs or number in self.ended
+        is_known = number in self.runs or number in self.ended
         if isinstance(order, AckEnd):
             self.ended.pop(number, None)
         elif isinstance(order, StopJob):
             if number in self.runs:
                 self.end(number, JobEnd.EVICTED)
-        elif order.epoch == self.epoch and is_new and not known:
+        elif order.epoch == self.epoch and is_new and not is_known:
             if refuse:
                 self.ended[number] = Run(order).report(JobEnd.REFUSED)
             else:

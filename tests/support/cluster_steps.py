@@ -34,12 +34,12 @@ ROUND, LEASE, GRACE = 10, 20, 5
 
 
 def settings(**changed: object) -> ClusterSettings:
-    given = {"round_ns": ROUND * SECOND_NS, "lease_ns": LEASE * SECOND_NS, "grace_ns": GRACE * SECOND_NS, **changed}
-    return ClusterSettings(**given)  # type: ignore[arg-type]
+    fields = {"round_ns": ROUND * SECOND_NS, "lease_ns": LEASE * SECOND_NS, "grace_ns": GRACE * SECOND_NS, **changed}
+    return ClusterSettings(**fields)  # type: ignore[arg-type]
 
 
 class ClusterScript:
-    """A cluster, and what was said in it."""
+    """A cluster state machine, its turns and their descriptions."""
 
     def __init__(self, **changed: object) -> None:
         self.machine = ClusterMachine()
@@ -60,7 +60,7 @@ class ClusterScript:
         return [describe_cluster_action(action) for action in self.tell(event)]
 
     def until(self, second: int) -> list[ClusterAction]:
-        """Let time pass, waking the machine when it asked for it."""
+        """Advance to this second and wake the machine when it requests it."""
         actions: list[ClusterAction] = []
         while (due := self.machine.next_wakeup()) is not None and due <= second * SECOND_NS:
             self.now_s = max(self.now_s, -(-due // SECOND_NS))
@@ -73,11 +73,11 @@ class ClusterScript:
         return self.tell(self.reported[name])
 
     def report(self, name: str, *attempts: AttemptReport, seen: int = 0) -> list[ClusterAction]:
-        known = self.reported[name]
-        return self.tell(NodeReport(name, known.epoch, known.gpus, attempts, seen))
+        last = self.reported[name]
+        return self.tell(NodeReport(name, last.epoch, last.gpus, attempts, seen))
 
-    def submit(self, name: str, user: str = "ann", /, **given: object) -> JobSpec:
-        spec = JobSpec(name, user, **given)  # type: ignore[arg-type]
+    def submit(self, name: str, user: str = "ann", /, **fields: object) -> JobSpec:
+        spec = JobSpec(name, user, **fields)  # type: ignore[arg-type]
         self.tell(JobSubmitted(spec))
         return spec
 
@@ -91,16 +91,16 @@ class ClusterScript:
 
 
 def runs(order: ClusterAction, progress_ppm: int = 0, end: JobEnd | None = None, rate_ppm: int = 0) -> AttemptReport:
-    """What a node says of what it was told to start."""
+    """Return a node's report of an attempt that it was ordered to start."""
     assert isinstance(order, StartJob)
     return AttemptReport(order.attempt, order.gpus, progress_ppm, rate_ppm, end)
 
 
 def starts(actions: list[ClusterAction]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Who was started where."""
-    return {one.attempt.job: (one.node, one.gpus) for one in actions if isinstance(one, StartJob)}
+    """Return the node and the GPUs of each started job."""
+    return {action.attempt.job: (action.node, action.gpus) for action in actions if isinstance(action, StartJob)}
 
 
 def replaced(gpu: GpuReport, **changed: object) -> GpuReport:
-    """The same but for this."""
+    """Return the GPU report with other values of these fields."""
     return msgspec.structs.replace(gpu, **changed)

@@ -1,4 +1,4 @@
-"""Programs in namespaces like those of containers: other pids and mounts, the node's directory elsewhere."""
+"""Programs in namespaces like those of containers: own pids and mounts, and the node's directory at another path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.node_processes import COTENANT, NodeHarness
 
 
 class Container:
-    """Commands of cotenant in new namespaces; the node's runtime directory is there under another name only."""
+    """Runs commands of cotenant in new namespaces, which have the node's runtime directory only at another path."""
 
     def __init__(self, node_harness: NodeHarness, *flags: str, proc: bool = True) -> None:
         self.node_harness = node_harness
@@ -40,14 +40,14 @@ class Container:
             "HOME": str(self.home),
         }
         try:
-            tried = subprocess.run([*self._unshare, "true"], capture_output=True, text=True, check=False)
+            probe = subprocess.run([*self._unshare, "true"], capture_output=True, text=True, check=False)
         except FileNotFoundError:
-            pytest.skip("there is no unshare here")
-        if tried.returncode:
-            pytest.skip(f"namespaces are not permitted here: {tried.stderr.strip()}")
+            pytest.skip("the program unshare is not installed")
+        if probe.returncode:
+            pytest.skip(f"namespaces are not permitted here: {probe.stderr.strip()}")
 
     def start(self, *arguments: str, before: str = "", **options: Any) -> subprocess.Popen[str]:
-        """One command of cotenant inside; `before` is done in the shell that has mounted everything."""
+        """Start a command of cotenant inside; `before` is a shell command to run first."""
         node_harness, words = self.node_harness, shlex.join([*COTENANT, *arguments])
         mounts = (
             f"mount --bind {node_harness.directories.runtime} {self.runtime} && mount -t tmpfs none {node_harness.home}"
@@ -57,7 +57,7 @@ class Container:
         return node_harness.open(command, env=self.environ, **options)
 
     def run(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        """To its end."""
+        """Run a command to its end."""
         process = self.start(*arguments, **options)
         out, err = process.communicate(timeout=60)
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)

@@ -1,4 +1,4 @@
-"""Lead several processes through one scenario of shared device memory."""
+"""Control several processes that share device memory, one driver call at a time."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ PATIENCE_S = 60
 
 
 class ScriptedProgram:
-    """One process on the software GPUs of a directory; every operation is a call of the driver in it."""
+    """A process on software GPUs that makes one driver call per command."""
 
-    def __init__(self, directory: Path, **surroundings: str) -> None:
+    def __init__(self, directory: Path, **variables: str) -> None:
         self.line, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.line.settimeout(PATIENCE_S)
         with other:
             self.process = subprocess.Popen(
                 [sys.executable, str(PROGRAMS / "puppet.py"), str(other.fileno())],
-                env={**os.environ, **manage.env(directory), **surroundings},
+                env={**os.environ, **manage.env(directory), **variables},
                 pass_fds=[other.fileno()],
             )
 
     def tell(self, name: str, *arguments: Any, descriptor: int | None = None, **options: Any) -> None:
-        """Says what to do without waiting for the answer."""
-        sent = [] if descriptor is None else [descriptor]
-        socket.send_fds(self.line, [json.dumps([name, arguments, options]).encode()], sent)
+        """Send a command without waiting for the answer."""
+        descriptors = [] if descriptor is None else [descriptor]
+        socket.send_fds(self.line, [json.dumps([name, arguments, options]).encode()], descriptors)
 
     def receive(self) -> tuple[str, list[Any], list[int]]:
-        """The code of the call, its values, and a descriptor that came along."""
+        """Return the code of the call, its values, and the descriptors sent with it."""
         message, descriptors, _, _ = socket.recv_fds(self.line, 65536, 1)
         assert message, f"the process ended with {self.process.wait(PATIENCE_S)}"
         code, *values = json.loads(message)
         return code, values, descriptors
 
     def code(self, name: str, *arguments: Any, **options: Any) -> str:
-        """What a call answered."""
+        """Return the result code of a call."""
         self.tell(name, *arguments, **options)
         answer, _, descriptors = self.receive()
         for descriptor in descriptors:
@@ -52,7 +52,7 @@ class ScriptedProgram:
         return answer
 
     def do(self, name: str, *arguments: Any, **options: Any) -> Any:
-        """A call that must succeed: its value, or the descriptor that came with it."""
+        """Make a call that must succeed; return its value, or the descriptor sent with it."""
         self.tell(name, *arguments, **options)
         answer, values, descriptors = self.receive()
         assert answer == "CUDA_SUCCESS", f"{name}{arguments}: {answer}"
@@ -61,23 +61,23 @@ class ScriptedProgram:
         return values[0] if len(values) == 1 else values
 
     def kill(self) -> None:
-        """As by the system, without a word."""
+        """Kill the process."""
         self.process.kill()
         self.process.wait()
         self.line.close()
 
     def leave(self) -> None:
-        """Ends by itself."""
+        """Let the process exit by itself."""
         self.line.close()
         assert self.process.wait(PATIENCE_S) == 0
 
 
 @contextmanager
-def scripted_programs(directory: Path, count: int, **surroundings: str) -> Iterator[list[ScriptedProgram]]:
-    """Some processes that are gone afterwards, whatever happened."""
-    made = [ScriptedProgram(directory, **surroundings) for _ in range(count)]
+def scripted_programs(directory: Path, count: int, **variables: str) -> Iterator[list[ScriptedProgram]]:
+    """Yield some processes and kill them afterwards."""
+    programs = [ScriptedProgram(directory, **variables) for _ in range(count)]
     try:
-        yield made
+        yield programs
     finally:
-        for puppet in made:
-            puppet.kill()
+        for program in programs:
+            program.kill()

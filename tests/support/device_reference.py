@@ -6,7 +6,7 @@ from fractions import Fraction
 
 @dataclass
 class Launch:
-    """One kernel of a test case: who, where, when, and its shape."""
+    """One kernel of a test case: its client, stream, submission and shape."""
 
     client: int
     stream: int
@@ -28,7 +28,7 @@ class Launch:
 
 @dataclass
 class Reference:
-    """Groups in turn, streams in order, blocks by priority and readiness, nobody preempted."""
+    """Serves groups in turn, streams in order, and blocks by priority and readiness, without preemption."""
 
     sm_count: int
     slice_ns: int
@@ -45,19 +45,19 @@ class Reference:
     slice_end: int | None = field(init=False, default=None)
 
     def run(self, launches: list[Launch]) -> None:
-        to_come = sorted(launches, key=lambda launch: launch.submit_ns)
+        upcoming = sorted(launches, key=lambda launch: launch.submit_ns)
         while True:
             change = self.next_change()
-            if to_come and (change is None or to_come[0].submit_ns < change):
-                self.pass_time(to_come[0].submit_ns)
-                self.submit(to_come.pop(0))
+            if upcoming and (change is None or upcoming[0].submit_ns < change):
+                self.pass_time(upcoming[0].submit_ns)
+                self.submit(upcoming.pop(0))
             elif change is not None:
                 self.pass_time(change)
-                self.happen()
+                self.handle_change()
             else:
                 return
 
-    # -- what is
+    # -- state
 
     def group(self, launch: Launch) -> int:
         return self.groups[launch.client]
@@ -72,13 +72,13 @@ class Reference:
         return sum((len(launch.left_ns) * launch.share() for launch in launches), Fraction(0))
 
     def placement(self, launches: list[Launch]) -> list[tuple[Launch, int]]:
-        """How many waiting blocks of each could be placed now, if these launches were all there is."""
+        """Return how many waiting blocks of each launch could be placed now, if there were only these launches."""
         placed: list[tuple[Launch, int]] = []
         free = self.sm_count - self.held(launches)
         for launch in launches:
-            mine = [other for other in launches if other.client == launch.client]
+            own_launches = [other for other in launches if other.client == launch.client]
             extra = sum((n * other.share() for other, n in placed if other.client == launch.client), Fraction(0))
-            own = self.caps[launch.client] - self.held(mine) - extra if self.caps[launch.client] else free
+            own = self.caps[launch.client] - self.held(own_launches) - extra if self.caps[launch.client] else free
             more = min(launch.waiting, max(0, int(min(free, own) / launch.share())))
             placed.append((launch, more))
             free -= more * launch.share()
@@ -86,7 +86,7 @@ class Reference:
                 break
         return placed
 
-    # -- what passes
+    # -- time
 
     def next_change(self) -> int | None:
         instants = [instant for instant in (self.switch_end, self.slice_end) if instant is not None]
@@ -95,19 +95,19 @@ class Reference:
         return min(instants, default=None)
 
     def pass_time(self, instant: int) -> None:
-        passed = instant - self.now
+        elapsed = instant - self.now
         for launch in self.ready:
             peers = [other for other in self.of_group(self.group(launch)) if other.client == launch.client]
             alone = len(launch.left_ns) + sum(n for other, n in self.placement(peers) if other is launch)
             service = len(launch.left_ns) if self.is_on(self.group(launch)) else 0
             if alone:
-                launch.delayed_ns += passed * (1 - Fraction(service, alone))
+                launch.delayed_ns += elapsed * (1 - Fraction(service, alone))
         for launch in self.ready:
             if self.is_on(self.group(launch)):
-                launch.left_ns = [left - passed for left in launch.left_ns]
+                launch.left_ns = [left - elapsed for left in launch.left_ns]
         self.now = instant
 
-    # -- what happens
+    # -- changes
 
     def submit(self, launch: Launch) -> None:
         queue = self.queues.setdefault((launch.client, launch.stream), [])
@@ -121,7 +121,7 @@ class Reference:
         before = sum(other.priority <= launch.priority for other in self.ready)
         self.ready.insert(before, launch)
 
-    def happen(self) -> None:
+    def handle_change(self) -> None:
         finished = []
         if self.active is not None and self.is_on(self.active):
             for launch in self.of_group(self.active):

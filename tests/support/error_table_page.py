@@ -57,21 +57,21 @@ def page() -> str:
     """Return the text of the page."""
     parts = [HEAD + "".join(f"| `{remedy.value}` | {ACTIONS[remedy]} |\n" for remedy in Remedy)]
     for source, (title, about) in TITLES.items():
-        rows = "".join(_row(one) for one in CLASSES if one.source is source)
+        rows = "".join(_row(error) for error in CLASSES if error.source is source)
         head = "| codes | class | scope | action | restart | description |\n|---|---|---|---|---|---|\n"
         parts.append(f"## {title}\n\n{about}\n\n{head}{rows}")
     return "\n".join(parts)
 
 
-def _row(one: ErrorClass) -> str:
-    codes = ", ".join(str(int(code)) for code in one.codes) or "others"
+def _row(error: ErrorClass) -> str:
+    codes = ", ".join(str(int(code)) for code in error.codes) or "others"
     cells = (
         codes,
-        f"`{one.name}`",
-        one.scope.value,
-        f"`{one.remedy.value}`",
-        "yes" if one.restart else "no",
-        one.description,
+        f"`{error.name}`",
+        error.scope.value,
+        f"`{error.remedy.value}`",
+        "yes" if error.restart else "no",
+        error.description,
     )
     return f"| {' | '.join(cells)} |\n"
 

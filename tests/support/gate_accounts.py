@@ -27,7 +27,7 @@ from tests.support.gate_sums import (
 
 
 class Device:
-    """The file: what the node says, the floor, and a page for each slot."""
+    """The gate file: the tenant table, the arbitration page, and a page for each slot."""
 
     def __init__(self, slots: int) -> None:
         self.rules, self.writes, self.debt_ns = GateRules(entries=()), 0, 0
@@ -39,7 +39,7 @@ class Device:
 
 
 class Ledger:
-    """One process of a tenant: whom it knows, what its page says, and what those above lost to it."""
+    """One process of a tenant: the tenants that it knows, its page, and what higher priorities lost to it."""
 
     def __init__(self, device: Device, slot: int, generation: int) -> None:
         self.device, self.slot, self.generation = device, slot, generation
@@ -92,7 +92,7 @@ class Ledger:
         page = self.device.pages[entry.slot]
         return page if page["generation"] == entry.generation else None
 
-    # ---- what the own page says
+    # ---- the tenant's own page
 
     def patience(self, low: int, high: int) -> int:
         most, spread = self.rules.patience_ns, max(high - low, 0)
@@ -141,7 +141,7 @@ class Ledger:
         page["quiet_ns"] = min(busy + low + self.patience(low, high), far)
 
     def be_held(self, held: int, now: int) -> None:
-        """Equals held up its work for so long; the longest of late counts."""
+        """Record for how long equals held up its work; the longest recent hold is kept."""
         must_share = (self.limit and self.is_static) or any(self.limit or s.limit_ppm for s in self.equals)
         if self.limit and must_share and (held >= self.held or now - self.held_at > HELD_FOR):
             self.held, self.held_at = min(held, HELD_MOST), now
@@ -149,12 +149,12 @@ class Ledger:
     # ---- the debt
 
     def debt(self, now: int) -> int:
-        """What was charged last by one who is gone is forgiven."""
-        there = [self.page, *filter(None, map(self.page_of, [*self.above, *self.beside]))]
-        return max(min(self.device.debt_ns, max(page["owes_ns"] for page in there)) - now, 0)
+        """Return the debt; a charge by a tenant that has left is forgiven."""
+        present = [self.page, *filter(None, map(self.page_of, [*self.above, *self.beside]))]
+        return max(min(self.device.debt_ns, max(page["owes_ns"] for page in present)) - now, 0)
 
     def spared_ppm(self) -> int:
-        """Of the time, what those above can spare: a part of that for which they are active."""
+        """Return the part of the time that higher priorities may lose: a fraction of their active time."""
         delay = self.rules.delay_ppm
         return max(min(delay, DELAY_MOST) * self.duty_ppm // PPM, 1) if delay else 0
 
@@ -180,7 +180,7 @@ class Ledger:
         self.page["overrun_ns"] += lost
 
     def first_back(self) -> int:
-        """When the first of those above launched since we were admitted."""
+        """Return when the first tenant of higher priority launched since this launch was admitted."""
         first = NEVER
         for entry, seen in self.seen.items():
             page = self.page_of(entry)
@@ -190,7 +190,7 @@ class Ledger:
         return first
 
     def pieces_back(self) -> int:
-        """Kernels that those above launched since we were admitted, while our work ran."""
+        """Return the kernels that higher priorities launched since this launch was admitted, while its work ran."""
         pieces = 0
         for entry, seen in self.seen.items():
             page = self.page_of(entry)

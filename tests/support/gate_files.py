@@ -1,4 +1,4 @@
-"""Put two tenants at a device's gate without a node."""
+"""The gate of a device with two tenants, without a node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GENERATION = 1
 
 
 class Gate:
-    """The gate of one device with an online and an offline tenant, and what programs in their seats are told."""
+    """The gate of one device with an online and an offline tenant, and the environment of their programs."""
 
     def __init__(self, home: Path, policy: GatePolicy = GatePolicy.FILL) -> None:
         self._gates = LiveTenantTables(home, 2)
@@ -31,20 +31,24 @@ class Gate:
         static_ppm: int = 0,
         patience_ns: int = GateRules().patience_ns,
     ) -> None:
-        """Say anew who sits where; None: the online one is gone."""
-        below = GateEntry(OFFLINE, GENERATION, offline, False, paused, limit_ppm=static_ppm, static=static_ppm > 0)
-        above = () if online is None else (GateEntry(ONLINE, GENERATION, online, online=True),)
-        self._gates.set_table(0, GateRules(self.policy, patience_ns=patience_ns, entries=(*above, below)))
+        """Write the tenant table; `online` None: there is no online tenant."""
+        offline_entry = GateEntry(
+            OFFLINE, GENERATION, offline, False, paused, limit_ppm=static_ppm, static=static_ppm > 0
+        )
+        online_entries = () if online is None else (GateEntry(ONLINE, GENERATION, online, online=True),)
+        self._gates.set_table(
+            0, GateRules(self.policy, patience_ns=patience_ns, entries=(*online_entries, offline_entry))
+        )
 
     def environ(self, environ: dict[str, str], records: Path, slot: int) -> dict[str, str]:
-        """The environment of a program in a seat, which finds the file beside its records."""
+        """Return the environment of a program in a slot, which finds the gate file next to its records."""
         link = records / "gate"
         if not link.is_symlink():
             link.symlink_to(self.path)
         return {**environ, SLOT_VARIABLE: f"{slot}/{GENERATION}"}
 
     def page(self, slot: int) -> dict[str, int | list[int]]:
-        """What a tenant's page says."""
+        """Return the fields of a tenant's page."""
         with self.path.open("rb") as file:
             file.seek(tenant_table.page_offset(slot))
             return tenant_table.read_page(file.read(tenant_table.PAGE_BYTES))

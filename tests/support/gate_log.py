@@ -53,7 +53,7 @@ class GateScenario:
         return f"the node says: {policy.value}" + (f", {paused} paused" if paused else "")
 
     def launch(self, name: str, expect_us: int, back_us: int = 0, granularity_us: int = 0) -> str:
-        """One ask, or launch, and what comes of it. After `back_us` the host launches again, as it thinks."""
+        """Request a launch and describe the decision; the host expects to launch again after `back_us`."""
         gate, low = self.gates[name], back_us * US
         request = (expect_us * US, expect_us * US, low, low and low + 50 * US, 1, granularity_us * US, 1)
         self.since[name] = self.since[name] or self.now
@@ -92,23 +92,23 @@ def log_lines() -> Iterator[str]:
         (85, lambda: scenario.launch("batch", 40)),
         (120, lambda: scenario.launch("training", 250)),
         (125, lambda: scenario.launch("training", 100)),
-        (140, lambda: scenario.launch("online", 30, 300)),  # earlier than it thought
+        (140, lambda: scenario.launch("online", 30, 300)),  # earlier than expected
         (150, lambda: scenario.launch("training", 100)),
         (225, lambda: scenario.over("training", 100)),
         (226, lambda: scenario.wait("online")),
         (230, lambda: scenario.launch("training", 100)),
         (330, lambda: scenario.over("training", 100)),
-        (5000, lambda: scenario.launch("training", 900)),  # nobody is there, but so much is owed
+        (5000, lambda: scenario.launch("training", 900)),  # no other tenant is active, but the debt is large
         (20_000, lambda: scenario.launch("training", 900)),
         (20_010, lambda: scenario.launch("batch", 40)),
-        (20_100, lambda: scenario.launch("online", 20, 400)),  # and comes back
+        (20_100, lambda: scenario.launch("online", 20, 400)),  # the online tenant is active again
         (20_110, lambda: scenario.launch("training", 50)),
         (20_900, lambda: scenario.over("training", 900)),
         (21_000, lambda: scenario.launch("batch", 40)),
         (21_100, lambda: scenario.launch("online", 20, 400)),
         (21_150, lambda: scenario.launch("training", 50)),
         (150_000, lambda: scenario.launch("online", 20, 400)),
-        (150_025, lambda: scenario.launch("training", 50)),  # paid off so far that gaps are open again
+        (150_025, lambda: scenario.launch("training", 50)),  # the debt is low enough to fill gaps again
         (150_080, lambda: scenario.over("training", 50)),
         (160_000, lambda: scenario.launch("training", 50)),
         (161_000, lambda: scenario.rule(paused="training")),
@@ -128,8 +128,11 @@ def log_lines() -> Iterator[str]:
         (400_101, lambda: scenario.launch("online", 900, 100)),
         (400_201, lambda: scenario.launch("online", 900, 100)),
         (400_210, lambda: scenario.launch("batch", 200)),
-        (400_220, lambda: scenario.launch("training", 200, granularity_us=4)),  # beside work that keeps the device busy
-        (400_301, lambda: scenario.launch("online", 900, 100)),  # which loses a part of a block
+        (
+            400_220,
+            lambda: scenario.launch("training", 200, granularity_us=4),
+        ),  # while the device is busy
+        (400_301, lambda: scenario.launch("online", 900, 100)),  # the online tenant loses a part of a block
         (400_310, lambda: scenario.launch("training", 200, granularity_us=4)),
     ]
     for now_us, step in steps:

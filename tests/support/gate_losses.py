@@ -22,7 +22,7 @@ Key = tuple[int, int]
 
 
 class Losses:
-    """Of one process: of its own waits, and of what those above reported of theirs."""
+    """The losses of one process: measured by its own waits, and reported by higher priorities."""
 
     def __init__(self) -> None:
         self.begin = self.end = self.clean = self.count = self.met = 0
@@ -61,7 +61,7 @@ class Losses:
             page["lost_ns"] += felt(late - self.clean, max(now - begin, 0), delay)
             page["loss_reports"] += 1
 
-    # ---- those below
+    # ---- lower priorities
 
     def look(self, charged_sum: int) -> None:
         lost_by = {key: lost_of(key, page) for key, page in self.pages.items()}
@@ -93,12 +93,12 @@ class Losses:
 
 
 def lost_of(key: Key, page: Page) -> int:
-    """What one above says; nothing as long as the page is another's."""
+    """Return the loss that a higher priority reported; 0 while the page belongs to another generation."""
     return page["lost_ns"] if page["generation"] == key[1] else 0
 
 
 def felt(late: int, span: int, delay: int) -> int:
-    """A loss counts for more, the more it is of the time that the host waited for."""
+    """Return the weight of a loss, which grows with its part of the time that the host waited."""
     if late <= 0 or not span:
         return late
     lost, slack = min(late, FAR), max(min(span, FAR) * max(min(delay, 8 * PPM), SLACK) // PPM, 1)

@@ -48,9 +48,9 @@ from tests.support.gate_sums import (
 
 
 class Tenant(Shares):
-    """One process of a tenant: may it launch, and what follows."""
+    """One process of a tenant: decides whether it may launch, and accounts for the launch."""
 
-    # ---- may it go?
+    # ---- admission
 
     def is_asking(self, page: Page, now: int) -> bool:
         return bool(page["wanted_ns"]) and abs(now - page["asked_ns"]) <= LOOK
@@ -116,7 +116,7 @@ class Tenant(Shares):
         return FREE, now
 
     def busy_of(self, page: Page, now: int) -> int:
-        """When its work is over; work that its host still waits for is not, for a while."""
+        """Return when its work ends; work that its host still waits for is assumed to run a while longer."""
         busy = page["busy_ns"]
         return now + WAITED_FOR if page["waits_ns"] and busy <= now < busy + self.rules.patience_ns else busy
 
@@ -135,7 +135,7 @@ class Tenant(Shares):
         self.spent = max(self.spent, now - SPARE) + earned_in(self.losses.scaled(loss), self.spared_ppm())
 
     def decide_gap(self, request: LaunchRequest, holder: Page, quiet: int, since: int, now: int) -> tuple[int, int]:
-        """The holder is the one that is expected back first."""
+        """Decide about a launch into a gap; the holder is the tenant that is expected back first."""
         expect, sure, _, _, may_fill, granularity, *_ = request
         sure, end = max(sure, expect), holder["next_ns"]
         submitted, debt = self.submitted_ns(now), self.debt(now)
@@ -162,13 +162,13 @@ class Tenant(Shares):
         return GAP, now
 
     def look(self, now: int) -> tuple[list[Page], list[Page], int]:
-        """Those above that have launched, those of them that are expected back, and when their work is over."""
+        """Return the higher priorities that have launched, those expected back, and the end of their work."""
         pages = [page for page in map(self.page_of, self.above) if page and page["sequence"]]
         expected = [page for page in pages if now < page["quiet_ns"] and not self.is_asking(page, now)]
         return pages, expected, max([now, *(self.busy_of(page, now) for page in pages)])
 
     def loss_beside(self, request: LaunchRequest, now: int) -> int:
-        """What those above lose to blocks that give way: half of one for each of their kernels that come meanwhile."""
+        """Return what higher priorities lose to yielding blocks: half a block per kernel that they launch meanwhile."""
         pages, expected, busy = self.look(now)
         first = now + self.submitted_ns(now)
         begin = first if now < busy else max(min(page["next_ns"] for page in expected), first)
@@ -178,7 +178,7 @@ class Tenant(Shares):
         return min(granularity_of_launch(pieces + 1, request[5]), over) + 1 if over else 0
 
     def decide_beside(self, request: LaunchRequest, since: int, now: int) -> tuple[int, int]:
-        """BESIDE, or what keeps it from that; TIGHT until it can be spared."""
+        """Return BESIDE or the reason against it; TIGHT until the loss can be spared."""
         expect, sure, _, _, _, granularity, *_ = request
         if not granularity or not expect:
             return TIGHT, NEVER
@@ -198,7 +198,7 @@ class Tenant(Shares):
         return BESIDE, now
 
     def decide(self, request: LaunchRequest, since: int, now: int) -> tuple[int, int]:
-        """The reason, and until when to wait if it is one to wait."""
+        """Return the reason, and until when to wait if the launch must wait."""
         expect = request[0]
         _, expected, busy = self.look(now)
         quiet = max([busy, *(page["quiet_ns"] for page in expected)])

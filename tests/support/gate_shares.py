@@ -28,13 +28,13 @@ from tests.support.gate_sums import (
 
 
 class Shares(Ledger):
-    """One process of a tenant: what its share lets it do."""
+    """One process of a tenant: the launches that its share allows."""
 
     def weight(self, expect: int) -> int:
         return expect or self.rules.bound_ns
 
     def book(self, use: int, now: int) -> None:
-        """Work that was used, or is given back if that is negative."""
+        """Account for work used, or returned if negative."""
         earned = earned_in(abs(use), self.limit)
         held = self.held if now - self.held_at <= HELD_FOR else 0
         level = max(self.page["paid_ns"], now - WINDOW - 2 * held) if self.page["paid_ns"] else now
@@ -65,7 +65,7 @@ class Shares(Ledger):
         return page["over_ns"]
 
     def over_by(self) -> int:
-        """When the work of all of them is over, or was."""
+        """Return when the work of this tenant and of its peers ends or ended."""
         return max([self.page["busy_ns"], *(page["busy_ns"] for page in map(self.page_of, self.beside) if page)])
 
     def wants_now(self, page: Page, until: int, now: int) -> bool:
@@ -86,7 +86,7 @@ class Shares(Ledger):
         return False
 
     def decide_share(self, request: LaunchRequest, is_active: bool, since: int, now: int) -> tuple[int, int]:
-        """The reason to wait and until when; 0: none."""
+        """Return the reason to wait and until when; 0: no reason."""
         self.is_lent = False
         if self.is_ending or request[7] >= PPM:
             return 0, now
@@ -106,7 +106,7 @@ class Shares(Ledger):
         return bound + part_of(4 * bound, delay) if request[5] else bound
 
     def is_full(self, request: LaunchRequest, now: int) -> bool:
-        """Whether what it has submitted keeps it from submitting more."""
+        """Return whether the submitted work forbids a further launch."""
         if self.is_ending:
             return self.unconfirmed > 0 or self.page["busy_ns"] > now
         submitted = self.unconfirmed_ns + self.weight(request[0])

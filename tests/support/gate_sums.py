@@ -40,7 +40,7 @@ COUNTS: Final = (
 
 
 def rank(entry: GateEntry) -> int:
-    """Below everybody is who is to end."""
+    """Return the priority; a tenant that is ending ranks lowest."""
     return 10 if entry.ending else entry.priority
 
 
@@ -52,13 +52,13 @@ def part_of(amount: int, ppm: int) -> int:
     return min(amount, 2**32 - 1) * min(ppm, PPM) // PPM
 
 
-def quotient(one: int, other: int) -> int:
-    """As C has it: towards zero."""
-    return one // other if (one < 0) == (other < 0) else -(-one // other)
+def quotient(dividend: int, divisor: int) -> int:
+    """Divide as C does, rounding towards zero."""
+    return dividend // divisor if (dividend < 0) == (divisor < 0) else -(-dividend // divisor)
 
 
 def tenths_of(page: Page) -> int:
-    """Kernels in a launch in the mean, in tenths."""
+    """Return the mean number of kernels per launch, in tenths."""
     launches, pieces = page["launches"], page["pieces"]
     if not launches or pieces <= launches:
         return 10
@@ -66,7 +66,7 @@ def tenths_of(page: Page) -> int:
 
 
 def pace_of(page: Page) -> int:
-    """Kernels a second of its latest launches."""
+    """Return the kernels per second of its latest launches."""
     known = min(page["launches"], RECENT - 2)
     span = page["at_ns"] - page.get(f"recent {(page['sequence'] - known + 1) % RECENT}", 0)
     if known < 2 or span <= 0:
@@ -79,7 +79,7 @@ def granularity_of_launch(pieces: int, granularity: int) -> int:
 
 
 def loss_at(holder: Page, until: int, now: int) -> int:
-    """What the holder loses in the mean if our work ends then: it comes at any instant from earliest to latest."""
+    """Return the holder's mean loss if the work ends at `until`: it returns at any instant from next to latest."""
     begin = max(holder["next_ns"], now)
     over, width = max(until - begin, 0), max(holder["latest_ns"] - begin, now - holder["next_ns"], 0)
     if over >= width:
@@ -92,7 +92,7 @@ def new_page() -> Page:
 
 
 def bound_of(rules: GateRules, granularity: int) -> int:
-    """Of work that gives way up to five times as much, where those above may lose as much as they have."""
+    """Return the bound of submitted work; for yielding work up to five times as much, by the allowed delay."""
     more_ppm = min(rules.delay_ppm, PPM) if granularity else 0
     return rules.bound_ns + 4 * rules.bound_ns * more_ppm // PPM
 

@@ -20,7 +20,7 @@ HOOK_MODES = ("shim", "preload")
 
 
 class Hook:
-    """The hook before one driver: an environment for programs, and their records."""
+    """The hook in front of one driver: the environment of programs, and their records."""
 
     def __init__(self, home: Path, driver: Path, base: dict[str, str]) -> None:
         self.base = {**os.environ, **base}
@@ -39,20 +39,20 @@ class Hook:
         return {**self.base, **variables, **shim.environment(mode, self.shim, self.base)}
 
     def recorded(self) -> list[Record]:
-        """Every record since the last look."""
-        found = list(read_records(self.records, "task"))
+        """Return the records since the last call."""
+        records = list(read_records(self.records, "task"))
         for path in self.records.iterdir():
             path.unlink()
-        return found
+        return records
 
 
 def hook_before(softgpu: Path, home: Path) -> Hook:
-    """The hook before the software GPUs of a directory."""
+    """Return the hook in front of the software GPUs of a directory."""
     return Hook(home, manage.library(), manage.env(softgpu, base={}))
 
 
 def compiled(home: Path, source: str, *flags: str) -> Path:
-    """A C program or library of native/tests, without anything of cotenant's linked in."""
+    """Compile a C program or library of native/tests without linking to cotenant."""
     if shutil.which("gcc") is None:
         pytest.skip("no C compiler")
     target = home / Path(source).stem
@@ -62,5 +62,9 @@ def compiled(home: Path, source: str, *flags: str) -> Path:
     return target
 
 
-def run(command: Sequence[str | Path], environ: dict[str, str], heard: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, env=environ, input=heard, capture_output=True, text=True, check=False, timeout=120)
+def run(
+    command: Sequence[str | Path], environ: dict[str, str], input_text: str = ""
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, env=environ, input=input_text, capture_output=True, text=True, check=False, timeout=120
+    )

@@ -1,4 +1,4 @@
-"""Hold processes on a software GPU to a quota in tests without a node."""
+"""Processes on a software GPU with memory quotas, without a node."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.support.cuda_programs import ScriptedProgram
 from tests.support.hook_runs import hook_before
 
 GENERATION = 5
-_LOOK_S = 0.005
+_POLL_S = 0.005
 
 
 class LedgerFixture:
-    """The ledger of one software GPU, tenants with quotas (0: none), and processes of theirs."""
+    """The ledger of one software GPU, tenants with quotas (0: none), and their processes."""
 
     def __init__(self, softgpu: Path, home: Path, *quotas_bytes: int) -> None:
         self.softgpu = softgpu
@@ -36,23 +36,23 @@ class LedgerFixture:
         self.started: list[ScriptedProgram] = []
 
     def allow(self, slot: int, quota_bytes: int, kind: Kind = Kind.OFFLINE) -> None:
-        """Say the quota of a tenant, at any time."""
+        """Set the quota of a tenant, at any time."""
         self._pages.publish(Grant(slot, GENERATION, kind, 7, 1_000_000, quota_bytes, 0, 0), 1)
 
     def start(self, slot: int) -> ScriptedProgram:
-        """One more process, once it has its context and its code, and what these take is measured."""
-        made = ScriptedProgram(self.softgpu, **self.environs[slot])
-        self.started.append(made)
-        made.do("sync")
+        """Start a process and return it once its context and code are loaded and measured."""
+        program = ScriptedProgram(self.softgpu, **self.environs[slot])
+        self.started.append(program)
+        program.do("sync")
         self.measure()
-        return made
+        return program
 
     def held(self, slot: int) -> int:
-        """By the ledger."""
+        """Return the bytes that a tenant holds by the ledger."""
         return self.ledgers.held(0, slot)
 
     def truth(self, slot: int, what: str = "memory_bytes") -> int:
-        """By the device's own books."""
+        """Return a value of a tenant's account by the device's own counters."""
         accounts = manage.inspect(self.softgpu, 0)["accounts"]
         return sum(account[what] for account in accounts if account["account"] == f"tenant{slot}")
 
@@ -60,11 +60,11 @@ class LedgerFixture:
         return sum(line.denied for line in self.ledgers.lines(0) if line.slot == slot)
 
     def line(self, process: ScriptedProgram) -> LedgerLine:
-        """What the ledger says of one process."""
+        """Return the ledger line of one process."""
         return next(line for line in self.ledgers.lines(0) if line.owner >> 42 == process.process.pid)
 
     def measure(self) -> None:
-        """What the node does: the device is asked what each process holds."""
+        """Do as the node does: set each line to the memory that the device reports."""
         lines = self.ledgers.lines(0)
         held = {
             client["pid"]: client["counters"]["memory_bytes"] for client in manage.inspect(self.softgpu, 0)["clients"]
@@ -73,12 +73,12 @@ class LedgerFixture:
             self.ledgers.measured(0, line, held.get(line.owner >> 42, 0))
 
     def bury(self) -> None:
-        """What the node does: the lines of those who are gone are cleared once the device has their memory back."""
+        """Do as the node does: clear the lines of ended processes once the device has freed their memory."""
         alive = {client["pid"] for client in manage.inspect(self.softgpu, 0)["clients"]}
         for line in self.ledgers.lines(0):
             pid = line.owner >> 42
             while pid in alive and not Path(f"/proc/{pid}").exists():
-                pause(_LOOK_S)
+                pause(_POLL_S)
                 alive = {client["pid"] for client in manage.inspect(self.softgpu, 0)["clients"]}
             if pid not in alive:
                 self.ledgers.clear(0, line.slot, line.line, line.owner)
@@ -86,8 +86,8 @@ class LedgerFixture:
             self.ledgers.sweep(0, slot)
 
     def close(self) -> None:
-        for puppet in self.started:
-            if puppet.process.poll() is None:
-                puppet.kill()
+        for program in self.started:
+            if program.process.poll() is None:
+                program.kill()
         self.ledgers.close()
         self._pages.close()

@@ -11,7 +11,7 @@ from tests.support.node_in_process import InProcessNode, received
 
 
 class ListenerFixture(Protocol):
-    """A listener of either side with one peer before it."""
+    """A live or simulated listener with one connected peer."""
 
     listener: Listener
     peer: int
@@ -26,16 +26,15 @@ class ListenerFixture(Protocol):
 
 class SimListenerFixture(ListenerFixture):
     def __init__(self) -> None:
-        self.listener = made = SimListener()
-        self._made = made
-        self._heard: list[PeerMessage] = []
-        self.peer = made.connect(self._heard.append)
+        self.listener = self._sim_listener = SimListener()
+        self._messages: list[PeerMessage] = []
+        self.peer = self._sim_listener.connect(self._messages.append)
 
     def received(self) -> list[PeerMessage]:
-        return self._heard
+        return self._messages
 
     def go_away(self) -> None:
-        self._made.disconnect(self.peer)
+        self._sim_listener.disconnect(self.peer)
 
     def close(self) -> None:
         pass
@@ -50,21 +49,21 @@ class LiveListenerFixture(ListenerFixture):
         [self.peer] = self._node.listener._peers
 
     def received(self) -> list[PeerMessage]:
-        self._socket.shutdown(socket.SHUT_WR)  # the node hangs up once it has said everything
-        words: list[PeerMessage] = []
+        self._socket.shutdown(socket.SHUT_WR)  # the node closes the connection after its last message
+        messages: list[PeerMessage] = []
         for answer in received(self._socket):
             match answer:
                 case wire.Welcome(grant=grant):
-                    words.append(grant)
+                    messages.append(grant)
                 case wire.Refusal(reject=reject):
-                    words.append(reject)
+                    messages.append(reject)
                 case wire.SlotReleased(ending=ending):
-                    words.append(ending)
+                    messages.append(ending)
                 case wire.Confirmation(tenants=tenants):
-                    words.append(tuple(tenants))
+                    messages.append(tuple(tenants))
                 case wire.Signal() | wire.Suspend() | wire.Restore():
-                    words.append(answer)
-        return words
+                    messages.append(answer)
+        return messages
 
     def go_away(self) -> None:
         self._socket.close()

@@ -49,7 +49,7 @@ def runs() -> list[tenants.ClientsRun]:
 
 
 def write_all(root: Path) -> Path:
-    """The whole directory; returns it."""
+    """Write the data directory and return it."""
     _write_streams(root / "orion" / "model_kernels")
     _write_surface(root / "rapp")
     _write_profiles(root / "parvagpu")
@@ -69,9 +69,12 @@ def _write_surface(folder: Path) -> None:
     config = preset("v100")
     rows = ["model,batch,sm_pct,time_quota_pct,latency_ms"]
     for (model, batch), request in REQUESTS.items():
-        for one in SHARES:
-            latency_ms = share.latency_ns(request, config, config.sm_count * one // 100) / 1e6
-            rows += [f"{model},{batch},{one},100,{latency_ms}", f"{model},{batch},{one},50,{2 * latency_ms}"]
+        for share_pct in SHARES:
+            latency_ms = share.latency_ns(request, config, config.sm_count * share_pct // 100) / 1e6
+            rows += [
+                f"{model},{batch},{share_pct},100,{latency_ms}",
+                f"{model},{batch},{share_pct},50,{2 * latency_ms}",
+            ]
     packed = gzip.compress("\n".join(rows).encode(), mtime=0)
     (folder / "v100_latency_ms_by_sm_quota_batch.csv.gz").write_bytes(packed)
 

@@ -32,7 +32,7 @@ ONNX_TYPES = {
 }
 
 HELD = "held"
-"""While this file exists beside the models, no run of the slow one ends."""
+"""While this file exists next to the models, no run of the slow model ends."""
 CALLABLES = '''
 """Models that are callables."""
 
@@ -69,7 +69,7 @@ fails = Model(_fails, name="fails", inputs={"X": ("FP32", (1,))}, outputs={"X": 
 
 
 def identity(path: Path, datatype: str, shape: list[Any] | None = None) -> None:
-    """Return a model that returns its inputs."""
+    """Write a model that returns its inputs."""
     shape = ["N", 4] if shape is None else shape
     kind = ONNX_TYPES[datatype]
     graph = helper.make_graph(
@@ -87,7 +87,7 @@ def save(path: Path, graph: Any) -> None:
 
 
 def add_and_subtract(path: Path) -> None:
-    """Return a model with two inputs and two outputs."""
+    """Write a model with two inputs and two outputs."""
     both = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 3]) for name in ("A", "B", "SUM", "DIFFERENCE")
     ]
@@ -130,22 +130,22 @@ class Server:
             assert selector.select(120), "the server does not get ready"
         line = self.process.stdout.readline()
         assert line, self.process.communicate()[1].decode()
-        said = json.loads(line)
-        self.http = f"127.0.0.1:{said['http']}"
-        self.grpc = f"127.0.0.1:{said['grpc']}"
-        self.metrics = f"127.0.0.1:{said['metrics']}"
-        self.models: list[str] = said["models"]
+        ports_and_models = json.loads(line)
+        self.http = f"127.0.0.1:{ports_and_models['http']}"
+        self.grpc = f"127.0.0.1:{ports_and_models['grpc']}"
+        self.metrics = f"127.0.0.1:{ports_and_models['metrics']}"
+        self.models: list[str] = ports_and_models["models"]
 
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)
 
     def ended(self) -> tuple[int, str]:
         """Return its exit code and its output."""
-        _, said = self.process.communicate(timeout=60)
-        return self.process.returncode, said.decode()
+        _, errors = self.process.communicate(timeout=60)
+        return self.process.returncode, errors.decode()
 
     def stop(self) -> None:
         self.terminate()
-        code, said = self.ended()
-        assert code == 0, said
-        assert "Traceback" not in said, said
+        code, errors = self.ended()
+        assert code == 0, errors
+        assert "Traceback" not in errors, errors

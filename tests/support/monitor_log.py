@@ -16,7 +16,7 @@ SILENT = GpuSample()
 def sample(
     used: int = 50, clock: int = 100, busy: int = 60, active: int = 30, *, online: int = 4, offline: int = 4
 ) -> GpuSample:
-    """What is seen of a device of 100 GiB: percentages, and what the tenants hold in GiB."""
+    """Return a sample of a device of 100 GiB from percentages, and the tenants' memory in GiB."""
     rates = (busy * 10_000, active * 10_000, clock * 10_000)
     return GpuSample(*rates, used * GIB, 100 * GIB, online * GIB, offline * GIB)
 
@@ -49,22 +49,22 @@ PHASES: tuple[tuple[str, GpuSample | None, int], ...] = (
 
 
 def transitions() -> Iterator[str]:
-    """One line for each change: the second, what is seen, the state before and after, and why."""
+    """Yield a line for each change: the second, the phase, the health before and after, and the reason."""
     watch, second, is_lost = GpuWatch(), 0, False
-    for seen, what, seconds in PHASES:
+    for phase, gpu_sample, seconds in PHASES:
         for _ in range(seconds):
             before, now = watch, second * SECOND_NS
-            if what is None:
+            if gpu_sample is None:
                 watch, is_lost = disabled(watch, "it fell off the bus", now), True
             elif is_lost:
                 watch, is_lost = recovered(watch, now), False
-            if what is not None:
-                watch = observe(watch, what, LIMITS, now)
+            if gpu_sample is not None:
+                watch = observe(watch, gpu_sample, LIMITS, now)
             if watch.health is not before.health:
-                yield _line(second, seen, before.health, watch)
+                yield _line(second, phase, before.health, watch)
             second += 1
     yield f"{second:>5} s  the end: {watch.health.value}, {len(watch.evictions)} evictions"
 
 
-def _line(second: int, seen: str, before: Health, watch: GpuWatch) -> str:
-    return f"{second:>5} s  {seen}: {before.value} -> {watch.health.value}, {watch.why}"
+def _line(second: int, phase: str, before: Health, watch: GpuWatch) -> str:
+    return f"{second:>5} s  {phase}: {before.value} -> {watch.health.value}, {watch.why}"

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class FakeNode:
-    """What a machine would know, as the test says it."""
+    """The state of a node as the test sets it."""
 
     def __init__(self, gpu: Gpu, limits: ProtectLimits) -> None:
         self.turn = 1
@@ -62,7 +62,7 @@ class FakeNode:
 
 
 def tenant(slot: int, *, phase: ExitPhase = ExitPhase.RUNNING, paused: bool = False) -> Tenant:
-    """The online one in slot 0, or the offline one in slot 1."""
+    """Return the online tenant of slot 0 or the offline tenant of slot 1."""
     kind, priority = (Kind.OFFLINE, 7) if slot else (Kind.ONLINE, 2)
     grant = Grant(slot, GENERATION, kind, priority, 0, 0, 0, 0)
     spec = TenantSpec(kind, priority)
@@ -106,7 +106,7 @@ class Program:
 
 
 class MonitoredNode:
-    """Everything on one software GPU; the watch runs in a thread of its own, as in a node."""
+    """One software GPU with all parts; the monitor runs in its own thread."""
 
     def __init__(self, home: Path, limits: ProtectLimits = LIMITS) -> None:
         self.directory = home / "gpu"
@@ -124,17 +124,17 @@ class MonitoredNode:
         self._running: _Running | None = None
 
     def start(self) -> None:
-        """As a node does that starts, on whatever is there already."""
+        """Start the monitor on the present files, as a starting node does."""
         self._running = _Running(self)
 
     def stop(self) -> None:
-        """As a node does that stops, or died."""
+        """Stop the monitor, as a node that stops or dies does."""
         if self._running is not None:
             self._running.close()
             self._running = None
 
     def next_wakeup(self) -> int | None:
-        """As the loop finds it in a round that begins from now on: between two looks, not in the midst of one."""
+        """Return the monitor's next wake-up as of a round of the loop that begins after this call."""
         assert self._running is not None
         rounds = self._running.rounds
         before = rounds.count
@@ -142,21 +142,21 @@ class MonitoredNode:
         return rounds.wakeup
 
     def program(self, slot: int, program: str = "worker.py", **more: str) -> Program:
-        """A program that has its context, in a seat."""
+        """Start a program in a slot and wait until it has its context."""
         link = self.hook.records / "ledger"
         if not link.is_symlink():
             link.symlink_to(ledger_path(self.pages, 0))
         environ = self.gate.environ(self.hook.environ("shim", measure=True), self.hook.records, slot)
-        made = Program({**environ, SLOT_VARIABLE: f"{slot}/{GENERATION}", **more}, program)
-        self.programs.append(made)
-        assert made.received() == "done"
-        return made
+        started = Program({**environ, SLOT_VARIABLE: f"{slot}/{GENERATION}", **more}, program)
+        self.programs.append(started)
+        assert started.received() == "done"
+        return started
 
     def device_counters(self) -> dict[str, Any]:
         return manage.inspect(self.directory, 0)
 
     def device_bytes(self) -> int:
-        """What the device itself says is in use."""
+        """Return the memory in use by the device's own counters."""
         device_counters = self.device_counters()
         return int(device_counters["memory_bytes"] - device_counters["memory_free_bytes"])
 
@@ -164,14 +164,14 @@ class MonitoredNode:
         return sum(self.ledgers.held(0, slot) for slot in range(2))
 
     def agree(self) -> None:
-        """Wait until the ledger says what the device says."""
+        """Wait until the ledger agrees with the device."""
         until(lambda: self.ledger_bytes() == self.device_bytes())
 
     def posted(self, kind: type[T]) -> list[T]:
         return [event for event in list(self.events) if isinstance(event, kind)]
 
     def seen(self, more: int) -> None:
-        """Wait for so many further samples."""
+        """Wait for this number of further samples."""
         before = len(self.posted(GpuSampled))
         until(lambda: len(self.posted(GpuSampled)) >= before + more)
 
@@ -226,7 +226,7 @@ class _Running:
 
 
 class _Rounds:
-    """Lets the loop notice what the test says to it from outside, and tells when the watch wants to wake."""
+    """Wakes the loop often, so that it notices changes by the test, and records the monitor's next wake-up."""
 
     def __init__(self, watch: DeviceMonitor) -> None:
         self._watch = watch
@@ -239,12 +239,12 @@ class _Rounds:
         return LiveClock(0).now() + 5 * MILLISECOND_NS
 
     def wake(self, now: int) -> None:
-        """Nothing to do: it is enough to have come round."""
+        """Do nothing: a round of the loop is enough."""
 
 
 @contextlib.contextmanager
 def monitored_node(home: Path, limits: ProtectLimits = LIMITS) -> Iterator[MonitoredNode]:
-    """A stage that is gone afterwards, whatever happened."""
+    """Yield a monitored node and close it afterwards."""
     monitored = MonitoredNode(home, limits)
     try:
         yield monitored
@@ -252,18 +252,18 @@ def monitored_node(home: Path, limits: ProtectLimits = LIMITS) -> Iterator[Monit
         monitored.close()
 
 
-def eventually(wanted: Callable[[], T]) -> T:
-    """What something comes to be that is not so yet."""
-    found: list[T] = []
+def eventually(function: Callable[[], T]) -> T:
+    """Wait until the function returns a true value, and return it."""
+    values: list[T] = []
 
-    def look() -> T:
-        found[:] = [wanted()]
-        return found[0]
+    def poll() -> T:
+        values[:] = [function()]
+        return values[0]
 
-    until(look)
-    return found[0]
+    until(poll)
+    return values[0]
 
 
 def changed(limits: ProtectLimits, **fields: int) -> ProtectLimits:
-    """Limits that differ in a few fields."""
+    """Return the limits with other values of these fields."""
     return msgspec.structs.replace(limits, **fields)

@@ -15,7 +15,7 @@ READY = "SUCCESS"
 
 
 class SteeredMps:
-    """A client program: one driver call at a time."""
+    """A client program that makes one driver call per command."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.process = subprocess.Popen(
@@ -25,28 +25,28 @@ class SteeredMps:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.pid = int(self._heard())
+        self.pid = int(self._read_line())
 
-    def _heard(self) -> str:
+    def _read_line(self) -> str:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
     def tell(self, call: str) -> None:
-        """Begin a call that may not come back for long."""
+        """Begin a call that may take long to return."""
         assert self.process.stdin is not None
         self.process.stdin.write(call + "\n")
         self.process.stdin.flush()
 
     def ask(self, *calls: str) -> str:
-        """The answer to the last of these calls."""
+        """Make these calls and return the answer to the last one."""
         answer = ""
         for call in calls:
             self.tell(call)
-            answer = self._heard()
+            answer = self._read_line()
         return answer
 
     def await_answer(self) -> str:
-        return self._heard()
+        return self._read_line()
 
     def end(self) -> None:
         self.process.communicate(timeout=60)
@@ -57,7 +57,7 @@ class SteeredMps:
 
 
 class MpsHarness:
-    """Soft GPUs and the directories of one control daemon."""
+    """Software GPUs and the directories of one control daemon."""
 
     def __init__(self, root: Path, count: int = 1) -> None:
         self.directory = root / "gpu"
@@ -83,7 +83,7 @@ class MpsHarness:
         return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode())
 
     def command(self, command: str) -> str:
-        """What the daemon answers to one command."""
+        """Return the daemon's answer to a command."""
         done = self.control(input_text=command + "\n")
         assert done.returncode == 0, done.stdout
         return done.stdout.strip()
@@ -92,22 +92,22 @@ class MpsHarness:
         return int(self.command("get_server_list"))
 
     def client(self, *calls: str, **more: str) -> SteeredMps:
-        """A client of this daemon (or of none, if there is none) after these calls, each of which succeeded."""
-        made = SteeredMps(self.environment(**more))
-        self.clients.append(made)
+        """Start a client of this daemon, if it runs, and make these calls, which must succeed."""
+        client = SteeredMps(self.environment(**more))
+        self.clients.append(client)
         for call in calls:
-            assert made.ask(call) == READY, call
-        return made
+            assert client.ask(call) == READY, call
+        return client
 
     def stranger(self, *calls: str) -> SteeredMps:
-        """A process that looks for MPS where there is none."""
+        """Start a client with a pipe directory in which no daemon runs."""
         return self.client(*calls, CUDA_MPS_PIPE_DIRECTORY=str(self.pipe.parent / "nowhere"))
 
-    def gone(self, *leavers: SteeredMps, killed: bool = False) -> None:
-        """Ends clients, and returns when the device server and the daemon have taken notice."""
-        for client in leavers:
+    def gone(self, *clients: SteeredMps, killed: bool = False) -> None:
+        """End clients, and return when the device server and the daemon no longer list them."""
+        for client in clients:
             client.kill() if killed else client.end()
-        pids = {client.pid for client in leavers}
+        pids = {client.pid for client in clients}
         while any(pids & {row["pid"] for row in self.counters(n)["clients"]} for n in range(self.count)):
             pass
         while pids & {int(word) for server in self.command("get_server_list").split() for word in self.members(server)}:

@@ -35,7 +35,7 @@ BOUND_S = 120.0
 
 
 class ManualClock:
-    """Stands still until somebody moves it."""
+    """A clock that changes only when the test advances it."""
 
     def __init__(self, start: Instant = 1_000) -> None:
         self._now = start
@@ -48,7 +48,7 @@ class ManualClock:
 
 
 class NodeThread:
-    """A loop that runs in a thread of its own."""
+    """Runs a function, such as a loop, in its own thread."""
 
     def __init__(self, run: Callable[[], object]) -> None:
         self._target = run
@@ -59,22 +59,22 @@ class NodeThread:
     def _run(self) -> None:
         try:
             self._target()
-        except BaseException as failure:  # noqa: BLE001  the thread that checks raises it again
+        except BaseException as failure:  # noqa: BLE001  raised again by check()
             self.failure = failure
 
     def join(self) -> None:
-        """Wait until it has ended, as it was told to."""
+        """Wait until the thread has ended."""
         self._thread.join(BOUND_S)
         assert not self._thread.is_alive(), "the loop hangs"
 
     def check(self) -> None:
-        """Fail if it had died before."""
+        """Raise the exception that ended the function, if any."""
         if self.failure is not None:
             raise self.failure
 
 
 class InProcessNode:
-    """Runs in a thread; whatever ends it but `close` is the failure of the test that did it."""
+    """A node in a thread; if anything but `close` ends it, the test fails."""
 
     def __init__(self, *, slots: int = 4, most: int = 16, bind: bool = True, gpus: tuple[Gpu, ...] = ()) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="ct-", dir="/tmp"))
@@ -82,15 +82,15 @@ class InProcessNode:
         self.clock = ManualClock()
         self.machine = NodeMachine()
         self.loop: LiveLoop[Event] = LiveLoop(self.clock, TimerFired())
-        self.listener = LiveListener(self.loop, self.clock, listen(self.path, -1), self._roll, most)
+        self.listener = LiveListener(self.loop, self.clock, listen(self.path, -1), self._tenant_list, most)
         self.pages = LiveGrantPages(self.home / "pages")
         self.gates = LiveTenantTables(self.home / "pages", slots)
         self.ledgers = LiveLedgers(self.home / "pages", slots)
         self.journal = FileJournal(self.home / "journal", 1 << 30)
         if bind:
             ports = NodePorts(self.listener, self.pages, self.gates, self.ledgers, SimEnforcer())
-            world = NodeEffects(ports, self.loop.stop)
-            self.loop.bind(NodeHost(self.machine, world.effects(), self.journal))
+            effects = NodeEffects(ports, self.loop.stop)
+            self.loop.bind(NodeHost(self.machine, effects.effects(), self.journal))
             self.loop.post(NodeStarted(NodeSettings(slots, 10**10, gpus=gpus), "test", 0))
         self.running = NodeThread(self.loop.run)
 
@@ -100,7 +100,7 @@ class InProcessNode:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _roll(self) -> wire.TenantList:
+    def _tenant_list(self) -> wire.TenantList:
         return wire.TenantList(
             wire.VERSION,
             "test",
@@ -117,10 +117,10 @@ class InProcessNode:
         )
 
     def close(self) -> None:
-        """Stop, and fail if the node had died before."""
+        """Stop, and fail if the node has died before."""
         self.loop.stop("the test is over")
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as nudge:
-            nudge.connect(str(self.path))
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as wakeup:
+            wakeup.connect(str(self.path))
         self.running.join()
         self.listener.close()
         self.pages.close()
@@ -134,24 +134,24 @@ class InProcessNode:
     # -- peers -------------------------------------------------------------------------------------------------
 
     def honest(self) -> wire.TenantList:
-        """The answer that an honest client must get whatever others do."""
+        """Return the answer that a well-behaved client must get whatever other peers do."""
         with Connection(self.path, BOUND_S) as connection:
             answer, _ = connection.ask(wire.ListTenants(wire.VERSION))
         assert isinstance(answer, wire.TenantList)
         return answer
 
-    def stranger(self, *said: bytes) -> socket.socket:
-        """A connection that keeps to no protocol."""
+    def stranger(self, *messages: bytes) -> socket.socket:
+        """Open a connection and send these bytes, which need not follow the protocol."""
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(str(self.path))  # without a timeout it waits while the node's backlog is full
         connection.settimeout(BOUND_S)
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the node may have had enough already
-            for data in said:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the node may have closed it already
+            for data in messages:
                 connection.sendall(data)
         return connection
 
     def let_patience_run_out(self) -> None:
-        """Move the clock past every deadline; an honest question makes the loop look at it."""
+        """Move the clock past every deadline; a request makes the loop check them."""
         self.clock.advance(PATIENCE_NS)
         self.honest()
 
@@ -159,18 +159,18 @@ class InProcessNode:
         return len(self.listener._peers)
 
     def settled(self, peers: int = 0) -> None:
-        """Wait until so many connections are left, and the node knows how long each that is no tenant may be silent."""
+        """Wait until this number of connections is left, and each without a tenant has a deadline."""
         until(
             lambda: self.peers() == peers and all(self.is_timed(peer) for peer in list(self.listener._peers.values()))
         )
 
     def is_timed(self, peer: Any) -> bool:
-        """Whether the node has set its deadline: a clock that is moved before that moves the deadline, too."""
+        """Return whether the node has set the peer's deadline: advancing the clock earlier would delay it."""
         return peer.tenant or peer.joins or peer.number in self.listener._deadlines
 
 
 def received(connection: socket.socket) -> list[wire.Answer]:
-    """All that the node says until it hangs up; being reset is a way of hanging up."""
+    """Return all answers until the node closes or resets the connection."""
     frames = wire.Frames(wire.ANSWER_LIMIT_BYTES)
     answers = []
     with contextlib.suppress(ConnectionResetError):
@@ -181,34 +181,34 @@ def received(connection: socket.socket) -> list[wire.Answer]:
 
 
 def join(connection: Connection, spec: TenantSpec = SPEC) -> Grant:
-    """Become a tenant; the page is looked at by other tests."""
-    answer, handed = connection.ask(wire.Join(wire.VERSION, spec))
+    """Join as a tenant and return the grant; the descriptors are closed unread."""
+    answer, descriptors_received = connection.ask(wire.Join(wire.VERSION, spec))
     assert isinstance(answer, wire.Welcome), answer
-    assert handed
-    for descriptor in handed:
+    assert descriptors_received
+    for descriptor in descriptors_received:
         os.close(descriptor)
     return answer.grant
 
 
 def descriptors() -> int:
-    """How many this process has open; what earlier tests left is not to vanish between two looks."""
+    """Return the number of open descriptors, after collecting the garbage of earlier tests."""
     gc.collect()
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def open_files() -> set[tuple[int, int, int]]:
-    """What this process has open: more than before is a leak, less is only what the garbage of an earlier test held."""
-    found = set()
+    """Return the open files of this process: additional ones are leaks, missing ones were garbage of earlier tests."""
+    files = set()
     for number in [int(path.name) for path in list(Path("/proc/self/fd").iterdir())]:
-        with contextlib.suppress(OSError):  # that of the listing itself is closed already
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed already
             status = os.fstat(number)
-            found.add((number, status.st_dev, status.st_ino))
-    return found
+            files.add((number, status.st_dev, status.st_ino))
+    return files
 
 
-def until(wanted: Callable[[], Any]) -> None:
-    """Wait for something that another thread does."""
+def until(condition: Callable[[], Any]) -> None:
+    """Wait until the condition holds; another thread makes it true."""
     deadline = time.monotonic() + BOUND_S
-    while not wanted():
-        assert time.monotonic() < deadline, "waited in vain"
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.005)

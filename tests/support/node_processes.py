@@ -24,17 +24,17 @@ from cotenant.node.model.action import NO_PEER, IssueGrant
 COTENANT = [sys.executable, "-m", "cotenant"]
 LAB = [sys.executable, "-m", "cotenant_lab"]
 BOUND_S = 150.0
-"""How long anything may take on a machine that others use too; nothing is asserted about how long it took."""
-OURS = ("COTENANT_", "XDG_", "CUDA_VISIBLE_DEVICES")
+"""The timeout of any operation, long enough for a busy machine; tests do not assert durations."""
+COTENANT_VARIABLES = ("COTENANT_", "XDG_", "CUDA_VISIBLE_DEVICES")
 
 
 class NodeHarness:
-    """Everything below one short directory: a Unix socket's path has room for a hundred bytes."""
+    """Nodes and tenants below one short directory, since the path of a Unix socket has at most about 100 bytes."""
 
     def __init__(self) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="ct-", dir="/tmp"))
         self.directories = Directories(self.home / "run", self.home / "state")
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(COTENANT_VARIABLES)}
         self.environ = {
             **clean,
             "COTENANT_DIRECTORY": str(self.home),
@@ -51,7 +51,7 @@ class NodeHarness:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    # -- doing -------------------------------------------------------------------------------------------------
+    # -- processes -------------------------------------------------------------------------------------------------
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         """Start a command of cotenant, or of cotenant-lab for `bench` and `study`, and leave it running."""
@@ -59,8 +59,8 @@ class NodeHarness:
         return self.open([*program, *arguments], **options)
 
     def open(self, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
-        """Any program, left running; it ends with the stage."""
-        given = {
+        """Start any program; it is killed when the harness is closed."""
+        settings = {
             "stdin": subprocess.DEVNULL,
             "stdout": subprocess.PIPE,
             "stderr": subprocess.PIPE,
@@ -68,25 +68,25 @@ class NodeHarness:
             "cwd": self.home,
             **options,
         }
-        process: subprocess.Popen[str] = subprocess.Popen(command, text=True, **given)
+        process: subprocess.Popen[str] = subprocess.Popen(command, text=True, **settings)
         self._processes.append(process)
         return process
 
     def run(self, *arguments: str, bound_s: float = BOUND_S, **options: Any) -> subprocess.CompletedProcess[str]:
-        """One command of cotenant, to its end."""
+        """Run a command of cotenant to its end."""
         process = self.start(*arguments, **options)
         out, err = process.communicate(timeout=bound_s)
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
-    def node(self, *options: str, **given: Any) -> subprocess.Popen[str]:
-        """A node that answers."""
-        node = self.start("node", *options, **{"stdout": subprocess.DEVNULL, **given})
+    def node(self, *options: str, **popen_options: Any) -> subprocess.Popen[str]:
+        """Start a node and wait until it answers."""
+        node = self.start("node", *options, **{"stdout": subprocess.DEVNULL, **popen_options})
         until(lambda: node.poll() is not None or self.node_pid() == node.pid)
         assert node.poll() is None, node.communicate()
         return node
 
     def tenant(self, name: str, *words: str, **options: Any) -> subprocess.Popen[str]:
-        """A tenant that has its slot; without words it waits for ever."""
+        """Start a tenant and wait until it has its slot; by default its program sleeps."""
         command = words or ("--", "sleep", "600")
         tenant = self.start("run", "--name", name, *command, **options)
         until(lambda: tenant.poll() is not None or name in self.names())
@@ -94,16 +94,16 @@ class NodeHarness:
         return tenant
 
     def kill_node(self) -> None:
-        """SIGKILL to whichever node serves, and wait until it is gone."""
+        """Kill the running node with SIGKILL and wait for its end."""
         pid = self.node_pid()
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         until(lambda: not alive(pid))
 
-    # -- seeing ------------------------------------------------------------------------------------------------
+    # -- state ------------------------------------------------------------------------------------------------
 
     def tenant_list(self) -> wire.TenantList | None:
-        """What the node says, None while there is none."""
+        """Return the tenants of the node; None while no node runs."""
         try:
             return list_tenants(self.directories.socket)
         except CotenantError:
@@ -118,28 +118,32 @@ class NodeHarness:
         return [] if tenant_list is None else [view.tenant.name for view in tenant_list.tenants]
 
     def slots(self) -> dict[str, tuple[int, int]]:
-        """Slot and generation of everybody who is connected."""
+        """Return slot and generation of the connected tenants by name."""
         tenant_list = self.tenant_list()
         views = [] if tenant_list is None else [view for view in tenant_list.tenants if view.connected]
         return {view.tenant.name: (view.tenant.grant.slot, view.tenant.grant.generation) for view in views}
 
     def endings(self) -> dict[str, str]:
         tenant_list = self.tenant_list()
-        return {} if tenant_list is None else {gone.tenant.name: gone.ending for gone in tenant_list.departed}
+        return (
+            {}
+            if tenant_list is None
+            else {departure.tenant.name: departure.ending for departure in tenant_list.departed}
+        )
 
     def json(self, *arguments: str) -> Any:
-        """The last line of a command that must succeed."""
+        """Return the JSON output of a command that must succeed."""
         done = self.run(*arguments, "--json")
         assert done.returncode == 0, f"{done.stderr}{done.stdout}"
         return json.loads(done.stdout.splitlines()[-1])
 
     def journal(self) -> list[NodeTurn]:
-        """Every turn of the present segment."""
+        """Return every turn of the present journal segment."""
         with self.directories.journal.open("rb") as file:
             return list(NodeJournalReader(file.read))
 
     def granted_pages(self) -> list[int]:
-        """Slots whose page still says that somebody holds them; only for a node that is not running."""
+        """Return the slots whose page still has a grant; only while no node runs."""
         pages = LiveGrantPages(self.directories.pages)
         try:
             slots = [int(file.name.removeprefix("grant-")) for file in sorted(self.directories.pages.glob("grant-*"))]
@@ -150,11 +154,11 @@ class NodeHarness:
     # -- the end -----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End all that was started here, nodes that detached themselves too."""
+        """Kill all started processes, also nodes that detached themselves."""
         for process in reversed(self._processes):
             if process.poll() is None:
                 process.kill()
-        for pid in self._left_behind():
+        for pid in self._remaining_processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for process in self._processes:
@@ -164,8 +168,8 @@ class NodeHarness:
                     pipe.close()
         shutil.rmtree(self.home, ignore_errors=True)
 
-    def _left_behind(self) -> Iterator[int]:
-        """Processes whose environment or command line names our directory: it is ours alone."""
+    def _remaining_processes(self) -> Iterator[int]:
+        """Yield the processes whose environment or command line names this harness's directory."""
         mark = os.fsencode(self.home)
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -174,18 +178,18 @@ class NodeHarness:
                         yield int(entry.name)
 
 
-def until(wanted: Callable[[], Any], bound_s: float = BOUND_S) -> Any:
-    """Ask again and again until the answer is true; fails after a bound that only a hang reaches."""
+def until(condition: Callable[[], Any], bound_s: float = BOUND_S) -> Any:
+    """Poll until the condition returns a true value, and return it; fail after a timeout that only a hang reaches."""
     deadline = time.monotonic() + bound_s
     while True:
-        if answer := wanted():
+        if answer := condition():
             return answer
-        assert time.monotonic() < deadline, f"waited {bound_s:.0f} s in vain"
+        assert time.monotonic() < deadline, f"waited {bound_s:.0f} s without success"
         time.sleep(0.02)
 
 
 def alive(pid: int) -> bool:
-    """Whether it runs; one that only waits to be reaped does not."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
     except OSError:
@@ -193,6 +197,6 @@ def alive(pid: int) -> bool:
 
 
 def grants_in(turns: list[NodeTurn]) -> list[tuple[int, int, str]]:
-    """Slot, generation and name of every grant made to a peer, in order; those made anew after a restart included."""
+    """Return slot, generation and name of every grant to a peer, in order, including grants after a restart."""
     grants = [action for turn in turns for action in turn.actions if isinstance(action, IssueGrant)]
     return [(grant.grant.slot, grant.grant.generation, grant.tenant) for grant in grants if grant.peer != NO_PEER]

@@ -19,13 +19,13 @@ FOUND = (Gpu("soft:1 x", 5, ("soft:1", "GPU-1f")), Gpu("3 y", 5, ("GPU-3e", "3")
 
 
 def _without_conflicts(spec: TenantSpec) -> TenantSpec:
-    """For the memory of online tenants others make room: that has a life of its own, in test_protection_stateful.py."""
+    """Remove the memory of online tenants, for which others are evicted; test_protection_stateful.py covers that."""
     return msgspec.structs.replace(spec, memory_bytes=0) if spec.kind is Kind.ONLINE else spec
 
 
-def _spec(kind: Kind, priority: int, name: str, slo_ns: int = 0, **asked: Any) -> TenantSpec:
-    """Only online tenants have objectives."""
-    return TenantSpec(kind, priority, name, slo_ns if kind is Kind.ONLINE else 0, **asked)
+def _spec(kind: Kind, priority: int, name: str, slo_ns: int = 0, **fields: Any) -> TenantSpec:
+    """Return a spec; only online tenants have objectives."""
+    return TenantSpec(kind, priority, name, slo_ns if kind is Kind.ONLINE else 0, **fields)
 
 
 node_settings = st.builds(

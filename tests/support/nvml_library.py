@@ -17,7 +17,7 @@ from tests.support.software_gpus import start
 
 
 class Worker:
-    """A process on the device that works when told."""
+    """A process on the device that works on command."""
 
     def __init__(self, directory: Path) -> None:
         self.process = start(directory, "worker.py")
@@ -42,22 +42,22 @@ class Worker:
 
 @contextmanager
 def device_of(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The first device of a directory, through NVML, which is initialised meanwhile."""
+    """Yield the first device of a directory, with NVML initialised."""
     monkeypatch.setenv("COTENANT_SOFTGPU", str(directory))
     with nvml(directory):
         yield nv.nvmlDeviceGetHandleByIndex(0)
 
 
-def refusal(question: Callable[..., Any], *arguments: Any) -> int:
-    """The code of a call that must fail."""
-    with pytest.raises(nv.NVMLError) as refused:
-        question(*arguments)
-    code: int = refused.value.value
+def refusal(call: Callable[..., Any], *arguments: Any) -> int:
+    """Return the error code of a call that must fail."""
+    with pytest.raises(nv.NVMLError) as error:
+        call(*arguments)
+    code: int = error.value.value
     return code
 
 
 def until_next_sample(directory: Path) -> dict[str, Any]:
-    """The counters after the next sample boundary: everything done before this call is in a whole sample then."""
+    """Return the counters after the next sample boundary; a complete sample then covers all earlier work."""
     at_ns = manage.inspect(directory, 0)["utilization"]["at_ns"]
     while True:
         counters = manage.inspect(directory, 0)

@@ -19,20 +19,20 @@ def steady(rate: float) -> Callable[[float], float]:
 
 @dataclass
 class Service:
-    """One online tenant: requests come at random, wait for each other, and take longer the less online keeps."""
+    """One online tenant: requests arrive at random, queue, and take longer the smaller the online share is."""
 
     rate: Callable[[float], float]
-    """Requests a second, by the time in seconds."""
+    """Requests per second as a function of the time in seconds."""
     service_ns: float
     slo_ns: int
     spread: float = 0.2
     """Standard deviation of the logarithm of its service times."""
     yields: float = 1.0
-    """How much of what it may lose it does lose: 1 is all of it."""
+    """Fraction of the allowed loss that it suffers: 1 is all of it."""
     slot: int = 0
     generation: int = 1
     rare: float = 0.0
-    """Part of the requests that take five times as long, whatever is shared."""
+    """Fraction of the requests that take five times as long at any share."""
     _next_ns: float = 0.0
     _free_ns: float = 0.0
     _ends: list[tuple[float, float]] = field(default_factory=list)
@@ -41,24 +41,24 @@ class Service:
         return 1 + self.yields * (WHOLE_PPM / online_ppm - 1)
 
     def window(self, begin_ns: int, online_ppm: int, rng: random.Random) -> TenantWindow:
-        """Serve what comes within one period at this share."""
+        """Serve the requests of one period at this share."""
         end_ns, device_ns = begin_ns + PERIOD_NS, 0.0
         while self._next_ns < end_ns:
-            come_ns = max(self._next_ns, begin_ns)
+            arrival_ns = max(self._next_ns, begin_ns)
             alone_ns = self.service_ns * rng.lognormvariate(0, self.spread) * (5 if rng.random() < self.rare else 1)
-            self._free_ns = max(self._free_ns, come_ns) + alone_ns * self.stretch(online_ppm)
-            self._ends.append((self._free_ns, self._free_ns - come_ns))
+            self._free_ns = max(self._free_ns, arrival_ns) + alone_ns * self.stretch(online_ppm)
+            self._ends.append((self._free_ns, self._free_ns - arrival_ns))
             device_ns += alone_ns
-            rate = self.rate(come_ns / 1e9)
-            self._next_ns = come_ns + (rng.expovariate(rate) * 1e9 if rate else PERIOD_NS)
+            rate = self.rate(arrival_ns / 1e9)
+            self._next_ns = arrival_ns + (rng.expovariate(rate) * 1e9 if rate else PERIOD_NS)
             if not rate:
                 self._ends.pop()
-        ended = [took_ns for at_ns, took_ns in self._ends if at_ns <= end_ns]
-        waiting = [at_ns - took_ns for at_ns, took_ns in self._ends if at_ns > end_ns]
-        self._ends = [one for one in self._ends if one[0] > end_ns]
+        ended = [latency_ns for at_ns, latency_ns in self._ends if at_ns <= end_ns]
+        waiting = [at_ns - latency_ns for at_ns, latency_ns in self._ends if at_ns > end_ns]
+        self._ends = [end for end in self._ends if end[0] > end_ns]
         buckets: dict[int, int] = {}
-        for took_ns in ended:
-            bucket = bucket_of(int(took_ns))
+        for latency_ns in ended:
+            bucket = bucket_of(int(latency_ns))
             buckets[bucket] = buckets.get(bucket, 0) + 1
         return TenantWindow(
             self.slot,
@@ -66,7 +66,7 @@ class Service:
             online=True,
             slo_ns=self.slo_ns,
             requests=len(ended),
-            over=sum(took_ns > self.slo_ns for took_ns in ended),
+            over=sum(latency_ns > self.slo_ns for latency_ns in ended),
             sum_ns=int(sum(ended)),
             latencies=tuple(sorted(buckets.items())),
             active_ns=int(min(device_ns * self.stretch(online_ppm), PERIOD_NS)),
@@ -77,16 +77,16 @@ class Service:
 
 @dataclass
 class Run:
-    """One device under control, for some time."""
+    """A run of one device under control."""
 
     services: list[Service]
     limits: ControlLimits = field(default_factory=ControlLimits)
     seed: int = 0
     late: int = 0
-    """So many windows pass until a change acts."""
+    """Number of windows until a change takes effect."""
     offline: Callable[[float], bool] = lambda _: True
     before: Callable[[int], None] = lambda _: None
-    """Told the number of each window before it begins: for what people change meanwhile."""
+    """Called with the number of each window before it begins, to change settings meanwhile."""
     shares: list[int] = field(default_factory=list)
     steps: list[tuple[float, Adjustment]] = field(default_factory=list)
     windows: list[DeviceWindow] = field(default_factory=list)
@@ -95,11 +95,11 @@ class Run:
         rng, control = random.Random(self.seed), Control(self.limits)
         online_ppm = self.limits.max_online_ppm
         control.restore(0, online_ppm)
-        acting = [online_ppm] * (self.late + 1)
+        in_force = [online_ppm] * (self.late + 1)
         for number in range(int(seconds * 1e9 / PERIOD_NS)):
             begin_ns = number * PERIOD_NS
             self.before(number)
-            tenants = [service.window(begin_ns, acting[0], rng) for service in self.services]
+            tenants = [service.window(begin_ns, in_force[0], rng) for service in self.services]
             busy_ns = min(sum(tenant.device_ns for tenant in tenants), PERIOD_NS)
             if self.offline(begin_ns / 1e9):
                 spare_ns = (PERIOD_NS - busy_ns) // 2 + 1
@@ -111,7 +111,7 @@ class Run:
                 self.steps.append(((window.end_ns) / 1e9, change))
                 online_ppm = change.online_ppm
             self.shares.append(online_ppm)
-            acting = [*acting[1:], online_ppm] if self.late else [online_ppm]
+            in_force = [*in_force[1:], online_ppm] if self.late else [online_ppm]
         return self
 
     def attained(self, begin_s: float = 0.0, slot: int = 0) -> float:
@@ -120,7 +120,7 @@ class Run:
         return 1 - sum(tenant.over for tenant in chosen) / max(requests, 1)
 
     def turns(self, begin_s: float) -> int:
-        """How often the share changed its direction after this time."""
+        """Return how often the share changed its direction after this time."""
         ups = [b - a for a, b in itertools.pairwise(self.shares)][int(begin_s * 1e9 / PERIOD_NS) :]
         signs = [step > 0 for step in ups if step]
-        return sum(one != other for one, other in itertools.pairwise(signs))
+        return sum(first != second for first, second in itertools.pairwise(signs))

@@ -33,7 +33,7 @@ G, S, B = ExitPhase.SUSPENDING, ExitPhase.SUSPENDED, ExitPhase.RESTORING
 STEPS = {(R, D), (R, T), (D, T), (T, F), (F, K), (T, K), (K, K)}
 """Exit steps. A hung tenant is killed from any phase; a tenant without a device skips draining."""
 SUSPENSIONS = {(R, G), (G, S), (S, B), (B, R), (B, S), (G, R), (S, R)}
-"""The way aside and back; by the last two a program that was started again in its place."""
+"""Steps of suspension; by the last two, a program that was restarted in its slot."""
 
 specs = st.builds(
     TenantSpec,

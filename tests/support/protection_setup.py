@@ -33,7 +33,7 @@ MINOR = TenantSpec(Kind.OFFLINE, 9, "minor", memory_bytes=30)
 
 
 class ProtectedNode:
-    """A machine whose promises are checked after every turn, and whose snapshot must always restore it."""
+    """A state machine whose invariants are checked after every turn, and whose snapshot must always restore it."""
 
     def __init__(self, gpus: tuple[Gpu, ...] = (Gpu("a", 100),), limits: ProtectLimits = LIMITS) -> None:
         self.machine = NodeMachine()
@@ -44,22 +44,22 @@ class ProtectedNode:
         return self.machine.turn
 
     def tell(self, event: Event, now: int) -> list[Action]:
-        """All but how many neighbours somebody has."""
+        """Handle an event; return the actions without changes of neighbour counts."""
         actions = self.machine.handle(event, now=now)
         self.machine.check()
-        fresh = NodeMachine()
-        assert fresh.handle(self.machine.snapshot(), now=now) == []
-        fresh.check()
-        assert fresh.snapshot() == self.machine.snapshot()
-        assert fresh.next_wakeup() == self.machine.next_wakeup()
+        restored = NodeMachine()
+        assert restored.handle(self.machine.snapshot(), now=now) == []
+        restored.check()
+        assert restored.snapshot() == self.machine.snapshot()
+        assert restored.next_wakeup() == self.machine.next_wakeup()
         return [action for action in actions if not isinstance(action, SetNeighbourCount)]
 
     def join(self, peer: int, spec: TenantSpec = JOB, now: int = 1, **changes: Any) -> list[Action]:
-        asked = msgspec.structs.replace(spec, **changes)
-        return self.tell(TenantJoined(peer, 10 + peer, 1000, asked), now)
+        changed = msgspec.structs.replace(spec, **changes)
+        return self.tell(TenantJoined(peer, 10 + peer, 1000, changed), now)
 
     def wake(self, now: int) -> list[Action]:
-        """Ring when it asked to be woken, and not before."""
+        """Deliver the wake-up event at the requested instant."""
         assert self.machine.next_wakeup() == now
         return self.tell(TimerFired(), now)
 
@@ -71,8 +71,8 @@ class ProtectedNode:
         ]
 
     def resume(self, peer: int, slot: int, now: int) -> list[Action]:
-        held = self.machine.registry.holders[slot]
-        return self.tell(TenantResumed(peer, held.pid, held.uid, slot, held.grant.generation), now)
+        holder = self.machine.registry.holders[slot]
+        return self.tell(TenantResumed(peer, holder.pid, holder.uid, slot, holder.grant.generation), now)
 
     def phase(self, slot: int = 0) -> ExitPhase:
         return self.lifecycle(slot).phase
@@ -86,5 +86,5 @@ def entry(slot: int, spec: TenantSpec, *, paused: bool = False, generation: int 
 
 
 def ending(slot: int, generation: int = 1) -> GateEntry:
-    """Of one that was asked to end: after everybody else."""
+    """Return the entry of a tenant that is ending, which ranks after all others."""
     return GateEntry(slot, generation, 9, online=False, ending=True)

@@ -1,4 +1,4 @@
-"""Strategies for what a peer may send to a node: bytes, frames, invalid and valid messages."""
+"""Strategies for data that a peer may send to a node: bytes, frames, invalid and valid messages."""
 
 import struct
 

@@ -13,7 +13,7 @@ PROGRAMS = Path(__file__).parents[1] / "programs"
 
 
 def start(directory: Path, program: str, *arguments: str) -> subprocess.Popen[str]:
-    """A program of tests/programs as its own process, on the software GPUs of the directory."""
+    """Start a program of tests/programs on the software GPUs of the directory."""
     return subprocess.Popen(
         [sys.executable, str(PROGRAMS / program), *arguments],
         env={**os.environ, **manage.env(directory)},
@@ -25,7 +25,7 @@ def start(directory: Path, program: str, *arguments: str) -> subprocess.Popen[st
 
 
 def run(directory: Path, program: str, *arguments: str) -> str:
-    """Runs it to its end; what it printed. A failure shows what it said."""
+    """Run a program to its end and return its output; a failure shows the output."""
     process = start(directory, program, *arguments)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, f"{program} {arguments} ended with {process.returncode}:\n{out}\n{err}"

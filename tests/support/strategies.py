@@ -91,7 +91,7 @@ amounts = st.integers(0, LARGEST)
 instants = st.integers(0, LARGEST)
 shares = st.integers(0, WHOLE_PPM)
 small = st.integers(0, 10_000)
-# What UTF-8 can carry: everything but lone surrogates.
+# All texts that UTF-8 can encode: no lone surrogates.
 texts = st.text(st.characters(codec="utf-8"), max_size=40)
 names = st.from_regex(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})?", fullmatch=True)
 
@@ -162,8 +162,8 @@ node_settings = st.builds(
     gate_rules,
     control=control_limits,
 )
-known_or_not = st.integers(-1, LARGEST)
-gpu_samples = st.builds(GpuSample, *(known_or_not for _ in range(5)), amounts, amounts)
+optional_amounts = st.integers(-1, LARGEST)
+gpu_samples = st.builds(GpuSample, *(optional_amounts for _ in range(5)), amounts, amounts)
 gpu_watches = st.builds(
     GpuWatch,
     st.sampled_from(Health),
@@ -171,18 +171,18 @@ gpu_watches = st.builds(
     texts,
     *(small, small, small),
     st.lists(instants, max_size=EVICTIONS_LIMIT).map(tuple),
-    known_or_not,
+    optional_amounts,
     st.lists(st.sampled_from(Block), unique=True).map(tuple),
 )
-standings = st.builds(
+lifecycles = st.builds(
     Lifecycle,
     st.sampled_from(ExitPhase),
     texts,
-    *(small, instants, known_or_not, amounts),
+    *(small, instants, optional_amounts, amounts),
     *(st.booleans(), st.booleans(), st.booleans()),
     amounts,
 )
-tenants = st.builds(Tenant, names, grant, specs(), small, small, instants, st.booleans(), standings, small)
+tenants = st.builds(Tenant, names, grant, specs(), small, small, instants, st.booleans(), lifecycles, small)
 departures = st.builds(Departure, tenants, texts, instants)
 views = st.builds(TenantView, tenants, st.booleans())
 rejects = st.builds(Reject, st.sampled_from(Reason), texts, amounts)
@@ -202,7 +202,7 @@ events: st.SearchStrategy[Event] = st.one_of(
         st.none() | gate_rules,
         st.lists(gpu_watches, max_size=2).map(tuple),
         st.lists(st.builds(WaitingJoin, small, small, small, specs(), small, instants), max_size=2).map(tuple),
-        st.lists(st.builds(OnlineFirst, small, st.just(("a",)), known_or_not), max_size=2).map(tuple),
+        st.lists(st.builds(OnlineFirst, small, st.just(("a",)), optional_amounts), max_size=2).map(tuple),
         st.lists(st.builds(OnlineShareSetpoint, small, shares, slot_shares), max_size=2).map(tuple),
     ),
     st.builds(GpuSampled, small, gpu_samples),

@@ -34,7 +34,7 @@ from tests.support.node_setup import DEVICES
 
 
 class Holder(NamedTuple):
-    """What the model knows of a tenant; everything else it asks the actions for."""
+    """The model's state of a tenant; everything else is derived from the actions."""
 
     pid: int
     name: str
@@ -44,7 +44,7 @@ class Holder(NamedTuple):
 
 
 class Life(RuleBasedStateMachine):
-    """The machine beside a small model of what tenants were promised, and beside twins made from its snapshots."""
+    """The state machine, a small model of its grants, and copies restored from its snapshots."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Life(RuleBasedStateMachine):
         self.settings = NodeSettings(3, 20, 0, "predict", "reserve", DEVICES[2])
         self.tell(NodeStarted(self.settings, "1", 0))
 
-    # -- telling, and what the model makes of the answer ----------------------------------------------------------
+    # -- events, and the model's state after them -----------------------------------------------------------------
 
     def tell(self, event: Event) -> list[Action]:
         actions, *others = [machine.handle(event, now=self.now) for machine in self.machines]
@@ -77,24 +77,24 @@ class Life(RuleBasedStateMachine):
         assert reported == actions[: len(reported)], "table changes precede all other actions"
         assert len({table.gpu for table in reported}) == len(reported)
         for table in reported:
-            self._believe_table(table)
+            self._apply_table(table)
         for action in actions:
             assert action.cause == self.machines[0].turn
             if isinstance(action, IssueGrant):
-                self._believe_grant(action, event)
+                self._apply_grant(action, event)
                 self.neighbours[action.grant.slot] = action.neighbours
             elif isinstance(action, SetNeighbourCount):
-                here = [slot for slot, holder in self.held.items() if holder.grant.gpu == action.where]
-                assert here
-                for slot in here:  # nobody is reported what it knows
+                slots = [slot for slot, holder in self.held.items() if holder.grant.gpu == action.where]
+                assert slots
+                for slot in slots:  # only changes are reported
                     assert self.neighbours[slot] != action.neighbours
                     self.neighbours[slot] = action.neighbours
             elif isinstance(action, Revoke):
-                self._believe_revoke(action)
+                self._apply_revoke(action)
         self.trim_setpoints()
         return actions[len(reported) :]
 
-    def _believe_table(self, action: SetTenantTable | UpsertEntry | RemoveEntry) -> None:
+    def _apply_table(self, action: SetTenantTable | UpsertEntry | RemoveEntry) -> None:
         if isinstance(action, SetTenantTable):
             self.tables[action.gpu] = action.rules
             return
@@ -109,32 +109,32 @@ class Life(RuleBasedStateMachine):
             rules, entries=tuple(entries[slot] for slot in sorted(entries))
         )
 
-    def _believe_grant(self, action: IssueGrant, event: Event) -> None:
+    def _apply_grant(self, action: IssueGrant, event: Event) -> None:
         slot, generation = action.grant.slot, action.grant.generation
-        known = self.held.get(slot)
+        holder = self.held.get(slot)
         if not isinstance(event, TenantJoined):
-            assert known is not None
+            assert holder is not None
             changed = {"priority": event.priority} if isinstance(event, PriorityChanged) else {}
             changed |= {"share_ppm": event.share_ppm or 0} if isinstance(event, ShareChanged) else {}
             changed |= {"slo_ns": event.slo_ns} if isinstance(event, ObjectiveChanged) else {}
-            assert (known.name, msgspec.structs.replace(known.grant, **changed)) == (action.tenant, action.grant)
-            self.held[slot] = known._replace(grant=action.grant, peer=known.peer if changed else action.peer)
+            assert (holder.name, msgspec.structs.replace(holder.grant, **changed)) == (action.tenant, action.grant)
+            self.held[slot] = holder._replace(grant=action.grant, peer=holder.peer if changed else action.peer)
             return
-        assert known is None
+        assert holder is None
         assert action.peer == event.peer
         assert slot < self.settings.slots
-        assert all(generation > later for where, later in self.granted_to if where == slot)
-        assert all(holder.name != action.tenant for holder in self.held.values())
+        assert all(generation > earlier for granted_slot, earlier in self.granted_to if granted_slot == slot)
+        assert all(other.name != action.tenant for other in self.held.values())
         self.granted_to[slot, generation] = event.pid
         self.held[slot] = Holder(event.pid, action.tenant, action.grant, action.peer)
         if self.settings.admit == "reserve" and action.grant.gpu >= 0:
-            here = [holder.grant for holder in self.held.values() if holder.grant.gpu == action.grant.gpu]
+            grants = [other.grant for other in self.held.values() if other.grant.gpu == action.grant.gpu]
             if action.grant.memory_bytes:
-                assert sum(grant.memory_bytes for grant in here) <= self.settings.gpus[action.grant.gpu].memory_bytes
+                assert sum(grant.memory_bytes for grant in grants) <= self.settings.gpus[action.grant.gpu].memory_bytes
             if action.grant.share_ppm:
-                assert sum(grant.share_ppm for grant in here) <= WHOLE_PPM
+                assert sum(grant.share_ppm for grant in grants) <= WHOLE_PPM
 
-    def _believe_revoke(self, action: Revoke) -> None:
+    def _apply_revoke(self, action: Revoke) -> None:
         key = (action.slot, action.generation)
         holder = self.held.pop(action.slot)
         del self.neighbours[action.slot]
@@ -154,19 +154,19 @@ class Life(RuleBasedStateMachine):
         return self.sequence
 
     def trim_setpoints(self) -> None:
-        """Nothing is said of a device without objectives, nor of a tenant without an equal that has one."""
-        kept = self.kept_devices()
-        grant = [holder.grant for holder in self.held.values() if holder.grant.slo_ns]
-        places = [(one.gpu, one.priority) for one in grant]
-        equals = {one.slot: one.gpu for one in grant if places.count((one.gpu, one.priority)) > 1}
+        """Remove setpoints of devices without objectives, and shares of tenants without an equal that has one."""
+        devices = self.kept_devices()
+        grants = [holder.grant for holder in self.held.values() if holder.grant.slo_ns]
+        keys = [(grant.gpu, grant.priority) for grant in grants]
+        equals = {grant.slot: grant.gpu for grant in grants if keys.count((grant.gpu, grant.priority)) > 1}
         for gpu, setpoint in list(self.setpoints.items()):
             shares = tuple((slot, share_ppm) for slot, share_ppm in setpoint.shares if equals.get(slot) == gpu)
             self.setpoints[gpu] = msgspec.structs.replace(setpoint, shares=shares)
-            if gpu not in kept:
+            if gpu not in devices:
                 del self.setpoints[gpu]
 
     def kept_devices(self) -> set[int]:
-        """Devices with an objective to keep, if any are kept."""
+        """Return the devices with an objective, if control is enabled."""
         if not self.settings.control.enabled:
             return set()
         return {holder.grant.gpu for holder in self.held.values() if holder.grant.slo_ns and holder.grant.gpu >= 0}

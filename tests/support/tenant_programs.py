@@ -1,4 +1,4 @@
-"""A scripted node: it sends what a test requests and records what it receives."""
+"""A scripted node: it sends the messages of a test and records the messages that it receives."""
 
 import contextlib
 import queue
@@ -16,7 +16,7 @@ from tests.support.node_processes import BOUND_S
 
 
 class ScriptedTenants:
-    """Welcomes everybody into slot 0, unless it has refusals left; one tenant at a time."""
+    """Grants slot 0 to every join, unless refusals are left; one tenant at a time."""
 
     def __init__(self, directories: Directories, refusals: list[Reject] | None = None) -> None:
         directories.runtime.mkdir(exist_ok=True)
@@ -39,45 +39,45 @@ class ScriptedTenants:
         self._pages.close()
 
     def die(self) -> None:
-        """As a daemon dies: without a word.
+        """Close all connections, as a dying daemon does.
 
-        Nothing is closed before our threads have left it: one that still waited there would go on with whatever gets
-        the same number next, such as the door of another node.
+        No socket is closed before its thread has ended: the thread would continue with the next socket that gets the
+        same descriptor, such as the listener of another node.
         """
         self._wake(self._listener)
-        self._threads[0].join()  # from here on there are no more peers
+        self._threads[0].join()  # no further peers are accepted
         for peer in self._peers:
             self._wake(peer)
         for thread in self._threads:
             thread.join()
-        for one in (self._listener, *self._peers):
-            one.close()
+        for open_socket in (self._listener, *self._peers):
+            open_socket.close()
 
     @staticmethod
-    def _wake(waited_at: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # its other end is gone already, or we died before
-            waited_at.shutdown(socket.SHUT_RDWR)
+    def _wake(blocked: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # the other end has closed it, or `die` was called before
+            blocked.shutdown(socket.SHUT_RDWR)
 
     def _begin(self, work: Callable[..., None], *arguments: object) -> None:
         thread = threading.Thread(target=work, args=arguments, daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def push(self, said: wire.Push) -> None:
+    def push(self, message: wire.Push) -> None:
         assert self._tenant is not None
-        self._tenant.sendall(wire.encode(said))
+        self._tenant.sendall(wire.encode(message))
 
     def welcome(self) -> None:
-        """As an answer; to one that comes back, only when a test wants it."""
+        """Answer with a welcome; a tenant that resumes gets it only when a test calls this."""
         assert self._tenant is not None
         welcome = wire.Welcome(wire.VERSION, "a", self._grant, self.environment)
         socket.send_fds(self._tenant, [wire.encode(welcome)], [self._pages.publish(self._grant, 0)])
 
     def receive(self, kind: type[Any]) -> Any:
-        """The next request of a tenant, which must be of this kind."""
-        said = self.received.get(timeout=BOUND_S)
-        assert isinstance(said, kind), said
-        return said
+        """Return the next request of a tenant, which must be of this kind."""
+        request = self.received.get(timeout=BOUND_S)
+        assert isinstance(request, kind), request
+        return request
 
     def _accept(self) -> None:
         while True:
@@ -98,9 +98,9 @@ class ScriptedTenants:
             return
 
     def _answer(self, peer: socket.socket, request: wire.Request) -> None:
-        """What is heard is kept before it is answered: who has its answer says the next thing, or is gone, at once.
+        """Record the request before answering it, since the peer may send the next one, or disconnect, at once.
 
-        But for a welcome: what a test pushes once it has heard of the join comes after it.
+        A welcome is sent before: a test that has received the join may push messages, which must follow the welcome.
         """
         if isinstance(request, wire.Join) and not self.refusals:
             self._tenant = peer

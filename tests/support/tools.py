@@ -24,7 +24,7 @@ def tool(name: str, bin_dir: Path = BIN) -> Path:
 def run(
     command: Sequence[str | Path], cwd: Path, env: Mapping[str, str] | None = None, timeout_s: int = 240
 ) -> subprocess.CompletedProcess[str]:
-    """The finished process; its output is one text, in the order it was written."""
+    """Run a command and return the finished process; standard output and error are one text."""
     return subprocess.run(
         [str(part) for part in command],
         cwd=cwd,

@@ -9,7 +9,7 @@ import msgspec
 
 
 class Event(msgspec.Struct, forbid_unknown_fields=True):
-    """What cotenant writes; a field that is not listed here is a mistake."""
+    """An event as cotenant writes it; other fields are rejected."""
 
     ph: str
     name: str
@@ -33,7 +33,7 @@ class Trace(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def check(text: bytes) -> Trace:
-    """The trace, after every rule held."""
+    """Check every rule and return the trace."""
     trace = msgspec.json.decode(text, type=Trace)
     tracks: dict[tuple[int, int], list[Event]] = {}
     flows: dict[int, list[Event]] = {}
@@ -42,7 +42,7 @@ def check(text: bytes) -> Trace:
     for event in trace.traceEvents:
         if event.ph == "M":
             key = (event.name, event.pid, event.tid)
-            assert key not in named, f"{key} is said twice"
+            assert key not in named, f"{key} is defined twice"
             named.add(key)
         elif event.ph == "X":
             assert event.ts >= 0, event
@@ -61,42 +61,45 @@ def check(text: bytes) -> Trace:
         assert ("thread_name", pid, tid) in named, (pid, tid)
         _check_track(slices)
     tids = [tid for name, _, tid in named if name == "thread_name"]
-    assert len(tids) == len(set(tids)), "a lane's number is used twice"
+    assert len(tids) == len(set(tids)), "a track's number is used twice"
     for number, ends in flows.items():
         assert sorted(event.ph for event in ends) == ["f", "s"], f"flow {number}: {ends}"
         for end in ends:
-            assert any(one.ts == end.ts for one in tracks[end.pid, end.tid]), f"{end} begins in no slice"
+            assert any(event.ts == end.ts for event in tracks[end.pid, end.tid]), f"{end} begins in no slice"
     return trace
 
 
 def _check_track(slices: list[Event]) -> None:
     end = Decimal(0)
-    for one in slices:
-        assert one.ts >= end, f"{one} begins before {end}"
-        end = one.ts + one.dur
+    for event in slices:
+        assert event.ts >= end, f"{event} begins before {end}"
+        end = event.ts + event.dur
 
 
 def tracks_of(trace: Trace) -> dict[str, list[Event]]:
-    """The slices of each lane, by the names of its group and of itself."""
+    """Return the slices of each track by the names of its group and of itself."""
     groups = {event.pid: event.args["name"] for event in trace.traceEvents if event.name == "process_name"}
     names = {
         (event.pid, event.tid): f"{groups[event.pid]} | {event.args['name']}"
         for event in trace.traceEvents
         if event.name == "thread_name"
     }
-    found: dict[str, list[Event]] = {name: [] for name in names.values()}
+    tracks: dict[str, list[Event]] = {name: [] for name in names.values()}
     for event in trace.traceEvents:
         if event.ph == "X":
-            found[names[event.pid, event.tid]].append(event)
-    return found
+            tracks[names[event.pid, event.tid]].append(event)
+    return tracks
 
 
 def busy_ns(trace: Trace, tracks: list[str]) -> int:
-    """The time in which any slice of these lanes lasted, but for copies over the bus and host functions."""
-    passing = ("copy HtoD", "copy DtoH", "host function")
-    found = tracks_of(trace)
+    """Return the time covered by slices of these tracks, without copies over the bus and host functions."""
+    excluded = ("copy HtoD", "copy DtoH", "host function")
+    slices = tracks_of(trace)
     spans = sorted(
-        (one.ts, one.ts + one.dur) for track in tracks for one in found[track] if not one.name.startswith(passing)
+        (event.ts, event.ts + event.dur)
+        for track in tracks
+        for event in slices[track]
+        if not event.name.startswith(excluded)
     )
     total = until = Decimal(0)
     for start, end in spans:

@@ -23,20 +23,20 @@ fractions = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 0.5, 0.9, 0.99, 0.9
 
 
 def nearest_rank(sorted_values: list[int], fraction: float) -> int:
-    """The smallest value that so large a part of all values does not exceed; the part as it is written in decimals."""
+    """Return the nearest-rank quantile; the fraction is taken as its decimal text."""
     rank = math.ceil(Fraction(repr(fraction)) * len(sorted_values))
     return sorted_values[max(rank, 1) - 1]
 
 
 @pytest.mark.parametrize("percent", range(1, 101))
-def test_a_percentage_of_a_hundred_is_that_many(percent: int) -> None:
+def test_percentile_of_1_to_100_is_the_percentage(percent: int) -> None:
     assert histogram_of(list(range(1, 101))).quantile(percent / 100) == percent
 
 
 @given(lists.filter(bool), fractions)
 @example([1, 10**9], 0.5)
 @example([1 << 62] * 3, 0.99)
-def test_a_quantile_is_as_close_as_promised(recorded: list[int], fraction: float) -> None:
+def test_quantile_is_within_the_relative_error(recorded: list[int], fraction: float) -> None:
     exact = nearest_rank(sorted(recorded), fraction)
     answer = histogram_of(recorded).quantile(fraction)
     assert abs(answer - exact) <= Fraction(RELATIVE_ERROR) * exact
@@ -49,9 +49,9 @@ def test_small_values_are_exact(recorded: list[int], fraction: float) -> None:
 
 
 @given(lists.filter(bool), fractions, fractions)
-def test_quantiles_grow(recorded: list[int], one: float, other: float) -> None:
+def test_quantiles_are_monotonic(recorded: list[int], first: float, second: float) -> None:
     histogram = histogram_of(recorded)
-    assert histogram.quantile(min(one, other)) <= histogram.quantile(max(one, other))
+    assert histogram.quantile(min(first, second)) <= histogram.quantile(max(first, second))
 
 
 @given(lists)
@@ -65,25 +65,25 @@ def test_count_extremes_and_mean_are_exact(recorded: list[int]) -> None:
     assert list(histogram.buckets) == sorted(histogram.buckets)
 
 
-def test_nothing_recorded_is_all_zero() -> None:
+def test_empty_histogram_has_zero_statistics() -> None:
     empty = Histogram()
     assert Recorder().histogram() == empty
     assert (empty.quantile(0.5), empty.mean, empty.count) == (0, 0.0, 0)
     assert empty.merged(empty) == empty
 
 
-def test_a_negative_value_counts_as_zero() -> None:
+def test_negative_value_counts_as_zero() -> None:
     assert histogram_of([-5, 3]) == histogram_of([0, 3])
 
 
 @given(lists, lists)
-def test_merging_is_recording_everything_in_one(one: list[int], other: list[int]) -> None:
-    assert histogram_of(one).merged(histogram_of(other)) == histogram_of(one + other)
+def test_merged_histogram_equals_recording_all_values(first: list[int], second: list[int]) -> None:
+    assert histogram_of(first).merged(histogram_of(second)) == histogram_of(first + second)
 
 
 @given(lists, lists, lists)
-def test_merging_has_no_order(one: list[int], two: list[int], three: list[int]) -> None:
-    a, b, c = histogram_of(one), histogram_of(two), histogram_of(three)
+def test_merge_is_commutative_and_associative(first: list[int], second: list[int], third: list[int]) -> None:
+    a, b, c = histogram_of(first), histogram_of(second), histogram_of(third)
     assert a.merged(b) == b.merged(a)
     assert a.merged(b).merged(c) == a.merged(b.merged(c))
     assert a.merged(Histogram()) == a
@@ -100,24 +100,24 @@ def test_recorder_returns_copies(recorded: list[int]) -> None:
 
 
 def test_buckets_are_contiguous_and_monotonic() -> None:
-    known = [bucket_of(value) for value in range(1 << 14)]
-    assert all(later - earlier in {0, 1} for earlier, later in itertools.pairwise(known))
-    assert known[0] == 0
+    buckets = [bucket_of(value) for value in range(1 << 14)]
+    assert all(later - earlier in {0, 1} for earlier, later in itertools.pairwise(buckets))
+    assert buckets[0] == 0
 
 
 @given(st.integers(0, 1 << 63))
-def test_the_next_value_is_in_the_same_or_the_next_bucket(value: int) -> None:
+def test_next_value_is_in_the_same_or_the_next_bucket(value: int) -> None:
     assert bucket_of(value + 1) - bucket_of(value) in {0, 1}
 
 
 @given(st.integers(0, 1 << 63))
-def test_the_middle_of_a_bucket_is_in_it_and_close(value: int) -> None:
+def test_bucket_middle_is_in_the_bucket_and_within_the_error(value: int) -> None:
     middle = bucket_middle(bucket_of(value))
     assert bucket_of(middle) == bucket_of(value)
     assert abs(middle - value) <= Fraction(RELATIVE_ERROR) * value
 
 
-# The sum of nanoseconds is a 64-bit integer there: 292 years of latencies.
+# The encoded sum is a 64-bit integer: 292 years of latencies in nanoseconds.
 @given(st.lists(st.integers(0, 1 << 57), max_size=60))
 def test_histogram_round_trips(recorded: list[int]) -> None:
     histogram = histogram_of(recorded)

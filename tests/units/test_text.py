@@ -36,13 +36,13 @@ amounts = st.one_of(
 
 
 def spellings(amount: int, units: dict[str, int]) -> list[str]:
-    """Every text of at least half a unit with at most three decimals that means exactly this amount."""
-    found = []
+    """Return every text of at least half a unit with at most three decimals that means exactly this amount."""
+    texts = []
     for unit, scale in units.items():
         thousandths, rest = divmod(amount * 1000, scale)
         if rest == 0 and thousandths >= 500:
-            found.append(f"{thousandths // 1000}.{thousandths % 1000:03}".rstrip("0").rstrip(".") + unit)
-    return found
+            texts.append(f"{thousandths // 1000}.{thousandths % 1000:03}".rstrip("0").rstrip(".") + unit)
+    return texts
 
 
 @given(amounts)
@@ -68,15 +68,15 @@ def test_text_is_the_shortest_of_its_value(amount: int) -> None:
 
 @given(st.integers(0, 10**6), st.integers(0, 9), st.sampled_from(sorted({**DURATIONS, **SIZES})))
 def test_parsed_value_has_one_text(number: int, decimals: int, unit: str) -> None:
-    parse, show = (parse_duration, format_duration) if unit in DURATIONS else (parse_size, format_size)
+    parse, format_ = (parse_duration, format_duration) if unit in DURATIONS else (parse_size, format_size)
     text = f"{Decimal(number).scaleb(-decimals):f}{unit}"
     try:
         amount = parse(text)
     except ConfigError as error:
-        assert "more digits" in error.remedy or "too large" in error.remedy  # noqa: PT017  either way is right
+        assert "more digits" in error.remedy or "too large" in error.remedy  # noqa: PT017  both results are correct
     else:
         assert Decimal(amount) == Decimal(number).scaleb(-decimals) * {**DURATIONS, **SIZES}[unit]
-        assert show(parse(show(amount))) == show(amount)
+        assert format_(parse(format_(amount))) == format_(amount)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_parsed_value_has_one_text(number: int, decimals: int, unit: str) -> Non
         (7, "7ns"),
     ],
 )
-def test_durations_as_people_write_them(amount: int, text: str) -> None:
+def test_common_durations_format_and_parse(amount: int, text: str) -> None:
     assert (format_duration(amount), parse_duration(text)) == (text, amount)
 
 
@@ -99,14 +99,14 @@ def test_durations_as_people_write_them(amount: int, text: str) -> None:
     "amount, text",
     [(0, "0B"), (4 << 30, "4GiB"), (512 << 20, "512MiB"), (1023, "1023B"), (3 << 39, "1.5TiB")],
 )
-def test_sizes_as_people_write_them(amount: int, text: str) -> None:
+def test_common_sizes_format_and_parse(amount: int, text: str) -> None:
     assert (format_size(amount), parse_size(text)) == (text, amount)
 
 
 @pytest.mark.parametrize(
     "share, text", [(0, "0%"), (300_000, "30%"), (125_000, "12.5%"), (10**6, "100%"), (1, "0.0001%")][:]
 )
-def test_shares_as_people_write_them(share: int, text: str) -> None:
+def test_common_shares_format_and_parse(share: int, text: str) -> None:
     assert (format_share(share), parse_share(text)) == (text, share)
 
 
@@ -115,34 +115,51 @@ def test_whitespace_is_accepted() -> None:
     assert parse_size("4GB") == 4 * 10**9
 
 
-NEVER = ["", " ", "-5", "nan", "inf", "1e3", "0x10", ".5", "5.", "1,5", "1_000", "--", "ms", "GiB", "%", "1" * 21]
+INVALID_NUMBERS = [
+    "",
+    " ",
+    "-5",
+    "nan",
+    "inf",
+    "1e3",
+    "0x10",
+    ".5",
+    "5.",
+    "1,5",
+    "1_000",
+    "--",
+    "ms",
+    "GiB",
+    "%",
+    "1" * 21,
+]
 UNITS = {"duration": ["ms", "s", "d"], "size": ["B", "GiB", "TB"], "share": ["%"]}
 WRONG_TYPES: list[object] = [None, 5, 5.0, True, b"5s", ["5s"], {"s": 5}]
 
 
 @pytest.mark.parametrize("kind", PARSERS)
-@pytest.mark.parametrize("number", NEVER)
+@pytest.mark.parametrize("number", INVALID_NUMBERS)
 def test_invalid_number_is_refused_with_any_unit(kind: str, number: str) -> None:
     for unit in ["", *UNITS[kind]]:
-        refused(kind, number + unit if number != unit else number)
+        rejection_of(kind, number + unit if number != unit else number)
 
 
 @pytest.mark.parametrize("kind", PARSERS)
 @pytest.mark.parametrize("unit", ["", " ", "x", "S", "MS", "Gib", "gb", "sec", "µs", "%%", "m", "\uff05"])
 def test_invalid_unit_is_refused(kind: str, unit: str) -> None:
-    refused(kind, f"5{unit}")
+    rejection_of(kind, f"5{unit}")
 
 
 @pytest.mark.parametrize("kind", PARSERS)
 @pytest.mark.parametrize("digit", ["\N{ARABIC-INDIC DIGIT FIVE}", "\N{FULLWIDTH DIGIT FIVE}", "\N{SUPERSCRIPT TWO}"])
 def test_digits_of_other_scripts_are_refused(kind: str, digit: str) -> None:
-    refused(kind, digit + UNITS[kind][0])
+    rejection_of(kind, digit + UNITS[kind][0])
 
 
 @pytest.mark.parametrize("kind", PARSERS)
 @pytest.mark.parametrize("value", WRONG_TYPES, ids=repr)
-def test_value_that_is_no_text_is_refused(kind: str, value: object) -> None:
-    refused(kind, value)
+def test_value_that_is_not_text_is_refused(kind: str, value: object) -> None:
+    rejection_of(kind, value)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +178,7 @@ def test_value_that_is_no_text_is_refused(kind: str, value: object) -> None:
     ],
 )
 def test_value_out_of_range_is_refused(kind: str, text: str, remedy: str) -> None:
-    assert remedy in refused(kind, text).remedy
+    assert remedy in rejection_of(kind, text).remedy
 
 
 @given(st.text(max_size=12))
@@ -170,11 +187,11 @@ def test_any_text_is_parsed_or_refused(text: str) -> None:
         try:
             assert 0 <= parse(text) <= LARGEST
         except ConfigError as error:
-            assert error.value == text  # noqa: PT017  either way is right
+            assert error.value == text  # noqa: PT017  both results are correct
 
 
-def refused(kind: str, value: object) -> ConfigError:
-    """The complaint, which names the field, the value and a remedy."""
+def rejection_of(kind: str, value: object) -> ConfigError:
+    """Return the error, which must name the field, the value and a remedy."""
     with pytest.raises(ConfigError) as caught:
         PARSERS[kind](value, field="node.some_field")
     error = caught.value

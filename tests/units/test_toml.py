@@ -1,4 +1,4 @@
-"""Every config survives its file, and every mistake is reported with its line and field."""
+"""Every config round-trips through TOML, and every mistake is reported with its line and field."""
 
 import pytest
 from hypothesis import example, given, settings
@@ -16,7 +16,7 @@ def test_newline_after_a_word_is_not_accepted(line: str) -> None:
         decode_config(line, "here.toml")
 
 
-BEYOND = {
+HUGE_VALUES = {
     "an integer that Python will not read": "node.slots = " + "1" * 5000,
     "an integer that Python will not print": "node.slots = 0x" + "1" * 5000,
     "the same where text belongs": "node.grace = 0x" + "1" * 5000,
@@ -26,10 +26,10 @@ BEYOND = {
 }
 
 
-@pytest.mark.parametrize("name", BEYOND)
+@pytest.mark.parametrize("name", HUGE_VALUES)
 def test_huge_value_is_reported_in_one_short_sentence(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        decode_config(BEYOND[name], "here.toml")
+        decode_config(HUGE_VALUES[name], "here.toml")
     assert len(str(caught.value)) < 500
     assert "\n" not in str(caught.value)
 
@@ -39,13 +39,13 @@ def test_delete_character_round_trips() -> None:
     assert decode_config(encode_config(config), "here.toml") == config
 
 
-def test_path_that_is_no_text_can_be_shown() -> None:
+def test_path_that_is_not_utf8_is_encoded_with_replacement() -> None:
     shown = encode_config(Config(directories=DirectoriesConfig(state="/tmp/\udcff")))
     assert decode_config(shown, "here.toml").directories.state == "/tmp/?"
 
 
-# name: the text, the line of the mistake, its field
-PLACES = {
+# By name: the text, the line of the mistake, and its field.
+LOCATIONS = {
     "a quoted key with a dot": ('\n"a.b" = 1\n', 2, "a.b"),
     "a literal key": ("\nnode.'slots' = 0\n", 2, "node.slots"),
     "an escaped key": ('[node]\n"sl\\u006fts" = 0\n', 2, "node.slots"),
@@ -62,9 +62,9 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("name", PLACES)
-def test_mistake_is_located(name: str) -> None:
-    text, line, field = PLACES[name]
+@pytest.mark.parametrize("name", LOCATIONS)
+def test_mistake_is_reported_with_its_line(name: str) -> None:
+    text, line, field = LOCATIONS[name]
     with pytest.raises(ConfigError) as caught:
         decode_config(text, "here.toml")
     assert (caught.value.where, caught.value.field) == (f"here.toml:{line}", field)
@@ -94,7 +94,7 @@ def test_every_config_round_trips(config: Config) -> None:
     assert encode_config(decode_config(shown, "here.toml")) == shown
 
 
-@settings(max_examples=25)  # where every field of a config came from takes a while to find
+@settings(max_examples=25)  # finding the sources of all fields takes a while
 @given(configs)
 def test_printed_config_reads_back_with_its_comments(config: Config) -> None:
     text = encode_config(config)
@@ -104,13 +104,13 @@ def test_printed_config_reads_back_with_its_comments(config: Config) -> None:
     assert "  # here.toml:" in shown
 
 
-def test_an_empty_file_is_the_defaults() -> None:
+def test_empty_file_gives_the_defaults() -> None:
     assert decode_config("", "here.toml") == decode_config("# nothing\n[node]\n[run]\n", "here.toml") == Config()
 
 
 TWO_GPUS = '[[gpu]]\nname = "a"\nmemory = "1GiB"\n\n[[gpu]] # the second\n'
 
-# name: the text, the line of the mistake, its field, words of the remedy
+# By name: the text, the line of the mistake, its field, and a part of the remedy.
 MISTAKES = {
     "unknown section": ("\n[nodes]\nslots = 1\n", 2, "nodes", "no such field"),
     "unknown key at the top": ("slots = 1\n", 1, "slots", "no such field"),
@@ -230,7 +230,7 @@ def test_any_text_is_a_config_or_an_error(text: str) -> None:
     try:
         config = decode_config(text, "here.toml")
     except ConfigError as error:
-        assert error.where.startswith("here.toml")  # noqa: PT017  either way is right
+        assert error.where.startswith("here.toml")  # noqa: PT017  both results are correct
     else:
         assert isinstance(config, Config)
         sources(text, "here.toml", {})

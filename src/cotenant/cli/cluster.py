@@ -60,7 +60,7 @@ def _add_administration(verbs: Any) -> None:
     group(user, OUTPUT).add_argument("-o", "--output", default="", metavar="FILE", help=about)
     revoke = _add_client(verbs, "revoke", "Revoke the certificates of a node or a user.", _revoke)
     revoke.add_argument("name", metavar="NAME", help="Name of the node or user.")
-    about = "Whose name it is: node (default) or user."
+    about = "What NAME is: node (default) or user."
     revoke.add_argument("--role", choices=("node", "user"), default="node", help=about)
 
 
@@ -74,17 +74,17 @@ def _start(options: argparse.Namespace) -> int:
     from cotenant.cluster.daemon.main import serve_cluster
     from cotenant.node.daemon.log import NodeLog
 
-    config, where = load(options)
-    log = NodeLog(config.cluster.log, where.state / "cluster" / "controller.log")
-    serve_cluster(config.cluster, where, log, accept_damage=options.accept_damage)
+    config, directories = load(options)
+    log = NodeLog(config.cluster.log, directories.state / "cluster" / "controller.log")
+    serve_cluster(config.cluster, directories, log, accept_damage=options.accept_damage)
     return 0
 
 
 def _agent(options: argparse.Namespace) -> int:
     from cotenant.cluster.daemon.agent_main import serve_agent
 
-    config, where = load(options)
-    serve_agent(config.agent, where, options.config, print_line, until_eof=options.until_eof)
+    config, directories = load(options)
+    serve_agent(config.agent, directories, options.config, print_line, until_eof=options.until_eof)
     return 0
 
 
@@ -92,11 +92,11 @@ def _plan(options: argparse.Namespace) -> int:
     from cotenant.cli.render.cluster_plan import show_plan
     from cotenant.cluster.plan import plan_on_snapshot
 
-    found = plan_on_snapshot(Path(options.snapshot), options.place)
+    plan = plan_on_snapshot(Path(options.snapshot), options.place)
     if options.json:
-        print_json(found)
+        print_json(plan)
     else:
-        show_plan(output(), found)
+        show_plan(output(), plan)
     return 0
 
 
@@ -118,11 +118,11 @@ def _nodes(options: argparse.Namespace) -> int:
     from cotenant.cli.render.cluster import nodes_json, nodes_table
     from cotenant.cluster.daemon.commands import nodes
 
-    found = nodes(identity(options))
+    node_list = nodes(identity(options))
     if options.json:
-        print_json(nodes_json(found))
+        print_json(nodes_json(node_list))
     else:
-        output().print(nodes_table(found))
+        output().print(nodes_table(node_list))
     return 0
 
 
@@ -159,13 +159,13 @@ def _user(options: argparse.Namespace) -> int:
     from cotenant.cluster.daemon.commands import make_user
 
     path = Path(options.output or f"{options.user.replace('/', '_')}.pem")
-    made = make_user(identity(options), options.user, path)
+    user = make_user(identity(options), options.user, path)
     if options.json:
         print_json(
-            {"user": made.name, "file": str(path), "controller": made.controller, "until_unix_ns": made.until_ns}
+            {"user": user.name, "file": str(path), "controller": user.controller, "until_unix_ns": user.until_ns}
         )
     else:
-        print_line(f"{path} is the identity of {made.name}, for: cotenant submit --identity {path}")
+        print_line(f"{path} is the identity of {user.name}, for: cotenant submit --identity {path}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What the modules of the commands share: flags of config sections, the config in force, and output."""
+"""Functions that all commands use: flags of config sections, the config in force, and output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cotenant.node.directories import Directories, client_directories, config_fi
 OUTPUT: Final = "Output"
 """The heading of the flags that choose how results are printed."""
 _PIPE_WIDTH: Final = 100_000
-"""The width of output that goes to no terminal: wider than any line, so that nothing is cut or wrapped."""
+"""The width of output that does not go to a terminal: wider than any line, so that nothing is cut or wrapped."""
 
 
 def print_line(text: str) -> None:
@@ -47,16 +47,16 @@ class UnpaddedStream(io.TextIOBase):
 
     def __init__(self, file: Any) -> None:
         self._file = file
-        self._rest = ""
+        self._last_line = ""
 
     def write(self, text: str) -> int:
-        *lines, self._rest = (self._rest + text).split("\n")
+        *lines, self._last_line = (self._last_line + text).split("\n")
         self._file.write("".join(f"{line.rstrip(' ')}\n" for line in lines))
         return len(text)
 
     def flush(self) -> None:
-        self._file.write(self._rest)
-        self._rest = ""
+        self._file.write(self._last_line)
+        self._last_line = ""
         self._file.flush()
 
 
@@ -70,15 +70,15 @@ def add_command(
 
 
 def add_verbs(parser: Parser) -> Any:
-    """Return what the commands below a command are added to."""
+    """Return the object to which the subcommands of a command are added."""
     return parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
 
 
 def configure(parser: Parser, run: Callable[[argparse.Namespace], int], *sections: str, json: bool = False) -> None:
     """Give a command its function, the flags of sections of the config, and --json."""
     parser.set_defaults(command=run)
-    for place, section in enumerate(sections):
-        add_flags(parser, section, others=sections[:place])
+    for index, section in enumerate(sections):
+        add_flags(parser, section, others=sections[:index])
     if sections:
         files = group(parser, SECTION_TITLES["directories"])
         files.add_argument(
@@ -90,9 +90,9 @@ def configure(parser: Parser, run: Callable[[argparse.Namespace], int], *section
 
 def group(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentGroup:
     """Return the group of flags under a heading of the help; it is added if the parser has none yet."""
-    for known in parser._action_groups:  # noqa: SLF001  # argparse has no public list of its groups
-        if known.title == title:
-            return known
+    for existing in parser._action_groups:  # noqa: SLF001  # argparse has no public list of its groups
+        if existing.title == title:
+            return existing
     return parser.add_argument_group(title)
 
 
@@ -106,7 +106,7 @@ def add_flags(
 ) -> None:
     """Add the fields of a section of the config as flags: all of them, or those named.
 
-    A flag that one of the `others` has too gets the name of its section as prefix.
+    A flag that one of the sections `others` has too is prefixed with the name of its section.
     """
     taken = {flag.option for other in others for flag in flags_of(other)}
     for flag in flags_of(section):
@@ -135,12 +135,12 @@ def program_of(options: argparse.Namespace, example: str, *, required: bool = Tr
 
 def given_flags(options: argparse.Namespace) -> dict[FieldName, Any]:
     """Return the fields of the config that were given as flags."""
-    given: dict[FieldName, Any] = {}
+    fields: dict[FieldName, Any] = {}
     for name, value in vars(options).items():
         section, dot, field = name.partition(".")
         if dot and value is not None:
-            given[section, field] = value
-    return given
+            fields[section, field] = value
+    return fields
 
 
 def load(options: argparse.Namespace) -> tuple[Config, Directories]:

@@ -12,14 +12,14 @@ from cotenant.units.text import parse_duration
 
 def configure_events(parser: Parser) -> None:
     configure(parser, _events, "directories")
-    choice = group(parser, "Selection")
+    selection = group(parser, "Selection")
     about = "Only events of the last DURATION, such as 10min."
-    choice.add_argument("--since", default="", metavar="DURATION", help=about)
-    choice.add_argument("--tenant", default="", metavar="NAME", help="Only events about this tenant.")
-    choice.add_argument("--gpu", default=None, metavar="N", help="Only events about the GPU with this number.")
-    shown = group(parser, "Output")
-    shown.add_argument("-f", "--follow", action="store_true", help="Wait for further events, until interrupted.")
-    shown.add_argument("--json", action="store_true", help="Print each event as one line of JSON.")
+    selection.add_argument("--since", default="", metavar="DURATION", help=about)
+    selection.add_argument("--tenant", default="", metavar="NAME", help="Only events about this tenant.")
+    selection.add_argument("--gpu", default=None, metavar="N", help="Only events about the GPU with this number.")
+    format_group = group(parser, "Output")
+    format_group.add_argument("-f", "--follow", action="store_true", help="Wait for further events, until interrupted.")
+    format_group.add_argument("--json", action="store_true", help="Print each event as one line of JSON.")
 
 
 def configure_explain(parser: Parser) -> None:
@@ -34,9 +34,9 @@ def _events(options: argparse.Namespace) -> int:
     if gpu is not None and not (gpu.isascii() and gpu.isdigit()):
         raise ConfigError("--gpu", gpu, "write the number of a GPU, such as 0; see: cotenant ps")
     since = parse_duration(options.since, field="--since") if options.since else None
-    wanted = EventFilter(options.tenant, None if gpu is None else int(gpu), since)
+    event_filter = EventFilter(options.tenant, None if gpu is None else int(gpu), since)
     try:
-        for event in read_events(find(options)[1], wanted, print_line, follow=options.follow):
+        for event in read_events(find(options)[1], event_filter, print_line, follow=options.follow):
             if options.json:
                 print_json(event_json(event))
             else:

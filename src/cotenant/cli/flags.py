@@ -103,10 +103,10 @@ def flags_of(section: str) -> tuple[Flag, ...]:
         metas = [meta for meta in getattr(field.type, "__metadata__", ()) if isinstance(meta, msgspec.Meta)]
         about = "".join(meta.description or "" for meta in metas)
         default = plain(field.default)
-        shown = "" if default in (None, "", "0s", "0B", "0%") else f" (default {default})"
+        default_text = "" if default in (None, "", "0s", "0B", "0%") else f" (default {default})"
         option, metavar = option_of(section, field.name), _metavar(section, field)
         about = about[:1].upper() + about[1:].rstrip(".") if not about.startswith("soft:") else about
-        flags.append(Flag(option, (section, field.name), metavar, about, shown, _heading(section, field.name)))
+        flags.append(Flag(option, (section, field.name), metavar, about, default_text, _heading(section, field.name)))
     return tuple(flags)
 
 
@@ -124,14 +124,14 @@ def _metavar(section: str, field: Any) -> str:
     return kinds.get(inner, "N")
 
 
-def overlay(config: Config, given: Mapping[FieldName, Any], gpus: Sequence[str] = ()) -> Config:
+def overlay(config: Config, flags: Mapping[FieldName, Any], gpus: Sequence[str] = ()) -> Config:
     """Return the config with the values of the command line in place of those of the file."""
     sections: dict[str, Any] = {}
     for name, kind in SECTIONS.items():
         values = {}
         for field in msgspec.structs.fields(kind):
-            if (name, field.name) in given:
-                values[field.name] = _value_of(name, kind, field, given[name, field.name])
+            if (name, field.name) in flags:
+                values[field.name] = _value_of(name, kind, field, flags[name, field.name])
         sections[name] = msgspec.structs.replace(getattr(config, name), **values)
     if list(gpus) == [NO_GPUS]:
         sections["node"] = msgspec.structs.replace(sections["node"], find="no")
@@ -141,15 +141,15 @@ def overlay(config: Config, given: Mapping[FieldName, Any], gpus: Sequence[str] 
     return msgspec.structs.replace(config, **sections)
 
 
-def sources(text: str, where: str, given: Mapping[FieldName, Any]) -> dict[str, str]:
+def sources(text: str, where: str, flags: Mapping[FieldName, Any]) -> dict[str, str]:
     """Return the source of each value for `config show`: a flag, a line of the file, or the default."""
     source = {}
-    written = tomllib.loads(text)
+    document = tomllib.loads(text)
     for section, kind in SECTIONS.items():
         for field in kind.__struct_fields__:
-            if (section, field) in given:
+            if (section, field) in flags:
                 source[f"{section}.{field}"] = "flag"
-            elif field in written.get(section, {}):  # for a field of an inline table this is the line of the table
+            elif field in document.get(section, {}):  # for a field of an inline table this is the line of the table
                 source[f"{section}.{field}"] = f"{where}:{line_of(text, [section, field])}"
             else:
                 source[f"{section}.{field}"] = "default"
@@ -159,7 +159,7 @@ def sources(text: str, where: str, given: Mapping[FieldName, Any]) -> dict[str, 
 def _value_of(name: str, section: type[Section], field: Any, value: Any) -> Any:
     option = option_of(name, field.name)
     if not value.isascii() and any(0xD800 <= ord(letter) <= 0xDFFF for letter in value):
-        raise ConfigError(option, value, "is not UTF-8 text, write it in UTF-8")
+        raise ConfigError(option, value, "is not UTF-8 text; write it in UTF-8")
     try:
         return msgspec.convert(value, field.type, dec_hook=decode_quantity, strict=False)
     except msgspec.ValidationError as error:

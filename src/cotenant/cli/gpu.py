@@ -1,4 +1,4 @@
-"""`cotenant gpu`: what NVML reports of this machine's GPUs, and which of their processes belong to tenants."""
+"""`cotenant gpu`: the state of this machine's GPUs as NVML reports it, and the tenants of their processes."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from cotenant.runner.process import ancestors
 from cotenant.softgpu.commands import home
 from cotenant.units.text import counted
 
-_EVERY_S: Final = 1.0
+_REFRESH_S: Final = 1.0
 _BAR_CELLS: Final = 8
-_WIDE: Final = 130
+_WIDE_COLUMNS: Final = 130
 _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
 _HIGH_PCT: Final = 90
@@ -40,17 +40,17 @@ def configure_gpu(parser: Parser) -> None:
 
 
 def _gpu(options: argparse.Namespace) -> int:
-    found = snapshots(load(options)[1], find(options)[1].socket, os.environ, watch=options.watch)
+    gpu_snapshots = snapshots(load(options)[1], find(options)[1].socket, os.environ, watch=options.watch)
     console = output()
     if options.json:
-        for snapshot in found:
+        for snapshot in gpu_snapshots:
             print_json(gpus_json(snapshot))
     elif not (options.watch and console.is_terminal):
-        for snapshot in found:
+        for snapshot in gpu_snapshots:
             console.print(gpus_table(snapshot, console.width))
     else:
         with Live(console=console, auto_refresh=False) as live:
-            for snapshot in found:
+            for snapshot in gpu_snapshots:
                 live.update(gpus_table(snapshot, console.width), refresh=True)
     return 0
 
@@ -73,7 +73,7 @@ def snapshots(own: Directories, socket: Path, environ: Mapping[str, str], *, wat
             )
             if not watch:
                 return
-            pause(_EVERY_S)
+            pause(_REFRESH_S)
 
 
 def _tenants(socket: Path, pids: Sequence[int]) -> dict[int, str]:
@@ -101,9 +101,9 @@ def gpus_table(snapshot: GpuSnapshot, width: int) -> Group:
     """Return the tables of `cotenant gpu`; a terminal narrower than 130 columns gets fewer of them."""
     kind = "software GPU" if any(gpu.is_soft for gpu in snapshot.gpus) else "GPU"
     columns = ["GPU", "NAME", "MEMORY", "BUSY", "SMS", "CLOCK", "POWER", "TEMP", "MODE", "UUID"]
-    rows = [_gpu_row(gpu, bar=width >= _WIDE) for gpu in snapshot.gpus]
-    kept = len(columns) if width >= _WIDE else columns.index("MODE")
-    parts = [table(counted(len(snapshot.gpus), kind), columns[:kept], [row[:kept] for row in rows])]
+    rows = [_gpu_row(gpu, bar=width >= _WIDE_COLUMNS) for gpu in snapshot.gpus]
+    count = len(columns) if width >= _WIDE_COLUMNS else columns.index("MODE")
+    parts = [table(counted(len(snapshot.gpus), kind), columns[:count], [row[:count] for row in rows])]
     rows = [_process_row(gpu, process, snapshot.tenants) for gpu in snapshot.gpus for process in gpu.processes]
     if rows:
         columns = ["GPU", "PID", "TENANT", "MEMORY", "BUSY", "MPS", "COMMAND"]
@@ -134,13 +134,13 @@ def _number(gpu: GpuReading) -> str:
 
 
 def _memory(gpu: GpuReading, *, bar: bool) -> Text:
-    part = gpu.memory_used_bytes / gpu.memory_bytes if gpu.memory_bytes else 0.0
-    full = min(_BAR_CELLS, round(part * _BAR_CELLS))
-    style = "red" if 100 * part >= _HIGH_PCT else "green"
+    fraction = gpu.memory_used_bytes / gpu.memory_bytes if gpu.memory_bytes else 0.0
+    filled = min(_BAR_CELLS, round(fraction * _BAR_CELLS))
+    style = "red" if 100 * fraction >= _HIGH_PCT else "green"
     sizes = f"{gpu.memory_used_bytes / _GIB:.1f}/{gpu.memory_bytes / _GIB:.1f} GiB"
     if not bar:
         return Text(sizes)
-    return Text.assemble(("█" * full, style), ("░" * (_BAR_CELLS - full), "dim"), " ", sizes)
+    return Text.assemble(("█" * filled, style), ("░" * (_BAR_CELLS - filled), "dim"), " ", sizes)
 
 
 def _power(gpu: GpuReading) -> str:

@@ -47,11 +47,11 @@ def _help(options: argparse.Namespace) -> int:
 
     parser: argparse.ArgumentParser = parser_for(options.words)
     for word in options.words:
-        known = subcommands(parser)
-        if word not in known:
-            remedy = f"is no command of {parser.prog}{suggestion(word, known)}; see `{parser.prog} --help`"
+        commands = subcommands(parser)
+        if word not in commands:
+            remedy = f"is not a command of {parser.prog}{suggestion(word, commands)}; see `{parser.prog} --help`"
             raise ConfigError("COMMAND", word, remedy)
-        parser = known[word]
+        parser = commands[word]
     parser.print_help()
     return 0
 

@@ -33,7 +33,9 @@ def configure_submit(parser: Parser) -> None:
     job.add_argument("--user", default="", metavar="USER", help=about)
     about = "Priority of the job, -100 to 100; a higher one is placed first (default 0)."
     job.add_argument("--job-priority", type=int, default=0, metavar="N", help=about)
-    job.add_argument("--retries", default="3", metavar="N", help="Failures after which it is retried (default 3).")
+    job.add_argument(
+        "--retries", default="3", metavar="N", help="Failures after which it is still retried (default 3)."
+    )
     about = "Variable of its environment; may be repeated."
     job.add_argument("--env", action="append", default=[], metavar="NAME[=VALUE]", help=about)
     about = "Working directory on the node (default: the current one)."
@@ -59,10 +61,10 @@ def configure_submit(parser: Parser) -> None:
 
 def configure_jobs(parser: Parser) -> None:
     configure_client(parser, _jobs)
-    choice = group(parser, "Selection")
+    selection = group(parser, "Selection")
     parser.add_argument("names", nargs="*", metavar="JOB", help="Only these jobs (default: all).")
-    choice.add_argument("--user", default="", metavar="USER", help="Only jobs of this user.")
-    choice.add_argument("--active", action="store_true", help="Only jobs that have not ended.")
+    selection.add_argument("--user", default="", metavar="USER", help="Only jobs of this user.")
+    selection.add_argument("--active", action="store_true", help="Only jobs that have not ended.")
     about = "Refresh every second, until interrupted."
     group(parser, "Output").add_argument("-w", "--watch", action="store_true", help=about)
 
@@ -155,21 +157,21 @@ def _jobs(options: argparse.Namespace) -> int:
 
     console = output()
     if not options.watch:
-        found = read()
+        job_list = read()
         if options.json:
-            print_json(jobs_json(found))
+            print_json(jobs_json(job_list))
         else:
-            console.print(jobs_table(found))
+            console.print(jobs_table(job_list))
         return 0
     live_view = not options.json and console.is_terminal
     with Live(console=console, auto_refresh=False) if live_view else contextlib.nullcontext() as live:
-        for found in client.watch_jobs(read, print_line):
+        for job_list in client.watch_jobs(read, print_line):
             if live is not None:
-                live.update(jobs_table(found), refresh=True)
+                live.update(jobs_table(job_list), refresh=True)
             elif options.json:
-                print_json(jobs_json(found))
+                print_json(jobs_json(job_list))
             else:
-                console.print(jobs_table(found))
+                console.print(jobs_table(job_list))
     return 0
 
 

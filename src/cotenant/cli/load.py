@@ -39,7 +39,7 @@ def configure_load(parser: Parser) -> None:
     requests.add_argument("--rows", type=int, default=1, metavar="N", help=about)
     about = "Shape for inputs with dynamic dimensions, with or without the batch dimension; may be repeated."
     requests.add_argument("--shape", action="append", default=[], metavar="INPUT:DIM,DIM", help=about)
-    about = "Most connections (default 1024). An HTTP connection carries one request at a time; for gRPC 4 suffice."
+    about = "Maximum connections (default 1024). An HTTP connection carries one request at a time; for gRPC 4 suffice."
     requests.add_argument("--connections", type=int, default=1024, metavar="N", help=about)
 
 
@@ -51,10 +51,10 @@ def _load(options: argparse.Namespace) -> int:
 
     fields = {name: getattr(options, name) for name in LoadArguments.__struct_fields__ if name != "models"}
     lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-    given = LoadArguments(**(fields | lists), models=tuple(options.model))
-    found = offer_load(given, lambda seconds: print_line(f"{seconds:.0f} s of load sent"))
+    arguments = LoadArguments(**(fields | lists), models=tuple(options.model))
+    report = offer_load(arguments, lambda seconds: print_line(f"{seconds:.0f} s of load sent"))
     if options.json:
-        print_json(found)
+        print_json(report)
     else:
-        show_load(output(), found)
-    return 0 if all(one.answered + one.refused for one in found.models) else 75
+        show_load(output(), report)
+    return 0 if all(model.answered + model.refused for model in report.models) else 75

@@ -37,10 +37,10 @@ def _node(options: argparse.Namespace) -> int:
     from cotenant.node.daemon.log import NodeLog
     from cotenant.node.daemon.main import serve_node
 
-    config, where = load(options)
-    log = NodeLog(config.node.log, where.log)
-    with running_agent(config.agent, where, options.config, log.report):
-        serve_node(config, where, log)
+    config, directories = load(options)
+    log = NodeLog(config.node.log, directories.log)
+    with running_agent(config.agent, directories, options.config, log.report):
+        serve_node(config, directories, log)
     return 0
 
 
@@ -51,14 +51,14 @@ def _doctor(options: argparse.Namespace) -> int:
     findings = examine(find(options)[1])
     if not options.json:
         return 0 if show_findings(output(), findings) else 1
-    found = list(findings)
-    print_json({"findings": found})
-    return 1 if any(finding.level is Level.BAD for finding in found) else 0
+    all_findings = list(findings)
+    print_json({"findings": all_findings})
+    return 1 if any(finding.level is Level.BAD for finding in all_findings) else 0
 
 
 def _config(options: argparse.Namespace) -> int:
     path, named = config_file(os.environ, os.geteuid(), options.config)
-    config, where = load(options)
+    config, directories = load(options)
     if options.what == "check":
         from cotenant.node.client.hami import apply_hami_limits
 
@@ -69,6 +69,6 @@ def _config(options: argparse.Namespace) -> int:
         print_json(plain(config))
         return 0
     text = path.read_text(encoding="utf-8") if path.exists() else ""
-    print(f"# socket, lock and pages: {where.runtime}\n# journal and log: {where.state}\n")
+    print(f"# socket, lock and pages: {directories.runtime}\n# journal and log: {directories.state}\n")
     print(encode_config(config, sources(text, str(path), given_flags(options))), end="")
     return 0

@@ -54,9 +54,9 @@ class HelpFormatter(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=30)
 
     def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any = None) -> None:
-        """Add the usage: the flags are listed under their headings, not here.
+        """Add the usage line without the flags, which are listed under their headings.
 
-        With an empty prefix, argparse asks for the name of the program in front of a command below this one.
+        argparse passes an empty prefix when it builds the program name of a subcommand.
         """
         if prefix == "":
             super().add_usage(usage, actions, groups, prefix)
@@ -77,8 +77,8 @@ def synopsis(actions: Iterable[argparse.Action]) -> str:
 
 def suggestion(word: str, known: Iterable[str]) -> str:
     """Return ", did you mean ...?" with the nearest known word; empty if none is near."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f", did you mean {near[0]}?" if near else ""
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f", did you mean {matches[0]}?" if matches else ""
 
 
 def subcommands(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:

@@ -59,13 +59,13 @@ def configure_profile(parser: Parser) -> None:
     about = "Also write the launches as a script for examples/replay.py."
     import_.add_argument("--script", default="", metavar="FILE", help=about)
     prune = add_command(verbs, "prune", "Delete recordings.", _prune, "directories", json=True)
-    choice = group(prune, "Selection")
-    choice.add_argument("--task", default="", metavar="KEY", help="Only recordings of this task.")
+    selection = group(prune, "Selection")
+    selection.add_argument("--task", default="", metavar="KEY", help="Only recordings of this task.")
     about = "Recordings older than this, such as 720h."
-    choice.add_argument("--older-than", default=None, metavar="DURATION", help=about)
+    selection.add_argument("--older-than", default=None, metavar="DURATION", help=about)
     about = "All but the latest N recordings of each task."
-    choice.add_argument("--keep-latest", type=int, default=None, metavar="N", help=about)
-    choice.add_argument("-a", "--all", action="store_true", help="Every recording.")
+    selection.add_argument("--keep-latest", type=int, default=None, metavar="N", help=about)
+    selection.add_argument("-a", "--all", action="store_true", help="Every recording.")
 
 
 def _add_task(parser: Parser) -> None:
@@ -90,13 +90,13 @@ def _record(options: argparse.Namespace) -> int:
     if vars(options)["run.measure"] is None:
         vars(options)["run.measure"] = "always"
     code, profiles = run_program(options, "cotenant profile record --task train -- python train.py")
-    for one in profiles:
-        launches = sum(timing.launches for timing in one.timings)
-        timed = sum(timing.device.count for timing in one.timings)
-        kernels = counted(len(one.timings), "kernel")
-        print_line(f"{one.task}: {kernels}, {launches:,} launches recorded, {timed:,} of them timed")
+    for profile in profiles:
+        launches = sum(timing.launches for timing in profile.timings)
+        timed = sum(timing.device.count for timing in profile.timings)
+        kernels = counted(len(profile.timings), "kernel")
+        print_line(f"{profile.task}: {kernels}, {launches:,} launches recorded, {timed:,} of them timed")
         if timed:
-            print_line(f"show it with: cotenant profile show {shlex.quote(one.task)}")
+            print_line(f"show it with: cotenant profile show {shlex.quote(profile.task)}")
         else:
             print_line("no kernel was timed: record while no other tenant uses the device, and with --measure always")
     if not profiles:
@@ -109,11 +109,11 @@ def _list(options: argparse.Namespace) -> int:
     from cotenant.profile import commands as profile
 
     store = profile.open_store(load(options)[1], print_line)
-    kept = profile.all_profiles(store)
+    stored = profile.all_profiles(store)
     if options.json:
-        print_json({"profiles": profile.keys_json(kept)})
+        print_json({"profiles": profile.keys_json(stored)})
     else:
-        show_profiles(output(), kept, str(store.path))
+        show_profiles(output(), stored, str(store.path))
     return 0
 
 
@@ -124,14 +124,14 @@ def _show(options: argparse.Namespace) -> int:
 
     if options.kernels < 1:
         raise ConfigError("--kernels", options.kernels, "list at least one kernel")
-    found = profile.load_profile(profile.open_store(load(options)[1], print_line), options.task, options.device)
+    loaded = profile.load_profile(profile.open_store(load(options)[1], print_line), options.task, options.device)
     if options.html:
-        profile.write_file(Path(options.html), profile_page(found).encode())
+        profile.write_file(Path(options.html), profile_page(loaded).encode())
         print_line(f"written: {options.html}")
     elif options.json:
-        print_json(profile.profile_json(found))
+        print_json(profile.profile_json(loaded))
     else:
-        show_profile(output(), found, options.kernels)
+        show_profile(output(), loaded, options.kernels)
     return 0
 
 
@@ -153,8 +153,8 @@ def _diff(options: argparse.Namespace) -> int:
 def _export(options: argparse.Namespace) -> int:
     from cotenant.profile import commands as profile
 
-    kept = profile.find_profile(profile.open_store(load(options)[1], print_line), options.task, options.device)
-    data = profile.export(kept.profile, options.output)
+    stored = profile.find_profile(profile.open_store(load(options)[1], print_line), options.task, options.device)
+    data = profile.export(stored.profile, options.output)
     if not options.output:
         sys.stdout.buffer.write(data)
         sys.stdout.flush()
@@ -169,11 +169,11 @@ def _import(options: argparse.Namespace) -> int:
     added = profile.import_profiles(store, options.files, options.task, options.device, options.image, options.script)
     if options.json:
         print_json(
-            {"imported": [{"task": one.task, "device": one.device, "kernels": len(one.timings)} for one in added]}
+            {"imported": [{"task": new.task, "device": new.device, "kernels": len(new.timings)} for new in added]}
         )
         return 0
-    for one in added:
-        print_line(f"{one.task}: {counted(len(one.timings), 'kernel')} on {one.device or 'an unknown device'}")
+    for new in added:
+        print_line(f"{new.task}: {counted(len(new.timings), 'kernel')} on {new.device or 'an unknown device'}")
     return 0
 
 
@@ -198,7 +198,7 @@ def _prune(options: argparse.Namespace) -> int:
 
 def configure_advise(parser: Parser) -> None:
     configure(parser, _advise, "directories", json=True)
-    # The program is no tenant of a node, so it has no flags of a tenant; every kernel is timed, so it has no --measure.
+    # The program is not a tenant, so the flags of tenants do not apply. Every kernel is timed, so --measure does not.
     add_flags(parser, "run", ("gpu", "hook", "task", "unknown"))
     about = "Examine this running tenant instead of starting a program."
     parser.add_argument("--tenant", default="", metavar="NAME", help=about)

@@ -40,7 +40,7 @@ def _add_run(verbs: Any) -> None:
     about = "Serve models over HTTP and gRPC with the Open Inference Protocol."
     run = add_command(verbs, "run", about, _run, "directories", json=True)
     run.add_argument("models", nargs="*", metavar="MODELS", help=_MODELS)
-    about = "Compare a Triton repository with what cotenant supports, print the differences, and exit."
+    about = "Compare a Triton repository with the features that cotenant supports, print the differences, and exit."
     run.add_argument("--check", action="store_true", help=about)
     network = group(run, "Network")
     network.add_argument("--host", default="127.0.0.1", help="Address to listen on (default 127.0.0.1).")
@@ -74,13 +74,13 @@ def _add_profile(verbs: Any) -> None:
     about = "Measure the run time of models by batch size and by cores or share of the GPU."
     profile = add_command(verbs, "profile", about, _profile, "directories", json=True)
     profile.add_argument("models", nargs="+", metavar="MODELS", help=_MODELS)
-    measured = group(profile, "Measurement")
+    measurement = group(profile, "Measurement")
     about = "Time to measure each model (default 20s)."
-    measured.add_argument("--budget", default="20s", metavar="DURATION", help=about)
+    measurement.add_argument("--budget", default="20s", metavar="DURATION", help=about)
     about = "Shape of one row for inputs with dynamic dimensions (default: 64 for each dimension); may be repeated."
-    measured.add_argument("--shape", action="append", default=[], metavar="[MODEL=]INPUT:DIM,DIM", help=about)
-    about = "Measure models again that have a profile."
-    measured.add_argument("--force", dest="again", action="store_true", help=about)
+    measurement.add_argument("--shape", action="append", default=[], metavar="[MODEL=]INPUT:DIM,DIM", help=about)
+    about = "Also measure models that already have a profile."
+    measurement.add_argument("--force", dest="again", action="store_true", help=about)
     about = "Also draw the run times into this .svg or .html file."
     group(profile, OUTPUT).add_argument("--plot", default="", metavar="FILE", help=about)
     _add_runtime_flags(profile)
@@ -100,9 +100,9 @@ def _add_plan(verbs: Any) -> None:
 
 
 def _add_runtime_flags(parser: Parser) -> None:
-    """Add the flags that choose what models run on."""
+    """Add the flags that select the runtime and the device of models."""
     runtime = group(parser, "Model runtime")
-    about = "What models run on: onnx-cpu (default), onnx-cuda or replay."
+    about = "Runtime of the models: onnx-cpu (default), onnx-cuda or replay."
     runtime.add_argument("--runtime", default="onnx-cpu", metavar="NAME", help=about)
     about = "CPU cores that models run on (default 0: all)."
     runtime.add_argument("--cores", type=int, default=0, metavar="N", help=about)
@@ -133,17 +133,17 @@ def _run(options: argparse.Namespace) -> int:
     from cotenant.serve.commands.run import ServeArguments, differences, run_server
 
     if options.check:
-        found = differences(options.models)
+        models = differences(options.models)
         if options.json:
-            print_json(found)
+            print_json(models)
         else:
-            for name, lines in found.items():
+            for name, lines in models.items():
                 print(f"{name}: {'no differences' if not lines else ''}".rstrip())
                 for line in lines:
                     print(f"  {line}")
         return 0
     fields = ServeArguments.__struct_fields__
-    given = {name: getattr(options, name) for name in fields} | {"models": tuple(options.models)}
+    values = {name: getattr(options, name) for name in fields} | {"models": tuple(options.models)}
 
     def show(ports: Any, models: Sequence[str]) -> None:
         if options.json:
@@ -152,7 +152,7 @@ def _run(options: argparse.Namespace) -> int:
         addresses = [f"{name} {options.host}:{port}" for name, port in ports._asdict().items() if port >= 0]
         print_line(f"ready: {', '.join(models) or 'no models'} at {', '.join(addresses)}")
 
-    return run_server(ServeArguments(**given), find(options)[1], load(options)[1], print_line, show)
+    return run_server(ServeArguments(**values), find(options)[1], load(options)[1], print_line, show)
 
 
 def _profile(options: argparse.Namespace) -> int:
@@ -161,11 +161,11 @@ def _profile(options: argparse.Namespace) -> int:
     from cotenant.cli.render.serve_profile import measuring, profiles_json, show_profiles
     from cotenant.serve.commands.profile import ProfileArguments, profile_models
 
-    given = {name: getattr(options, name) for name in ProfileArguments.__struct_fields__}
-    given |= {"models": tuple(options.models), "shape": tuple(options.shape)}
+    values = {name: getattr(options, name) for name in ProfileArguments.__struct_fields__}
+    values |= {"models": tuple(options.models), "shape": tuple(options.shape)}
     draw = plotter(options.plot) if options.plot else None
     with measuring(Console(stderr=True), print_line) as progress:
-        outcomes = profile_models(ProfileArguments(**given), find(options)[1], load(options)[1], print_line, progress)
+        outcomes = profile_models(ProfileArguments(**values), find(options)[1], load(options)[1], print_line, progress)
     if draw is not None:
         draw(outcomes)
         print_line(f"written: {options.plot}")
@@ -173,13 +173,13 @@ def _profile(options: argparse.Namespace) -> int:
         print_json(profiles_json(outcomes))
     else:
         show_profiles(output(), outcomes)
-    return 0 if any(one.profiled is not None for one in outcomes) else 1
+    return 0 if any(outcome.profiled is not None for outcome in outcomes) else 1
 
 
 def _plan(options: argparse.Namespace) -> int:
     if options.url:
         if options.models or options.rate or options.what_if:
-            raise ConfigError("--url", options.url, "asks a running server: omit MODELS, --rate and --what-if")
+            raise ConfigError("--url", options.url, "is for a running server: omit MODELS, --rate and --what-if")
         from cotenant.cli.render.serve_plan import show_running
         from cotenant.serve.commands.plan import running_plan
 
@@ -191,16 +191,16 @@ def _plan(options: argparse.Namespace) -> int:
         return 0
     if not options.models:
         raise ConfigError("MODELS", "", "name models that have a profile, or a running server with --url")
-    for one in options.models:
-        if "://" in one:
-            raise ConfigError("MODELS", one, f"a running server is named with --url {one}")
+    for model in options.models:
+        if "://" in model:
+            raise ConfigError("MODELS", model, f"a running server is named with --url {model}")
     _need_serve_packages()
     from cotenant.cli.render.serve_plan import planned_json, show_planned
     from cotenant.serve.commands.plan import PlanArguments, plan_models
 
-    given = {name: getattr(options, name) for name in PlanArguments.__struct_fields__}
-    lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
-    planned = plan_models(PlanArguments(**(given | lists)), find(options)[1], load(options)[1], print_line)
+    values = {name: getattr(options, name) for name in PlanArguments.__struct_fields__}
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    planned = plan_models(PlanArguments(**(values | lists)), find(options)[1], load(options)[1], print_line)
     if options.json:
         print_json(planned_json(planned))
     else:

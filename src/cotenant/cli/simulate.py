@@ -27,12 +27,12 @@ def configure_simulate(parser: Parser) -> None:
     parser.add_argument("--seed", type=int, default=None, metavar="N", help="Seed to use instead of the scenario's.")
     about = "Directory of the data sets that the scenario names (default $COTENANT_DATA)."
     parser.add_argument("--data", default="", metavar="DIR", help=about)
-    shown = group(parser, OUTPUT)
+    format_group = group(parser, OUTPUT)
     _add_verbose(parser)
     about = "Node scenarios: write the journal to this file."
-    shown.add_argument("--journal", default="", metavar="FILE", help=about)
+    format_group.add_argument("--journal", default="", metavar="FILE", help=about)
     about = "Cluster scenarios: write an HTML page with plots to this file."
-    shown.add_argument("--report", default="", metavar="FILE", help=about)
+    format_group.add_argument("--report", default="", metavar="FILE", help=about)
 
 
 def configure_replay(parser: Parser) -> None:
@@ -52,12 +52,12 @@ def _replay(options: argparse.Namespace) -> int:
     from cotenant.simulate.replay import replay_file
 
     snapshot = Path(options.snapshot) if options.snapshot else None
-    found = replay_file(Path(options.file), print if options.verbose else None, snapshot)
+    report = replay_file(Path(options.file), print if options.verbose else None, snapshot)
     if options.json:
-        print_json(found)
+        print_json(report)
     else:
-        show_replay(output(), found)
-    return 0 if found.reproduced else 1
+        show_replay(output(), report)
+    return 0 if report.reproduced else 1
 
 
 def _simulate(options: argparse.Namespace) -> int:
@@ -130,10 +130,10 @@ def simulate_cluster_file(
     if page:
         _write(page, "")
     with show_progress(console, path.stem) as progress:
-        played = simulate_cluster(scenario, path, data=data, say=log, progress=progress)
+        cluster_run = simulate_cluster(scenario, path, data=data, say=log, progress=progress)
     if page:
-        _write(page, cluster_page(played, path.stem))
-    return played.outcome
+        _write(page, cluster_page(cluster_run, path.stem))
+    return cluster_run.outcome
 
 
 def _write(path: str, page: str) -> None:
@@ -145,12 +145,12 @@ def _write(path: str, page: str) -> None:
 
 
 @contextlib.contextmanager
-def show_progress(console: Console, what: str) -> Iterator[Callable[[int, int], None]]:
+def show_progress(console: Console, name: str) -> Iterator[Callable[[int, int], None]]:
     """Yield a function that shows progress in simulated time: a bar on a terminal, ten lines elsewhere."""
     hours = TextColumn("{task.fields[hours]}")
     columns = (TextColumn("{task.description}"), BarColumn(), hours, TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task(what, total=None, hours="")
+        task = bars.add_task(name, total=None, hours="")
         tenths = [0]
 
         def progress(done_ns: int, total_ns: int) -> None:
@@ -159,6 +159,6 @@ def show_progress(console: Console, what: str) -> Iterator[Callable[[int, int], 
             tenth = done_ns * 10 // max(total_ns, 1)
             if not console.is_terminal and tenth != tenths[-1]:
                 tenths.append(tenth)
-                console.print(f"{what}: {progress_text}", highlight=False)
+                console.print(f"{name}: {progress_text}", highlight=False)
 
         yield progress

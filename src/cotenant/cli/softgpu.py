@@ -77,11 +77,11 @@ def _add_fault_commands(verbs: Any) -> None:
 
 
 def _models(options: argparse.Namespace) -> int:
-    written = write_models(Path(options.folder), options.names, options.data, options.time_factor, os.environ)
+    paths = write_models(Path(options.folder), options.names, options.data, options.time_factor, os.environ)
     if options.json:
-        print_json({"models": [str(path) for path in written]})
+        print_json({"models": [str(path) for path in paths]})
     else:
-        print_line(f"{len(written)} models; serve them with: cotenant serve run {options.folder} --runtime replay")
+        print_line(f"{len(paths)} models; serve them with: cotenant serve run {options.folder} --runtime replay")
     return 0
 
 
@@ -100,11 +100,11 @@ def _create(options: argparse.Namespace) -> int:
         options.compute_mode,
         softgpu_fault.on_or_off(options.mps_death_harms),
     )
-    made = softgpu.create(load(options)[1], settings)
+    created = softgpu.create(load(options)[1], settings)
     if options.json:
-        print_json({"gpus": made})
+        print_json({"gpus": created})
     else:
-        show_softgpus(output(), made)
+        show_softgpus(output(), created)
     return 0
 
 
@@ -112,11 +112,11 @@ def _list(options: argparse.Namespace) -> int:
     from cotenant.cli.render.softgpu import show_softgpus
     from cotenant.softgpu import commands as softgpu
 
-    found = softgpu.find(load(options)[1])
+    gpus = softgpu.find(load(options)[1])
     if options.json:
-        print_json({"gpus": found})
+        print_json({"gpus": gpus})
     else:
-        show_softgpus(output(), found)
+        show_softgpus(output(), gpus)
     return 0
 
 
@@ -164,11 +164,11 @@ def _fault(options: argparse.Namespace) -> int:
     settings = softgpu_fault.FaultOptions(
         options.kind, options.gpu, options.client, options.at_launch, options.duration, options.factor
     )
-    done = softgpu_fault.inject(load(options)[1], settings)
+    result = softgpu_fault.inject(load(options)[1], settings)
     if options.json:
-        print_json(done)
+        print_json(result)
     else:
-        print_line(", ".join(f"{name} {value}" for name, value in done.items()))
+        print_line(", ".join(f"{name} {value}" for name, value in result.items()))
     return 0
 
 
@@ -209,26 +209,26 @@ def write_models(
     if unknown:
         more = "" if lists else "; --data adds others"
         raise ConfigError("NAME", unknown[0], f"choose from {', '.join([*built_in_names(), *lists])}{more}")
-    written = []
+    paths = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in names or dict.fromkeys([*built_in_names(), *lists]):
-            measured = lists.get(name)
-            model = built_in_model(name) if measured is None else kernel_list_model(measured)
-            about = "a made-up shape" if measured is None else f"from the kernel list {measured.name}"
+            kernel_list = lists.get(name)
+            model = built_in_model(name) if kernel_list is None else kernel_list_model(kernel_list)
+            about = "a made-up shape" if kernel_list is None else f"from the kernel list {kernel_list.name}"
             path = folder / f"{name}{SUFFIX}"
             path.write_text(
                 encode_replay(slow_down(model, time_factor), f"{name}: {about}; nothing is computed"), "utf-8"
             )
-            written.append(path)
+            paths.append(path)
     except OSError as error:
         raise WorldError(f"cannot write {error.filename}: {error.strerror}") from None
-    return written
+    return paths
 
 
 def _data_directory(flag: str, environ: Mapping[str, str]) -> Path:
     """Return the directory of the measurements: the flag's, or the variable's if the flag is empty."""
-    name, given = ("--data", flag) if flag else (_DATA_VARIABLE, environ.get(_DATA_VARIABLE, ""))
-    if not given or not Path(given).is_dir():
-        raise ConfigError(name, given, "no such directory; name the one that holds the measurements")
-    return Path(given)
+    name, directory = ("--data", flag) if flag else (_DATA_VARIABLE, environ.get(_DATA_VARIABLE, ""))
+    if not directory or not Path(directory).is_dir():
+        raise ConfigError(name, directory, "no such directory; name the one that holds the measurements")
+    return Path(directory)

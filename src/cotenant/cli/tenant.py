@@ -114,24 +114,28 @@ def run_program(options: argparse.Namespace, example: str) -> tuple[int, list[Pr
     from cotenant.softgpu.commands import environment_of, selected_gpu
 
     command = program_of(options, example)
-    config, where = find(options)
-    own = load(options)[1]
-    with outcome_file(config.run.outcome) as ended:
-        given = read_variables(config.run.variables)
-        environment = {**given, **environment_of(config.run.gpu, own, {**os.environ, **given})}
-        wanted = apply_hami_limits(config.run, given_flags(options), os.environ, print_line)
-        validate_limit(wanted)
-        spec = spec_of(wanted, command, selected_gpu(config.run.gpu, os.environ))
-        arguments = ["--runtime-dir", str(where.runtime), "--state-dir", str(where.state)]
-        named = ["--config", options.config] if options.config else []
-        store = open_store(own, print_line)
+    config, directories = find(options)
+    own_directories = load(options)[1]
+    with outcome_file(config.run.outcome) as outcomes:
+        variables = read_variables(config.run.variables)
+        environment = {**variables, **environment_of(config.run.gpu, own_directories, {**os.environ, **variables})}
+        run_config = apply_hami_limits(config.run, given_flags(options), os.environ, print_line)
+        validate_limit(run_config)
+        spec = spec_of(run_config, command, selected_gpu(config.run.gpu, os.environ))
+        arguments = ["--runtime-dir", str(directories.runtime), "--state-dir", str(directories.state)]
+        config_flag = ["--config", options.config] if options.config else []
+        store = open_store(own_directories, print_line)
         spec = with_known_use(spec, store)
-        surroundings = {**os.environ, **environment}
+        environ = {**os.environ, **environment}
         # The hook is set up before the tenant joins: other tenants see it only once its program is about to start.
-        with hooked_program(config.run, own.runtime / "hook", surroundings, spec.task, store, print_line) as hooked:
-            tenancy = TenantRun(where, spec, config.run, command, environment, [*arguments, *named], hooked, print_line)
-            code = tenancy.run()
-            ended.append(tenancy.outcome)
+        with hooked_program(
+            config.run, own_directories.runtime / "hook", environ, spec.task, store, print_line
+        ) as hooked:
+            tenant_run = TenantRun(
+                directories, spec, config.run, command, environment, [*arguments, *config_flag], hooked, print_line
+            )
+            code = tenant_run.run()
+            outcomes.append(tenant_run.outcome)
             profiles = [] if hooked is None else profiles_of(hooked.collect(spec.task), spec.task)
         store_profiles(profiles, store, print_line)
     return code, profiles
@@ -142,14 +146,14 @@ def _ps(options: argparse.Namespace) -> int:
     from cotenant.cli.render.tenants import accounts_of, show_tenants, tenants_json
     from cotenant.node.client.connection import list_tenants
 
-    where = find(options)[1]
-    registry = list_tenants(where.socket)
-    held, served = accounts_of(where.pages, registry), served_so_far(where.pages, registry)
+    directories = find(options)[1]
+    registry = list_tenants(directories.socket)
+    accounts, served = accounts_of(directories.pages, registry), served_so_far(directories.pages, registry)
     if options.json:
-        print_json(with_requests(tenants_json(registry, held), served))
+        print_json(with_requests(tenants_json(registry, accounts), served))
     else:
         console = output()
-        show_tenants(console, registry, held, with_departed=options.all)
+        show_tenants(console, registry, accounts, with_departed=options.all)
         show_requests(console, registry, served)
     return 0
 
@@ -165,23 +169,27 @@ def _resume(options: argparse.Namespace) -> int:
 def _set_paused(options: argparse.Namespace, *, paused: bool) -> int:
     from cotenant.node.client.commands import set_paused
 
-    done = set_paused(find(options)[1].socket, options.names, all_offline=options.all_offline, paused=paused)
+    confirmation = set_paused(find(options)[1].socket, options.names, all_offline=options.all_offline, paused=paused)
     if options.json:
-        print_json({"tenants": done.tenants, "paused": paused})
+        print_json({"tenants": confirmation.tenants, "paused": paused})
     else:
         state = "paused" if paused else "resumed"
-        print(f"{state}: {', '.join(done.tenants)}" if done.tenants else "you have no offline tenants on this node")
+        print(
+            f"{state}: {', '.join(confirmation.tenants)}"
+            if confirmation.tenants
+            else "you have no offline tenants on this node"
+        )
     return 0
 
 
 def _evict(options: argparse.Namespace) -> int:
     from cotenant.node.client.commands import evict
 
-    done = evict(find(options)[1].socket, options.names, options.grace)
+    confirmation = evict(find(options)[1].socket, options.names, options.grace)
     if options.json:
-        print_json({"tenants": done.tenants})
+        print_json({"tenants": confirmation.tenants})
     else:
-        print(f"evicting: {', '.join(done.tenants)}")
+        print(f"evicting: {', '.join(confirmation.tenants)}")
     return 0
 
 
@@ -191,7 +199,7 @@ def _set(options: argparse.Namespace) -> int:
     from cotenant.node.decision_log import describe_objective, describe_rules
     from cotenant.units.text import format_share, parse_duration
 
-    config, where = find(options)
+    config, directories = find(options)
     rules = [field for section, field in given_flags(options) if section == "node"]
     values = {field for section, field in given_flags(options) if section == "run"}
     values |= set() if options.slo is None else {"slo"}
@@ -205,21 +213,21 @@ def _set(options: argparse.Namespace) -> int:
         field, value = ("--slo", options.slo) if priority is None else ("--priority", priority)
         raise ConfigError(field, value, "set priority, objective and share with one command each")
     if priority is not None:
-        done = set_priority(where.socket, options.name, priority)
+        confirmation = set_priority(directories.socket, options.name, priority)
         message = f"{options.name} has priority {priority}"
     elif slo_ns is not None:
-        done = set_objective(where.socket, options.name, slo_ns)
+        confirmation = set_objective(directories.socket, options.name, slo_ns)
         message = f"{options.name} has {describe_objective(slo_ns)}"
     elif values:
-        done = set_share(where.socket, options.name, share_ppm, limit)
+        confirmation = set_share(directories.socket, options.name, share_ppm, limit)
         parts = [] if share_ppm is None else [f"a share of {format_share(share_ppm)}"]
         message = f"{options.name} has {' and '.join(parts + ([] if limit is None else [f'limit {limit}']))}"
     else:
-        done = set_rules(where.socket, config.node, rules)
-        message = f"rules in force: {describe_rules(done.rules)}"
+        confirmation = set_rules(directories.socket, config.node, rules)
+        message = f"rules in force: {describe_rules(confirmation.rules)}"
     if options.json:
-        changed = {"tenants": done.tenants, "priority": priority, "slo_ns": slo_ns, "share_ppm": share_ppm}
-        print_json(changed | {"limit": limit, "rules": rules_json(done.rules)})
+        changed = {"tenants": confirmation.tenants, "priority": priority, "slo_ns": slo_ns, "share_ppm": share_ppm}
+        print_json(changed | {"limit": limit, "rules": rules_json(confirmation.rules)})
     else:
         print(message)
     return 0

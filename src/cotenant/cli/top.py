@@ -1,4 +1,4 @@
-"""`cotenant top`: read the gates' pages every second and show what the tenants of each GPU did."""
+"""`cotenant top`: read the gates' pages every second and show the activity of each GPU's tenants."""
 
 from __future__ import annotations
 
@@ -51,41 +51,41 @@ _STYLES: Final = {
     GateState.QUIET: "dim",
 }
 _NOTE: Final = "DEVICE and FILLED are expected device times; P50 and P99 are upper bounds, rounded to powers of two."
-_NO_TENANTS: Final = "there are no tenants; start one with: cotenant run -- COMMAND"
+_NO_TENANTS: Final = "no tenants; start one with: cotenant run -- COMMAND"
 _NO_GATE: Final = "the node has no GPU, so there is no gate; name one with: cotenant node --gpu NAME=MEMORY"
-_NARROW: Final = 90
+_NARROW_COLUMNS: Final = 90
 _SHORT_NAME_CELLS: Final = 10
 
 
 def configure_top(parser: Parser) -> None:
     configure(parser, _top, "directories", json=True)
-    shown = group(parser, "Output")
-    shown.add_argument("--once", action="store_true", help="Show one second and exit; the default with --json.")
+    format_group = group(parser, "Output")
+    format_group.add_argument("--once", action="store_true", help="Show one second and exit; the default with --json.")
     about = "Show N seconds and exit (default: until interrupted)."
-    shown.add_argument("--seconds", type=int, metavar="N", help=about)
+    format_group.add_argument("--seconds", type=int, metavar="N", help=about)
 
 
 def _top(options: argparse.Namespace) -> int:
     if options.seconds is not None and (options.seconds < 1 or options.once):
         raise ConfigError("--seconds", options.seconds, "write a whole number of at least 1, without --once")
     once = options.once or (options.json and options.seconds is None)
-    found = watch(find(options)[1], 1 if once else options.seconds)
+    activities = watch(find(options)[1], 1 if once else options.seconds)
     console = output()
     if options.json:
-        for activity in found:
+        for activity in activities:
             print_json(top_json(activity))
     elif once or not console.is_terminal:
-        for activity in found:
+        for activity in activities:
             console.print(top_tables(activity, console.width))
     else:
         with Live(console=console, auto_refresh=False) as live:
-            for activity in found:
+            for activity in activities:
                 live.update(top_tables(activity, console.width), refresh=True)
     return 0
 
 
 class DeviceActivity(msgspec.Struct, frozen=True):
-    """What the tenants of one GPU did between two snapshots."""
+    """The activity of one GPU's tenants between two snapshots."""
 
     gpu: int
     name: str
@@ -101,7 +101,7 @@ class DeviceActivity(msgspec.Struct, frozen=True):
 
 
 class NodeActivity(msgspec.Struct, frozen=True):
-    """What the tenants of all GPUs did between two snapshots."""
+    """The activity of the tenants of all GPUs between two snapshots."""
 
     is_served: bool
     """Whether the node daemon answered."""
@@ -122,7 +122,7 @@ class _NodeNames:
         self.is_served = False
 
     def refresh(self) -> None:
-        """Ask the daemon; if it does not answer, read its journal, once, because it does not grow then."""
+        """Ask the daemon; if it does not answer, read its journal once: it does not grow without the daemon."""
         try:
             registry = list_tenants(self._directories.socket, PERIOD_S)
         except CotenantError:
@@ -135,15 +135,15 @@ class _NodeNames:
         self._gpus, self._watches = registry.gpus, registry.devices
         views = registry.tenants
         for view in views:
-            self._note(view)
+            self._add_names(view)
 
-    def tenant(self, pace: TenantActivity) -> str:
-        return self._tenants.get((pace.slot, pace.generation), f"slot {pace.slot}/{pace.generation}")
+    def tenant(self, activity: TenantActivity) -> str:
+        return self._tenants.get((activity.slot, activity.generation), f"slot {activity.slot}/{activity.generation}")
 
-    def slo_ns(self, pace: TenantActivity) -> int:
-        return self._slo_ns.get((pace.slot, pace.generation), 0)
+    def slo_ns(self, activity: TenantActivity) -> int:
+        return self._slo_ns.get((activity.slot, activity.generation), 0)
 
-    def _note(self, view: TenantView) -> None:
+    def _add_names(self, view: TenantView) -> None:
         grant = view.tenant.grant
         self._tenants[grant.slot, grant.generation] = view.tenant.name
         self._slo_ns[grant.slot, grant.generation] = grant.slo_ns
@@ -163,7 +163,7 @@ class _NodeNames:
         with contextlib.suppress(WorldError, InvariantError, Divergence):
             replay(machine, Recovery(self._directories.journal, NodeJournalReader).turns(), same_promises)
         for view in machine.tenants():
-            self._note(view)
+            self._add_names(view)
         settings = last_settings(self._directories.journal)
         self._gpus = [] if settings is None else list(settings.gpus)
 
@@ -210,23 +210,27 @@ def _activity(
     for gpu, snapshot in after.items():
         first = before.get(gpu, snapshot)
         elapsed_ns = max(elapsed_ns, snapshot.at_ns - first.at_ns)
-        tenants = [(names.tenant(pace), pace) for pace in activity_between(first, snapshot)]
-        found, held = names.gpu(gpu), ledgers.get(gpu, {})
-        served = _served(earlier.get(gpu, first), snapshot, [(pace, names.slo_ns(pace)) for _, pace in tenants])
-        health, memory_bytes = names.health(gpu), found.memory_bytes
-        devices.append(DeviceActivity(gpu, found.name, snapshot.rules, tenants, health, memory_bytes, held, served))
+        tenants = [(names.tenant(tenant), tenant) for tenant in activity_between(first, snapshot)]
+        device, accounts = names.gpu(gpu), ledgers.get(gpu, {})
+        served = _served(earlier.get(gpu, first), snapshot, [(tenant, names.slo_ns(tenant)) for _, tenant in tenants])
+        health, memory_bytes = names.health(gpu), device.memory_bytes
+        devices.append(
+            DeviceActivity(gpu, device.name, snapshot.rules, tenants, health, memory_bytes, accounts, served)
+        )
     return NodeActivity(names.is_served, elapsed_ns / 1e9, devices)
 
 
-def _served(before: DeviceSnapshot, after: DeviceSnapshot, paces: Sequence[tuple[TenantActivity, int]]) -> ServedBySlot:
+def _served(
+    before: DeviceSnapshot, after: DeviceSnapshot, tenants: Sequence[tuple[TenantActivity, int]]
+) -> ServedBySlot:
     entries = {entry.slot: entry for entry in after.rules.entries}
     for_ns = after.at_ns - before.at_ns
     return {
-        pace.slot: request_stats_between(
-            before.counts_of(entries[pace.slot]), after.counts_of(entries[pace.slot]), after.at_ns, slo_ns, for_ns
+        tenant.slot: request_stats_between(
+            before.counts_of(entries[tenant.slot]), after.counts_of(entries[tenant.slot]), after.at_ns, slo_ns, for_ns
         )
-        for pace, slo_ns in paces
-        if pace.is_online
+        for tenant, slo_ns in tenants
+        if tenant.is_online
     }
 
 
@@ -238,16 +242,16 @@ def top_json(activity: NodeActivity) -> dict[str, Any]:
             "name": device.name,
             "health": device.health,
             "memory_bytes": device.memory_bytes,
-            "held_bytes": sum(_held(device, pace) for _, pace in device.tenants),
+            "held_bytes": sum(_held(device, tenant) for _, tenant in device.tenants),
             "rules": rules_json(device.rules),
             "tenants": [
                 {
                     "name": name,
-                    **msgspec.to_builtins(pace),
-                    "held_bytes": _held(device, pace),
-                    "served": served_json(device.served.get(pace.slot)),
+                    **msgspec.to_builtins(tenant),
+                    "held_bytes": _held(device, tenant),
+                    "served": served_json(device.served.get(tenant.slot)),
                 }
-                for name, pace in device.tenants
+                for name, tenant in device.tenants
             ],
         }
         for device in activity.devices
@@ -257,7 +261,7 @@ def top_json(activity: NodeActivity) -> dict[str, Any]:
 
 def _rules(rules: GateRules) -> str:
     """Describe the rules in force; a delay set by online-share control is rounded."""
-    exact, about = (f"delay {written(rules.delay_ppm)}" for written in (format_share, round_share))
+    exact, about = (f"delay {format_(rules.delay_ppm)}" for format_ in (format_share, round_share))
     return describe_rules(rules).replace(exact, f"{about} (online share {round_share(share_of(rules.delay_ppm))})")
 
 
@@ -265,17 +269,21 @@ def top_tables(activity: NodeActivity, width: int) -> RenderableType:
     """Return the tables of `cotenant top`: device use, waits and requests of each GPU's tenants."""
     parts: list[RenderableType] = []
     for device in activity.devices:
-        what = f"GPU {device.gpu}{f' ({device.name})' if device.name else ''}"
-        parts.append(Text(f"{what}, {counted(len(device.tenants), 'tenant')}{_memory(device)}", style="bold"))
+        title = f"GPU {device.gpu}{f' ({device.name})' if device.name else ''}"
+        parts.append(Text(f"{title}, {counted(len(device.tenants), 'tenant')}{_memory(device)}", style="bold"))
         if device.health:
-            is_well = device.health.startswith((Health.HEALTHY.value, Health.INIT.value))
-            parts.append(Text(device.health, style="green" if is_well else "bold yellow"))
+            is_healthy = device.health.startswith((Health.HEALTHY.value, Health.INIT.value))
+            parts.append(Text(device.health, style="green" if is_healthy else "bold yellow"))
         parts.append(Text(_rules(device.rules), style="dim"))
         if device.tenants:
-            tenants = [(_named(name, width), pace) for name, pace in device.tenants]
-            held = {pace.slot: round_size(_held(device, pace)) for _, pace in tenants} if width >= _NARROW else {}
-            parts += [_use(tenants, held), _waits(tenants), *_broken(tenants)]
-            served = [(name, device.served[pace.slot]) for name, pace in tenants if pace.slot in device.served]
+            tenants = [(_short_name(name, width), tenant) for name, tenant in device.tenants]
+            held = (
+                {tenant.slot: round_size(_held(device, tenant)) for _, tenant in tenants}
+                if width >= _NARROW_COLUMNS
+                else {}
+            )
+            parts += [_use(tenants, held), _waits(tenants), *_stale_admissions(tenants)]
+            served = [(name, device.served[tenant.slot]) for name, tenant in tenants if tenant.slot in device.served]
             parts += [requests_table("", served)] if served else []
     if not activity.is_served and activity.devices:
         parts.append(Text("the node daemon is down: its tenants continue under these rules", style="yellow"))
@@ -286,20 +294,20 @@ def top_tables(activity: NodeActivity, width: int) -> RenderableType:
     return Group(*parts)
 
 
-def _held(device: DeviceActivity, pace: TenantActivity) -> int:
+def _held(device: DeviceActivity, activity: TenantActivity) -> int:
     """Return the device memory of a tenant; an account of another generation belongs to an earlier tenant."""
-    account = device.held.get(pace.slot)
-    return account.held_bytes if account is not None and account.generation == pace.generation else 0
+    account = device.held.get(activity.slot)
+    return account.held_bytes if account is not None and account.generation == activity.generation else 0
 
 
 def _memory(device: DeviceActivity) -> str:
-    held_bytes = sum(_held(device, pace) for _, pace in device.tenants)
+    held_bytes = sum(_held(device, tenant) for _, tenant in device.tenants)
     return f", {round_size(held_bytes)} of {round_size(device.memory_bytes)} held" if device.memory_bytes else ""
 
 
-def _named(name: str, width: int) -> str:
+def _short_name(name: str, width: int) -> str:
     """Return a name, shortened in a narrow terminal so that every column fits."""
-    if width >= _NARROW or len(name) <= _SHORT_NAME_CELLS:
+    if width >= _NARROW_COLUMNS or len(name) <= _SHORT_NAME_CELLS:
         return capped(name)
     return name[: _SHORT_NAME_CELLS - 1] + "…"
 
@@ -311,17 +319,17 @@ def _use(tenants: Sequence[tuple[str, TenantActivity]], held: Mapping[int, str])
     rows: list[list[str | Text]] = [
         [
             name,
-            f"{pace.priority} {'online' if pace.is_online else 'offline'}",
-            Text(pace.state.value, style=_STYLES[pace.state]),
-            *([held[pace.slot]] if held else []),
-            _rate(pace.launches_per_s),
-            _percent(pace.device_ppm),
-            _percent(pace.filled_ppm),
-            _percent(pace.filled_of_idle_ppm),
-            "-" if pace.miss_ns is None else round_duration(pace.miss_ns),
-            _percent(pace.spun_ppm),
+            f"{tenant.priority} {'online' if tenant.is_online else 'offline'}",
+            Text(tenant.state.value, style=_STYLES[tenant.state]),
+            *([held[tenant.slot]] if held else []),
+            _rate(tenant.launches_per_s),
+            _percent(tenant.device_ppm),
+            _percent(tenant.filled_ppm),
+            _percent(tenant.filled_of_idle_ppm),
+            "-" if tenant.miss_ns is None else round_duration(tenant.miss_ns),
+            _percent(tenant.spun_ppm),
         ]
-        for name, pace in tenants
+        for name, tenant in tenants
     ]
     return table("", columns, rows)
 
@@ -331,24 +339,24 @@ def _waits(tenants: Sequence[tuple[str, TenantActivity]]) -> RenderableType:
     rows = [
         [
             name,
-            _rate(pace.waits_per_s),
-            _at_most(pace.waited_p50_ns),
-            _at_most(pace.waited_p99_ns),
-            _rate(pace.overruns_per_s),
-            _at_most(pace.overrun_p50_ns),
-            _at_most(pace.overrun_p99_ns),
-            _percent(pace.overrun_ppm),
-            _rate(pace.late_per_s),
-            _percent(pace.early_ppm),
+            _rate(tenant.waits_per_s),
+            _duration_text(tenant.waited_p50_ns),
+            _duration_text(tenant.waited_p99_ns),
+            _rate(tenant.overruns_per_s),
+            _duration_text(tenant.overrun_p50_ns),
+            _duration_text(tenant.overrun_p99_ns),
+            _percent(tenant.overrun_ppm),
+            _rate(tenant.late_per_s),
+            _percent(tenant.early_ppm),
         ]
-        for name, pace in tenants
+        for name, tenant in tenants
     ]
     return table("", columns, rows)
 
 
-def _broken(tenants: Sequence[tuple[str, TenantActivity]]) -> list[Text]:
+def _stale_admissions(tenants: Sequence[tuple[str, TenantActivity]]) -> list[Text]:
     """Report stale admissions, which are a defect: a launch passed after a higher-priority one was announced."""
-    stale = [(name, pace.stale) for name, pace in tenants if pace.stale]
+    stale = [(name, tenant.stale) for name, tenant in tenants if tenant.stale]
     return [Text(f"{name}: {counted(times, 'stale admission')}, please report it", "bold red") for name, times in stale]
 
 
@@ -365,5 +373,5 @@ def _percent(ppm: int | None) -> str:
     return f"{percent:.0f}%" if percent >= 10 else f"{percent:.2f}%"
 
 
-def _at_most(bound_ns: int) -> str:
+def _duration_text(bound_ns: int) -> str:
     return round_duration(bound_ns) if bound_ns else "-"

@@ -1,4 +1,4 @@
-"""`cotenant trace`: follow what programs launch and what software GPUs run for a while, and write it as a timeline."""
+"""`cotenant trace`: record launches of programs and work of software GPUs for some time, and write a timeline."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from cotenant.trace.tracks import TrackGroup
 
 DEFAULT_SECONDS: Final = 5.0
 _MAX_SECONDS: Final = 600.0
-_BEFORE_NS: Final = 100_000_000
+_KEPT_BEFORE_START_NS: Final = 100_000_000
 _READ_PERIOD_S: Final = 0.04
 """A ring holds 65,536 entries: read this often, it loses entries only above 1.6 million launches per second."""
 
@@ -42,12 +42,12 @@ def configure_trace(parser: Parser) -> None:
     configure(parser, _trace, "directories", json=True)
     span = group(parser, "Time").add_mutually_exclusive_group()
     span.add_argument("--seconds", default=None, metavar="N", help="Record the next N seconds (default 5).")
-    span.add_argument("--last", action="store_true", help="Write what is still buffered of the time before.")
-    shown = group(parser, "Output")
+    span.add_argument("--last", action="store_true", help="Write the buffered records of the time before.")
+    format_group = group(parser, "Output")
     about = "Write the timeline to this file, such as trace.json or trace.json.gz."
-    shown.add_argument("-o", "--output", default="", metavar="FILE", help=about)
+    format_group.add_argument("-o", "--output", default="", metavar="FILE", help=about)
     about = "Print the last 20 ms as rows of characters, one row per track."
-    shown.add_argument("--show", action="store_true", help=about)
+    format_group.add_argument("--show", action="store_true", help=about)
 
 
 def _trace(options: argparse.Namespace) -> int:
@@ -63,12 +63,12 @@ def _trace(options: argparse.Namespace) -> int:
     recording = record(load(options)[1], seconds, Console(stderr=True), print_line)
     if options.output:
         with Console(stderr=True).status("writing"):  # appears on terminals only
-            written = write(recording, options.output)
+            summary = write(recording, options.output)
         if options.json:
-            print_json(written)
+            print_json(summary)
         else:
             print_line(
-                f"{written.events} events of {written.milliseconds} ms in {written.file}: open it in ui.perfetto.dev"
+                f"{summary.events} events of {summary.milliseconds} ms in {summary.file}: open it in ui.perfetto.dev"
             )
     if options.show and not options.json:
         show_tracks(output(), recording)
@@ -76,7 +76,7 @@ def _trace(options: argparse.Namespace) -> int:
 
 
 class TraceSummary(msgspec.Struct, frozen=True):
-    """What a written timeline contains."""
+    """The contents of a written timeline."""
 
     file: str
     bytes: int
@@ -106,7 +106,7 @@ def seconds_of(text: str | None) -> float:
 
 
 class _DeviceReader:
-    """Reads the records of one software GPU again and again."""
+    """Reads the records of one software GPU repeatedly."""
 
     def __init__(self, gpu: manage.SoftwareGpu, report: Callable[[str], None]) -> None:
         self._gpu = gpu
@@ -120,13 +120,13 @@ class _DeviceReader:
             records, first, following = wire.trace(self._gpu.path, self._after)
         except CotenantError as error:
             if self._after >= 0:
-                self._report(f"the records of software GPU {self._gpu.ordinal} cannot be read any more: {error}")
+                self._report(f"the records of software GPU {self._gpu.ordinal} can no longer be read: {error}")
             self._after = -1
             return
         if self._after >= 0:
             self._lost += (
                 max(first - self._after, 0) if self._after else 0
-            )  # what was overwritten before the first read is not lost
+            )  # records overwritten before the first read do not count as lost
             self._records.append(records)
             self._after = first + len(records) // RECORD.size if records else following
 
@@ -147,26 +147,26 @@ def check_output(output: str) -> None:
 
 
 def record(directories: Directories, seconds: float, console: Console, report: Callable[[str], None]) -> Recording:
-    """Record for some seconds; for 0 seconds, return what is still buffered of the time before."""
+    """Record for some seconds; for 0 seconds, return the buffered records of the time before."""
     rings = LaunchRings(directories.runtime / "hook")
     spans = SpanReader(directories.runtime / HOME)
-    servers = [_DeviceReader(gpu, report) for gpu in softgpu.find(directories) if gpu.alive]
+    readers = [_DeviceReader(gpu, report) for gpu in softgpu.find(directories) if gpu.alive]
     began_ns = ended_ns = monotonic_ns()
     try:
         for _ in _reads(seconds, console):
-            ended_ns = monotonic_ns()  # reading takes a while, and some of the readers see what happens meanwhile
+            ended_ns = monotonic_ns()  # reading takes a while, and some readers also return records from meanwhile
             rings.poll()
             spans.read_new(follow=seconds > 0)
-            for server in servers:
-                server.read()
+            for reader in readers:
+                reader.read()
         programs = tuple(rings.programs())
-        served = tuple(spans.servers())
+        inference_servers = tuple(spans.servers())
     finally:
         rings.close()
         spans.close()
-    devices = tuple(server.device() for server in servers)
-    recording = Recording(began_ns, ended_ns, unix_ns(), programs, devices, served)
-    return _since(recording) if seconds else msgspec.structs.replace(recording, start_ns=_earliest(recording))
+    devices = tuple(reader.device() for reader in readers)
+    recording = Recording(began_ns, ended_ns, unix_ns(), programs, devices, inference_servers)
+    return _without_old(recording) if seconds else msgspec.structs.replace(recording, start_ns=_earliest(recording))
 
 
 def _reads(seconds: float, console: Console) -> Iterator[None]:
@@ -183,19 +183,22 @@ def _reads(seconds: float, console: Console) -> Iterator[None]:
             yield
 
 
-def _since(recording: Recording) -> Recording:
-    """Return the recording without what ended more than 100 ms before its start."""
-    old_ns = recording.start_ns - _BEFORE_NS
+def _without_old(recording: Recording) -> Recording:
+    """Return the recording without records that ended more than 100 ms before its start."""
+    old_ns = recording.start_ns - _KEPT_BEFORE_START_NS
     programs = [
         msgspec.structs.replace(program, events=[call for call in program.events if call.end_ns >= old_ns])
         for program in recording.programs
     ]
     devices = [
-        msgspec.structs.replace(one, ops=[op for op in one.ops if op.end_ns >= old_ns]) for one in recording.devices
+        msgspec.structs.replace(device, ops=[op for op in device.ops if op.end_ns >= old_ns])
+        for device in recording.devices
     ]
     servers = [
-        msgspec.structs.replace(one, requests=[request for request in one.requests if request.answered_ns >= old_ns])
-        for one in recording.servers
+        msgspec.structs.replace(
+            server, requests=[request for request in server.requests if request.answered_ns >= old_ns]
+        )
+        for server in recording.servers
     ]
     return msgspec.structs.replace(recording, programs=tuple(programs), devices=tuple(devices), servers=tuple(servers))
 
@@ -203,8 +206,8 @@ def _since(recording: Recording) -> Recording:
 def _earliest(recording: Recording) -> int:
     """Return the instant of the oldest buffered record; records with instants in the future are ignored."""
     starts = [op.submit_ns for device in recording.devices for op in device.ops]
-    starts += [one.at_ns for program in recording.programs for one in program.events]
-    starts += [one.arrived_ns for server in recording.servers for one in server.requests]
+    starts += [event.at_ns for program in recording.programs for event in program.events]
+    starts += [request.arrived_ns for server in recording.servers for request in server.requests]
     return min([start for start in starts if start < recording.end_ns], default=recording.end_ns)
 
 

@@ -98,7 +98,7 @@ class JournalReader(Generic[AnyTurn]):
     """Iterates over the turns that a `read` function returns.
 
     Afterwards `sound_bytes` is the size of the readable part and `torn_bytes` that of the torn tail. Iterating again
-    continues with what was written meanwhile; `read` must then begin at `sound_bytes`.
+    continues with the turns written meanwhile; `read` must then begin at `sound_bytes`.
     """
 
     def __init__(self, read: ReadBytes, decoder: msgspec.msgpack.Decoder[AnyTurn], limit_bytes: int) -> None:
@@ -137,7 +137,7 @@ class JournalReader(Generic[AnyTurn]):
         if length ^ complement != _ALL_BITS or not 0 < length <= self._limit_bytes:
             if not any(prefix) and self._skip_zeros():
                 return None
-            raise JournalDamageError(self.sound_bytes, self.turns, "the length of a turn is not what was written")
+            raise JournalDamageError(self.sound_bytes, self.turns, "the length of a turn is damaged")
         payload = self._read(length)
         if len(payload) < length:
             self._skip_torn_tail(prefix + payload)
@@ -159,16 +159,16 @@ class JournalReader(Generic[AnyTurn]):
 
     def _skip_torn_tail(self, tail: bytes) -> None:
         self.torn_bytes = len(tail)
-        while more := self._read(_CHUNK_BYTES):
-            self.torn_bytes += len(more)
+        while chunk := self._read(_CHUNK_BYTES):
+            self.torn_bytes += len(chunk)
 
     def _skip_zeros(self) -> bool:
         """Return whether only zeros follow: some file systems leave zeros in place of a lost write."""
         size_bytes = _PREFIX.size
-        while more := self._read(_CHUNK_BYTES):
-            if more.count(0) != len(more):
+        while chunk := self._read(_CHUNK_BYTES):
+            if chunk.count(0) != len(chunk):
                 return False
-            size_bytes += len(more)
+            size_bytes += len(chunk)
         self.torn_bytes = size_bytes
         return True
 

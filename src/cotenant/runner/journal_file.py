@@ -60,11 +60,11 @@ class FileJournal:
 
     def begin_segment(self, now: Instant, head: Value) -> None:
         """Begin a new segment; a rename makes it the journal once its head is written."""
-        fresh = self._path.with_name(self._path.name + ".new")
+        new_path = self._path.with_name(self._path.name + ".new")
         previous = self._path.with_name(self._path.name + ".1")
         try:
-            fresh.unlink(missing_ok=True)
-            file = self._open(fresh)
+            new_path.unlink(missing_ok=True)
+            file = self._open(new_path)
             old, self._file, self._segment = self._file, file, Segment(self._limit_bytes)
             data = MAGIC + encode_turn(now, head, [])
             self._write(data)
@@ -72,7 +72,7 @@ class FileJournal:
             os.fsync(file)
             previous.unlink(missing_ok=True)
             os.link(self._path, previous)
-            fresh.rename(self._path)
+            new_path.rename(self._path)
             os.close(old)
             if self._is_synced:
                 sync_directory(self._path.parent)  # otherwise a power loss could leave the old file in its place
@@ -159,16 +159,16 @@ class Recovery(Generic[AnyTurn]):
         kept_as = ""
         if self._path.exists():
             number = 1
-            while (kept := self._path.with_name(f"{self._path.name}.damaged-{number}")).exists():
+            while (damaged_path := self._path.with_name(f"{self._path.name}.damaged-{number}")).exists():
                 number += 1
-            os.link(self._path, kept)
-            kept_as = f"; it is kept as {kept.name}"
-        fresh = self._path.with_name(self._path.name + ".new")
-        fresh.unlink(missing_ok=True)
-        journal = FileJournal(fresh, 1 << 62)
+            os.link(self._path, damaged_path)
+            kept_as = f"; it is kept as {damaged_path.name}"
+        new_path = self._path.with_name(self._path.name + ".new")
+        new_path.unlink(missing_ok=True)
+        journal = FileJournal(new_path, 1 << 62)
         journal.append(self.last_instant, head, [])
         journal.sync()  # otherwise a power loss could leave an empty file in its place
         journal.close()
-        fresh.rename(self._path)
+        new_path.rename(self._path)
         sync_directory(self._path.parent)
         return f"the journal {self._path} {why}{kept_as}; a new journal begins"

@@ -49,13 +49,13 @@ class Signals:
 
     def read(self) -> list[tuple[int, bool]]:
         """Return the signals that arrived, and of each whether the terminal has sent it to the program as well."""
-        found = []
+        signals = []
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._descriptor, _SIGINFO_BYTES):
                 number, _, code = _SIGINFO.unpack_from(data)
                 # SIGHUP goes only to the session leader, which may be this process; a second one does no harm.
-                found.append((number, code == _SENT_BY_KERNEL and number != signal.SIGHUP))
-        return found
+                signals.append((number, code == _SENT_BY_KERNEL and number != signal.SIGHUP))
+        return signals
 
     def has_end_request(self) -> bool:
         """Return whether a signal arrived that would have ended this process; for use while no program runs."""
@@ -70,11 +70,11 @@ class Signals:
 def signal_descriptor(numbers: Iterable[int]) -> int:
     """Return a descriptor from which these signals, which must be blocked, are read (signalfd(2))."""
     libc = ctypes.CDLL(None, use_errno=True)
-    wanted = ctypes.create_string_buffer(_SIGSET_BYTES)
-    libc.sigemptyset(wanted)
+    signal_set = ctypes.create_string_buffer(_SIGSET_BYTES)
+    libc.sigemptyset(signal_set)
     for number in numbers:
-        libc.sigaddset(wanted, int(number))
-    descriptor: int = libc.signalfd(-1, wanted, os.O_NONBLOCK | os.O_CLOEXEC)
+        libc.sigaddset(signal_set, int(number))
+    descriptor: int = libc.signalfd(-1, signal_set, os.O_NONBLOCK | os.O_CLOEXEC)
     if descriptor < 0:
         raise WorldError(f"cannot create a signal descriptor: {os.strerror(ctypes.get_errno())}")
     return descriptor

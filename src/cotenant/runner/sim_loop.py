@@ -14,7 +14,7 @@ _Event_contra = TypeVar("_Event_contra", contravariant=True)
 
 
 class WakingMachine(Protocol):
-    """The part of a machine that tells when it needs a wake-up event."""
+    """The part of a machine that reports when it needs a wake-up event."""
 
     def next_wakeup(self) -> Instant | None:
         """Return when the machine needs a wake-up event; None where it needs none."""
@@ -60,13 +60,13 @@ class SimLoop:
         """Run at most `limit` steps and return how many ran."""
         heap = self._heap
         pop = heapq.heappop
-        taken = 0
-        while heap and taken < limit:
+        steps = 0
+        while heap and steps < limit:
             self._now, _, call, argument = pop(heap)
-            taken += 1
+            steps += 1
             call(argument, self._now)
-        self.steps += taken
-        return taken
+        self.steps += steps
+        return steps
 
     def run(self, until: Instant) -> None:
         """Run every step due up to and including `until`, then set the clock to `until`."""
@@ -106,16 +106,16 @@ class SimDriver(Generic[_Event]):
         """End the simulated process: wake-ups that are still in the heap have no effect."""
         self._has_ended = True
 
-    def _wake(self, armed: Instant, now: Instant) -> None:
+    def _wake(self, scheduled: Instant, now: Instant) -> None:
         """Deliver the wake-up event, unless the machine has changed the instant since this call was scheduled."""
-        if self._has_ended or self._due != armed:
+        if self._has_ended or self._due != scheduled:
             return
         self._due = None
-        wanted = self.host.machine.next_wakeup()
-        if wanted is None:
+        wakeup_ns = self.host.machine.next_wakeup()
+        if wakeup_ns is None:
             return
-        if wanted <= now:
+        if wakeup_ns <= now:
             self.deliver(self._wakeup, now)
         else:
-            self._due = wanted
-            self._loop.at(wanted, self._wake, wanted)
+            self._due = wakeup_ns
+            self._loop.at(wakeup_ns, self._wake, wakeup_ns)

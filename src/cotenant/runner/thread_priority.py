@@ -13,7 +13,7 @@ _SCHED_SETATTR: Final = {"x86_64": 314, "aarch64": 274}
 _RESET_ON_FORK: Final = 1
 _SLICE_NS: Final = 100_000
 """The shortest slice that Linux allows."""
-_NICER: Final = 5
+_NICE_STEP: Final = 5
 _ATTRIBUTES: Final = struct.Struct("<IIQiIQQQ")
 
 
@@ -30,9 +30,9 @@ def request_low_latency() -> None:
     if number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
         return  # another scheduling policy was chosen for this process
     nice = os.getpriority(os.PRIO_PROCESS, 0)
-    for wanted in (nice - _NICER, nice):
+    for nice_value in (nice - _NICE_STEP, nice):
         request = _ATTRIBUTES.pack(
-            _ATTRIBUTES.size, os.SCHED_OTHER, _RESET_ON_FORK, max(wanted, -20), 0, _SLICE_NS, 0, 0
+            _ATTRIBUTES.size, os.SCHED_OTHER, _RESET_ON_FORK, max(nice_value, -20), 0, _SLICE_NS, 0, 0
         )
         if libc.syscall(number, 0, request, 0) == 0:
             return

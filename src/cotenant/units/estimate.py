@@ -33,7 +33,7 @@ class Estimate(Value, frozen=True):
         if self.point <= _ZERO:
             return Estimate(self.low * factor, self.point * factor, self.high * factor * max(scale, 1.0), self.coverage)
         low = self.point * (self.low / self.point) ** scale
-        high = self.point * _grown(self.high / self.point, scale)
+        high = self.point * _power(self.high / self.point, scale)
         return Estimate(low * factor, self.point * factor, high * factor, self.coverage)
 
     def by(self, factor: Estimate) -> Estimate:
@@ -62,5 +62,5 @@ def _log(larger: float, smaller: float) -> float:
     return min(math.log(larger / smaller), _MAX_LOG) if smaller > 0 else _MAX_LOG
 
 
-def _grown(ratio: float, scale: float) -> float:
+def _power(ratio: float, scale: float) -> float:
     return math.exp(min(math.log(ratio) * scale, _MAX_LOG))

@@ -60,7 +60,7 @@ class Histogram(Value, frozen=True):
         return (
             sum(counts) == self.count
             and min(counts) > 0
-            and all(one < other for one, other in itertools.pairwise(numbers))
+            and all(lower < higher for lower, higher in itertools.pairwise(numbers))
             and 0 <= self.lowest <= self.highest
             and (bucket_of(self.lowest), bucket_of(self.highest)) == (numbers[0], numbers[-1])
             and self.lowest * self.count <= self.total <= self.highest * self.count

@@ -34,29 +34,31 @@ def table_rows(content: bytes, columns: Sequence[str], where: str) -> Iterator[t
         for cells in reader:
             if not cells:
                 continue
-            place = f"{where}:{reader.line_num}"
+            location = f"{where}:{reader.line_num}"
             if len(cells) != len(columns):
-                raise ConfigError("row", ",".join(cells), f"should have {len(columns)} fields; {REMEDY}", where=place)
-            yield place, cells
+                raise ConfigError(
+                    "row", ",".join(cells), f"should have {len(columns)} fields; {REMEDY}", where=location
+                )
+            yield location, cells
     except csv.Error as error:
         raise ConfigError("row", str(error), REMEDY, where=f"{where}:{reader.line_num}") from None
 
 
-def number(text: str, field: str, place: str, *, least: float, most: float = math.inf) -> float:
+def number(text: str, field: str, location: str, *, least: float, most: float = math.inf) -> float:
     """Return a finite number within bounds; raise `ConfigError` for any other text."""
     try:
         value = float(text)
     except ValueError:
-        raise ConfigError(field, text, f"should be a number; {REMEDY}", where=place) from None
+        raise ConfigError(field, text, f"should be a number; {REMEDY}", where=location) from None
     if not (math.isfinite(value) and least <= value <= most):
         bounds = f"at least {least:g}" if most == math.inf else f"{least:g} to {most:g}"
-        raise ConfigError(field, text, f"should be {bounds}; {REMEDY}", where=place)
+        raise ConfigError(field, text, f"should be {bounds}; {REMEDY}", where=location)
     return value
 
 
-def whole(text: str, field: str, place: str, *, least: int, most: int = 10**15) -> int:
+def whole(text: str, field: str, location: str, *, least: int, most: int = 10**15) -> int:
     """Return an integer within bounds; "12.0" is accepted."""
-    value = number(text, field, place, least=least, most=most)
+    value = number(text, field, location, least=least, most=most)
     if value != int(value):
-        raise ConfigError(field, text, f"should be an integer; {REMEDY}", where=place)
+        raise ConfigError(field, text, f"should be an integer; {REMEDY}", where=location)
     return int(value)

@@ -34,7 +34,7 @@ _COUNT_LIMIT: Final = 1_000_000
 _PATH: Final = re.compile(r"`\$(?P<path>[^`]*)`")
 _UNKNOWN: Final = re.compile(r"unknown field `(?P<field>.*?)`(?: - at `\$|$)", re.DOTALL)
 _MISSING: Final = re.compile(r"missing required field `(?P<field>[^`]*)`")
-_SYNTAX_PLACE: Final = re.compile(r"\(at line (?P<line>\d+), column \d+\)$")
+_SYNTAX_POSITION: Final = re.compile(r"\(at line (?P<line>\d+), column \d+\)$")
 _PART: Final = r"""(?:[A-Za-z0-9_-]+|"(?:\\.|[^"\\])*"|'[^']*')"""
 _DOTTED: Final = rf"{_PART}(?:\s*\.\s*{_PART})*"
 _KEY: Final = re.compile(rf"\s*(?P<key>{_DOTTED})\s*=")
@@ -102,11 +102,11 @@ def decode_quantity(kind: type, value: object) -> object:
 
 
 def explain_value(message: str, section: type[Section], field: str) -> str:
-    """Return what is wrong with one value, and the description of its field."""
-    place = _PATH.search(message)
-    reason = message[: place.start()].removesuffix(" - at ") if place else message
+    """Return the error of one value, and the description of its field."""
+    match = _PATH.search(message)
+    reason = message[: match.start()].removesuffix(" - at ") if match else message
     # The value of a flag is always text, so the type that msgspec "got" is no information.
-    remedy = _in_plain_words(reason.removesuffix(", got `str`"), section, [field])
+    remedy = _plain_message(reason.removesuffix(", got `str`"), section, [field])
     about = description_of(section, [field])
     return f"{remedy} ({about})" if about else remedy
 
@@ -129,19 +129,19 @@ def line_of(text: str, path: list[str | int]) -> int | None:
             if header["open"] == "[[":
                 arrays[tuple(table)] = arrays.get(tuple(table), -1) + 1
                 table.append(arrays[tuple(table)])
-            place = table
+            key_path = table
         elif key := _KEY.match(line):
-            place = [*table, *_split_key(key["key"])]
+            key_path = [*table, *_split_key(key["key"])]
         else:
             continue
-        if best_length < len(place) <= len(path) and path[: len(place)] == place:
-            best, best_length = number, len(place)
+        if best_length < len(key_path) <= len(path) and path[: len(key_path)] == key_path:
+            best, best_length = number, len(key_path)
     return best
 
 
-def _without_long_text(found: re.Match[str]) -> str:
+def _without_long_text(match: re.Match[str]) -> str:
     """Replace a multi-line string by its line breaks: its content may look like keys and tables."""
-    return '""' + "\n" * found.group().count("\n") if found["long"] else found.group()
+    return '""' + "\n" * match.group().count("\n") if match["long"] else match.group()
 
 
 def _split_key(text: str) -> list[str]:
@@ -156,16 +156,16 @@ def _split_key(text: str) -> list[str]:
 
 
 def _syntax_error(message: str, where: str) -> ConfigError:
-    place = _SYNTAX_PLACE.search(message)
-    at = f"{where}:{place['line']}" if place else where
-    detail = message[: place.start()].strip() if place else message
+    position = _SYNTAX_POSITION.search(message)
+    at = f"{where}:{position['line']}" if position else where
+    detail = message[: position.start()].strip() if position else message
     return ConfigError("TOML", detail, "is not valid TOML; correct the line", where=at)
 
 
 def _explain(message: str, text: str, section: type, tree: dict[str, Any], where: str) -> ConfigError:
-    found = _PATH.search(message)
+    match = _PATH.search(message)
     path: list[str | int] = []
-    for part in re.findall(r"[^.\[\]]+", found["path"] if found else ""):
+    for part in re.findall(r"[^.\[\]]+", match["path"] if match else ""):
         path.append(int(part) if part.isdigit() else part)
     if unknown := _UNKNOWN.search(message):
         path.append(unknown["field"])
@@ -177,8 +177,8 @@ def _explain(message: str, text: str, section: type, tree: dict[str, Any], where
         path.append(missing["field"])
         remedy = "this field is required, add it"
     else:
-        reason = message[: found.start()].removesuffix(" - at ") if found else message
-        remedy = _in_plain_words(reason, section, path)
+        reason = message[: match.start()].removesuffix(" - at ") if match else message
+        remedy = _plain_message(reason, section, path)
         if about := description_of(section, path):
             remedy = f"{remedy} ({about})"
     value = _value_at(tree, path)
@@ -211,43 +211,43 @@ def _kind_at(kind: Any, path: list[str | int]) -> Any:
     for part in path:
         inner = [kind, *typing.get_args(kind)]
         if isinstance(part, int):
-            kind = next((one for one in inner[1:] if one is not Ellipsis), None)
+            kind = next((argument for argument in inner[1:] if argument is not Ellipsis), None)
         else:
-            section = next((one for one in inner if _is_section(one)), None)
+            section = next((candidate for candidate in inner if _is_section(candidate)), None)
             kind = _fields_of(section).get(part)
     return kind
 
 
 def _fields_of(kind: Any) -> dict[str, Any]:
-    section = next((one for one in (kind, *typing.get_args(kind)) if _is_section(one)), None)
+    section = next((candidate for candidate in (kind, *typing.get_args(kind)) if _is_section(candidate)), None)
     return {} if section is None else {field.name: field.type for field in msgspec.structs.fields(section)}
 
 
 def _words_of(kind: Any) -> list[str]:
     """Return the allowed words of a type; empty where the type is no enumeration."""
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return [str(one.value) for one in kind]
+        return [str(member.value) for member in kind]
     if typing.get_origin(kind) is typing.Literal:
-        return [str(one) for one in typing.get_args(kind)]
+        return [str(argument) for argument in typing.get_args(kind)]
     for meta in getattr(kind, "__metadata__", ()):
-        if found := _ALTERNATIVES.fullmatch(getattr(meta, "pattern", None) or ""):
-            return found["words"].split("|")
-    return next((words for one in typing.get_args(kind) if (words := _words_of(one))), [])
+        if match := _ALTERNATIVES.fullmatch(getattr(meta, "pattern", None) or ""):
+            return match["words"].split("|")
+    return next((words for argument in typing.get_args(kind) if (words := _words_of(argument))), [])
 
 
-def _in_plain_words(message: str, section: type, path: list[str | int]) -> str:
+def _plain_message(message: str, section: type, path: list[str | int]) -> str:
     if "matching regex" in message or "Invalid enum value" in message:
         words = _words_of(_kind_at(section, path))
         return f"choose {', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else "write a value as described here"
-    for theirs, ours in _TYPE_NAMES.items():
-        message = message.replace(theirs, ours)
+    for type_name, plain_name in _TYPE_NAMES.items():
+        message = message.replace(type_name, plain_name)
     return message[:1].lower() + message[1:]
 
 
 def _value_at(tree: object, path: list[str | int]) -> object:
     for part in path:
         try:
-            tree = tree[part]  # type: ignore[index]  # a table or a list, whatever the path says
+            tree = tree[part]  # type: ignore[index]  # a table or a list, as the path requires
         except (KeyError, IndexError, TypeError):
             return None
     return tree

@@ -1,4 +1,4 @@
-"""Second part of `cotenant demo`: a changing request load with a latency objective beside a training job."""
+"""Second part of `cotenant demo`: a changing request load with a latency objective together with a training job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OBJECTIVE: Final = 3
 """The objective as a multiple of the 99th percentile alone, rounded up to a millisecond."""
 RUNS: Final[tuple[tuple[Mode, str, int], ...]] = (("mps", "MPS", 2), ("cotenant mps", "cotenant", 3))
 _SEED: Final = 7
-_SHORTEST: Final = 0.2
+_MIN_LENGTH: Final = 0.2
 """Shortest load relative to the default one."""
 
 
@@ -37,10 +37,10 @@ def run_changing_load(
 ) -> ChangingLoad:
     """Run the same requests under MPS and under cotenant; `alone` is the service's p99 and the training throughput.
 
-    Fewer requests in an act make a shorter day.
+    With fewer requests than the default, the load is shorter.
     """
-    alone_p99_ns, pace = alone
-    load_s = CHANGING_LOAD_S * min(max(requests / REQUESTS, _SHORTEST), 1.0)
+    alone_p99_ns, alone_steps_per_s = alone
+    load_s = CHANGING_LOAD_S * min(max(requests / REQUESTS, _MIN_LENGTH), 1.0)
     slo_ns = -(-OBJECTIVE * alone_p99_ns // MILLISECOND_NS) * MILLISECOND_NS
     online = changing_service(_SEED, load_s)
     runs = []
@@ -49,7 +49,7 @@ def run_changing_load(
             f"demo: changing load, {name}: {online.requests} requests in {load_s:.0f} s, "
             f"objective {duration(slo_ns)} for 99 of 100"
         )
-        runs.append(_run(harness, (mode, name, number), online, offline, slo_ns, pace))
+        runs.append(_run(harness, (mode, name, number), online, offline, slo_ns, alone_steps_per_s))
     parts = [(round(begin * load_s / CHANGING_LOAD_S * SECOND_NS), name) for begin, name in LOAD_PARTS]
     return ChangingLoad(slo_ns=slo_ns, span_ns=round(load_s * SECOND_NS), parts=parts, runs=runs)
 
@@ -60,13 +60,13 @@ def _run(
     online: Workload,
     offline: Workload,
     slo_ns: Duration,
-    pace: float,
+    alone_steps_per_s: float,
 ) -> ChangingLoadRun:
     mode, name, number = mode_entry
-    seen = _Progress(harness, is_ruled=mode.startswith("cotenant"))
+    progress = _Progress(harness, is_cotenant=mode.startswith("cotenant"))
     options = ["--slo", format_duration(slo_ns)]
     players_run = harness.run_players(
-        mode, online, offline, online_flags=options, reports_latency=True, follow=seen.capture
+        mode, online, offline, online_flags=options, reports_latency=True, follow=progress.capture
     )
     detail: list[tuple[int, int, int]] = players_run.online["detail"]
     begin_ns = detail[0][0] - online.arrival.instants_ns[0]
@@ -77,19 +77,19 @@ def _run(
         name=name,
         number=number,
         requests=requests,
-        shares=seen.shares(begin_ns),
-        paces=seen.paces(begin_ns, offline.kernels_ns, pace),
+        shares=progress.shares(begin_ns),
+        paces=progress.paces(begin_ns, offline.kernels_ns, alone_steps_per_s),
         attained=sum(latency <= slo_ns for latency in latencies) / len(latencies),
         p99_ns=quantile(latencies, 0.99),
-        training=run.offline_done_ns / offline.kernels_ns / (run.wall_ns / 1e9) / pace,
+        training=run.offline_done_ns / offline.kernels_ns / (run.wall_ns / 1e9) / alone_steps_per_s,
     )
 
 
 class _Progress:
     """Samples of training progress and of the online share during a run."""
 
-    def __init__(self, harness: SharingHarness, *, is_ruled: bool) -> None:
-        self._file = harness.directories.pages / "gate-0" if is_ruled else None
+    def __init__(self, harness: SharingHarness, *, is_cotenant: bool) -> None:
+        self._file = harness.directories.pages / "gate-0" if is_cotenant else None
         self._samples: list[tuple[int, int, int]] = []
 
     def capture(self, counters: dict[str, Any], done_ns: int) -> None:
@@ -101,19 +101,19 @@ class _Progress:
 
     def shares(self, begin_ns: int) -> list[tuple[int, int]]:
         """Return each value of the online share and the instant since which it was in force."""
-        found: list[tuple[int, int]] = []
+        changes: list[tuple[int, int]] = []
         for at_ns, _, online_ppm in self._samples if self._file is not None else ():
-            if not found or found[-1][1] != online_ppm:
-                found.append((max(at_ns - begin_ns, 0), online_ppm))
-        return found
+            if not changes or changes[-1][1] != online_ppm:
+                changes.append((max(at_ns - begin_ns, 0), online_ppm))
+        return changes
 
-    def paces(self, begin_ns: int, step_ns: int, pace: float) -> list[tuple[int, int, float]]:
+    def paces(self, begin_ns: int, step_ns: int, alone_steps_per_s: float) -> list[tuple[int, int, float]]:
         """Return the relative training throughput between two samples."""
-        found = []
+        paces = []
         for (from_ns, before_ns, _), (to_ns, after_ns, _) in zip(self._samples, self._samples[1:], strict=False):
             steps_per_s = (after_ns - before_ns) / step_ns / ((to_ns - from_ns) / 1e9)
-            found.append((from_ns - begin_ns, to_ns - begin_ns, steps_per_s / pace))
-        return found
+            paces.append((from_ns - begin_ns, to_ns - begin_ns, steps_per_s / alone_steps_per_s))
+        return paces
 
 
 def show_changing_load(console: Console, changing_load: ChangingLoad) -> None:
@@ -125,6 +125,6 @@ def show_changing_load(console: Console, changing_load: ChangingLoad) -> None:
     console.print("TRAINING: throughput relative to alone", style="dim", highlight=False)
     for run in changing_load.runs:
         if run.shares:
-            kept = [online_ppm / 1e4 for _, online_ppm in run.shares]
-            summary = f"{run.name}: online share {min(kept):.0f}% to {max(kept):.0f}% of the device"
-            console.print(f"{summary}, changed {len(kept) - 1} times", highlight=False)
+            shares = [online_ppm / 1e4 for _, online_ppm in run.shares]
+            summary = f"{run.name}: online share {min(shares):.0f}% to {max(shares):.0f}% of the device"
+            console.print(f"{summary}, changed {len(shares) - 1} times", highlight=False)

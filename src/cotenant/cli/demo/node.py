@@ -29,7 +29,7 @@ _ENDS_AT_EOF = "import sys\nsys.stdin.read()"
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One step: what was done, the expected and the actual result."""
+    """One step: the action, the expected and the actual result."""
 
     what: str
     shows: str
@@ -61,18 +61,18 @@ class DemoNode:
         self._processes.append(process)
         return process
 
-    def _where(self) -> list[str]:
+    def _directory_flags(self) -> list[str]:
         return ["--runtime-dir", str(self.directories.runtime), "--state-dir", str(self.directories.state)]
 
     def _start_node(self) -> subprocess.Popen[str]:
-        node = self._start("node", *self._where(), "--gpu", _GPU, "--slots", "8")
+        node = self._start("node", *self._directory_flags(), "--gpu", _GPU, "--slots", "8")
         self.until(lambda registry: registry.pid == node.pid)
         return node
 
     def tenant(self, name: str, *options: str, program: str = _PROGRAM) -> subprocess.Popen[str]:
         """Start a program as a tenant."""
         command = ["--", sys.executable, "-c", program]
-        return self._start("run", *self._where(), "--name", name, *options, *command)
+        return self._start("run", *self._directory_flags(), "--name", name, *options, *command)
 
     def restart_node(self) -> None:
         """SIGKILL the daemon and start another on the same directories."""
@@ -147,8 +147,8 @@ def _run_steps(demo_node: DemoNode, report_step: Callable[[str], None], console:
     train.kill()
     registry = demo_node.until(lambda registry: len(registry.tenants) == 2)
     ending = registry.departed[-1]
-    seen = f"{ending.tenant.name}: {ending.ending}"
-    steps.append(_step("the training job is killed", "its slot is free", seen, "train: lost: its connection closed"))
+    result = f"{ending.tenant.name}: {ending.ending}"
+    steps.append(_step("the training job is killed", "its slot is free", result, "train: lost: its connection closed"))
 
     report_step("demo: SIGKILL to the node daemon, then a new daemon on the same directories")
     demo_node.restart_node()
@@ -158,18 +158,18 @@ def _run_steps(demo_node: DemoNode, report_step: Callable[[str], None], console:
     )
 
     report_step("demo: a new tenant takes the free slot, the batch job ends, the service gets SIGTERM")
-    again = demo_node.tenant("train", "--memory", "8GiB")
+    new_train = demo_node.tenant("train", "--memory", "8GiB")
     registry = demo_node.until(lambda registry: len(registry.tenants) == 3)
-    taken = _slots(registry.tenants)
-    steps.append(_step("a new training job joins", "slot 1, generation 2", taken, "web 0/1, train 1/2, batch 2/1"))
+    slots = _slots(registry.tenants)
+    steps.append(_step("a new training job joins", "slot 1, generation 2", slots, "web 0/1, train 1/2, batch 2/1"))
     batch.communicate("")
     web.send_signal(signal.SIGTERM)
     web.communicate()
-    assert again.stdout is not None
-    again.stdout.readline()  # a program that is still starting may exit differently on SIGINT
-    again.send_signal(signal.SIGINT)
-    again.communicate()
-    codes = f"batch {batch.returncode}, web {web.returncode}, train {again.returncode}"
+    assert new_train.stdout is not None
+    new_train.stdout.readline()  # a program that is still starting may exit differently on SIGINT
+    new_train.send_signal(signal.SIGINT)
+    new_train.communicate()
+    codes = f"batch {batch.returncode}, web {web.returncode}, train {new_train.returncode}"
     steps.append(_step("end, SIGTERM, SIGINT", "their exit codes", codes, "batch 0, web 143, train 130"))
 
     report_step("demo: the node stops, its journal is replayed")
@@ -177,13 +177,13 @@ def _run_steps(demo_node: DemoNode, report_step: Callable[[str], None], console:
     demo_node.node.send_signal(signal.SIGTERM)
     demo_node.node.communicate()
     report = replay_file(demo_node.directories.journal)
-    seen = f"{report.turns} turns, {report.actions} actions, {demo_node.directories.journal.stat().st_size} bytes"
-    steps.append(Step("the journal is replayed", "every action reproduced", seen, report.reproduced))
+    result = f"{report.turns} turns, {report.actions} actions, {demo_node.directories.journal.stat().st_size} bytes"
+    steps.append(Step("the journal is replayed", "every action reproduced", result, report.reproduced))
     return steps
 
 
-def _step(what: str, shows: str, seen: str, wanted: str) -> Step:
-    return Step(what, shows, seen, seen == wanted)
+def _step(what: str, shows: str, seen: str, expected: str) -> Step:
+    return Step(what, shows, seen, seen == expected)
 
 
 def _slots(views: list[TenantView]) -> str:

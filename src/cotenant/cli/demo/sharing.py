@@ -35,7 +35,7 @@ PHASES: Final[tuple[tuple[Mode, str], ...]] = (
 ALONE_S: Final = 1.0
 ROUNDS: Final = 3
 WINDOW_NS: Final = 20 * MILLISECOND_NS
-_BEFORE_NS: Final = 2 * MILLISECOND_NS
+_LEAD_NS: Final = 2 * MILLISECOND_NS
 _TRACE_NS: Final = 1000 * MILLISECOND_NS
 _V100_SMS: Final = 80
 
@@ -63,19 +63,21 @@ def demonstrate_sharing(
         report_step("demo: profiling the service and the training job, each alone")
         for load in (online, offline):
             harness.record(load)
-        phases, pace, trace = _phases(harness, requests, offline, report.with_name("demo-trace.json"), report_step)
-        changing_load = run_changing_load(harness, offline, (phases[0].p99_ns, pace), requests, report_step)
+        phases, alone_rate, trace = _phases(
+            harness, requests, offline, report.with_name("demo-trace.json"), report_step
+        )
+        changing_load = run_changing_load(harness, offline, (phases[0].p99_ns, alone_rate), requests, report_step)
     try:
-        report.write_text(report_page(phases, changing_load, online, offline, pace, trace), encoding="utf-8")
+        report.write_text(report_page(phases, changing_load, online, offline, alone_rate, trace), encoding="utf-8")
     except OSError as error:
         raise ConfigError("--report", str(report), f"it cannot be written: {error.strerror}") from None
     fine = all(phase.requests == requests for phase in phases) and all(phase.steps_per_s > 0 for phase in phases[1:])
     fine = fine and all(run.training > 0 for run in changing_load.runs)
-    story = DemoResult(fine, phases, changing_load, pace, str(report.absolute()), trace)
+    result = DemoResult(fine, phases, changing_load, alone_rate, str(report.absolute()), trace)
     if as_json:
-        print(msgspec.json.encode(story).decode())
+        print(msgspec.json.encode(result).decode())
     else:
-        _show(console, story)
+        _show(console, result)
     return 0 if fine else 1
 
 
@@ -84,28 +86,28 @@ def _phases(
 ) -> tuple[list[PhaseResult], float, str]:
     """Run the phases in turn, several times, so that other load on the machine affects all of them.
 
-    In each round the training job also runs alone, for its own pace. The last round is the one that pictures are taken
-    of, and under cotenant the trace.
+    In each round the training job also runs alone, to measure its own throughput. The timelines are recorded in the
+    last round, and under cotenant also the trace.
     """
     players_runs: dict[Mode, list[PlayersRun]] = {mode: [] for mode, _ in PHASES}
     timelines: dict[Mode, TimelineWindow] = {}
     alone: list[SharingRun] = []
-    written = ""
+    trace_path = ""
     for number in range(ROUNDS):
         report_step(f"demo: round {number + 1} of {ROUNDS}, the training job alone")
         alone.append(harness.run_players("offline alone", None, offline, for_s=ALONE_S).run)
         online = service(requests * (number + 1) // ROUNDS - requests * number // ROUNDS, number)
         for mode, name in PHASES:
             report_step(f"demo: round {number + 1} of {ROUNDS}, {name}: {online.requests} requests to the service")
-            seen = DeviceRecorder(harness, report_step)
-            on_played = seen.on_played if number == ROUNDS - 1 else (lambda _online, _offline: None)
+            recorder = DeviceRecorder(harness, report_step)
+            on_played = recorder.on_played if number == ROUNDS - 1 else (lambda _online, _offline: None)
             players_run = harness.run_players(mode, online, None if mode == "alone" else offline, on_played=on_played)
             players_runs[mode].append(players_run)
-            if seen.recording is not None:
-                timelines[mode] = timeline_window(seen.recording, seen.pids, _spans(players_run))
-                written = _write(seen.recording, trace, report_step) if mode == _COTENANT else ""
+            if recorder.recording is not None:
+                timelines[mode] = timeline_window(recorder.recording, recorder.pids, _spans(players_run))
+                trace_path = _write(recorder.recording, trace, report_step) if mode == _COTENANT else ""
     phases = [phase_result(name, players_runs[mode], offline, timelines[mode]) for mode, name in PHASES]
-    return phases, steps_per_s(alone, offline), written
+    return phases, steps_per_s(alone, offline), trace_path
 
 
 def steps_per_s(runs: Sequence[SharingRun], offline: Workload) -> float:
@@ -115,7 +117,7 @@ def steps_per_s(runs: Sequence[SharingRun], offline: Workload) -> float:
 
 
 class DeviceRecorder:
-    """Records what the device and the programs have buffered at the end of a run."""
+    """Records the buffers of the device and of the programs at the end of a run."""
 
     def __init__(self, harness: SharingHarness, report_step: Callable[[str], None]) -> None:
         """Take the harness of the run; nothing is recorded yet."""
@@ -138,13 +140,14 @@ def phase_result(
     name: str, players_runs: Sequence[PlayersRun], offline: Workload, timeline: TimelineWindow
 ) -> PhaseResult:
     """Return the combined results of the rounds of one phase."""
-    runs = [one.run for one in players_runs]
-    latencies_ns = sorted(end - due for one in players_runs for due, _, end in one.online["detail"])
+    runs = [players_run.run for players_run in players_runs]
+    latencies_ns = sorted(end - due for players_run in players_runs for due, _, end in players_run.online["detail"])
     wall_ns = sum(run.wall_ns for run in runs)
     return PhaseResult(
         name=name,
         requests=len(latencies_ns),
-        requests_per_s=len(latencies_ns) / (sum(one.online["completion_ns"] for one in players_runs) / 1e9),
+        requests_per_s=len(latencies_ns)
+        / (sum(players_run.online["completion_ns"] for players_run in players_runs) / 1e9),
         p50_ns=quantile(latencies_ns, 0.5),
         p99_ns=quantile(latencies_ns, 0.99),
         max_ns=latencies_ns[-1],
@@ -163,7 +166,7 @@ def timeline_window(recording: Recording, pids: tuple[int, int], requests: Seque
     online, offline = spans[pids[0]], spans[pids[1]] if pids[1] else []
     if not online:
         raise WorldError("the device has no records of the service; try again")
-    begins = [due - _BEFORE_NS for due, end in requests if due - _BEFORE_NS >= online[0][0]] or [online[0][0]]
+    begins = [due - _LEAD_NS for due, end in requests if due - _LEAD_NS >= online[0][0]] or [online[0][0]]
     begin_ns = max(begins, key=lambda begin: sum(end - start for start, end in cut(online, begin, begin + WINDOW_NS)))
     window = begin_ns, begin_ns + WINDOW_NS
     return TimelineWindow(*window, cut(requests, *window), cut(online, *window), cut(offline, *window))
@@ -171,7 +174,7 @@ def timeline_window(recording: Recording, pids: tuple[int, int], requests: Seque
 
 def ran_spans(recording: Recording, pid: int) -> list[Span]:
     """Return when a program's kernels ran, sorted, without the time they were switched out."""
-    found: list[Span] = []
+    running: list[Span] = []
     for device in recording.devices:
         switches: dict[int, list[ContextSwitch]] = {}
         for switch in device.switches:
@@ -186,11 +189,11 @@ def ran_spans(recording: Recording, pid: int) -> list[Span]:
                 if switch.is_on:
                     start_ns = switch.at_ns
                 elif start_ns is not None:
-                    found.append((start_ns, switch.at_ns))
+                    running.append((start_ns, switch.at_ns))
                     start_ns = None
             if start_ns is not None:
-                found.append((start_ns, op.end_ns))
-    return sorted(found)
+                running.append((start_ns, op.end_ns))
+    return sorted(running)
 
 
 def cut(spans: Sequence[Span], begin_ns: int, end_ns: int) -> list[Span]:
@@ -213,25 +216,25 @@ def last_of(recording: Recording, span_ns: int) -> Recording:
     """Return the end of a recording, so that the trace stays small."""
     start_ns = max(recording.start_ns, recording.end_ns - span_ns)
     programs = tuple(
-        msgspec.structs.replace(one, events=[event for event in one.events if event.at_ns >= start_ns])
-        for one in recording.programs
+        msgspec.structs.replace(program, events=[event for event in program.events if event.at_ns >= start_ns])
+        for program in recording.programs
     )
     devices = tuple(
         msgspec.structs.replace(
-            one,
-            ops=[op for op in one.ops if op.start_ns >= start_ns],
-            switches=[switch for switch in one.switches if switch.at_ns >= start_ns],
+            device,
+            ops=[op for op in device.ops if op.start_ns >= start_ns],
+            switches=[switch for switch in device.switches if switch.at_ns >= start_ns],
         )
-        for one in recording.devices
+        for device in recording.devices
     )
     return msgspec.structs.replace(recording, start_ns=start_ns, programs=programs, devices=devices)
 
 
-def _show(console: Console, story: DemoResult) -> None:
+def _show(console: Console, result: DemoResult) -> None:
     rows = []
-    for phase in story.phases:
+    for phase in result.phases:
         shared = phase.steps_per_s > 0
-        part = f" ({phase.steps_per_s / story.offline_alone_steps_per_s:.0%})" if shared else ""
+        part = f" ({phase.steps_per_s / result.offline_alone_steps_per_s:.0%})" if shared else ""
         rows.append(
             [
                 phase.name,
@@ -245,10 +248,10 @@ def _show(console: Console, story: DemoResult) -> None:
             ]
         )
     headers = ["MODE", "P50", "P99", "REQUESTS", "TRAINING", "BUSY", "SMS", "WAITED"]
-    title = f"one software V100; the training job alone: {story.offline_alone_steps_per_s:.1f} steps/s"
+    title = f"one software V100; the training job alone: {result.offline_alone_steps_per_s:.1f} steps/s"
     console.print()
     console.print(table(title, headers, rows))
     console.print("BUSY: fraction of the time with work on the device; SMS: SM activity", highlight=False)
     console.print("WAITED: time that kernels of the service waited for those of the training job", highlight=False)
-    show_changing_load(console, story.changing_load)
-    console.print(f"report: {story.report}", highlight=False, soft_wrap=True)
+    show_changing_load(console, result.changing_load)
+    console.print(f"report: {result.report}", highlight=False, soft_wrap=True)

@@ -25,7 +25,7 @@ RATE_PER_S: Final = 60.0
 REQUESTS: Final = 480
 
 CHANGING_LOAD_S: Final = 13.0
-BUSIEST_PER_S: Final = 200.0
+MAX_RATE_PER_S: Final = 200.0
 LOAD_PARTS: Final = (
     (0.0, "quiet"),
     (2.0, "step up"),
@@ -48,8 +48,8 @@ def _bottlenecks(factor: float, host_us: int, blocks: int, direction: str) -> li
     launches = []
     for block_group, (count, weight) in enumerate(BLOCK_GROUPS, start=1):
         for _ in range(count):
-            for place, convolution_us in enumerate(CONVOLUTIONS_US, start=1):
-                name = f"{direction}_conv{block_group}_{place}"
+            for index, convolution_us in enumerate(CONVOLUTIONS_US, start=1):
+                name = f"{direction}_conv{block_group}_{index}"
                 launches.append(_kernel(name, convolution_us * weight * factor, host_us, blocks))
                 launches.append(_kernel(f"{direction}_bn_relu", ELEMENTWISE_US * factor, host_us, 2 * blocks))
     return launches
@@ -65,21 +65,21 @@ def service(requests: int, seed: int) -> Workload:
 def rate_at(second: float) -> float:
     """Return the requests per second of the changing load at an instant."""
     if second >= LOAD_PARTS[-1][0]:
-        noon = (1 - math.cos(2 * math.pi * (second - LOAD_PARTS[-1][0]) / (CHANGING_LOAD_S - LOAD_PARTS[-1][0]))) / 2
-        return 20 + 130 * noon
-    steps = (30.0, 140.0, 30.0, BUSIEST_PER_S, 30.0)
-    place = sum(second >= begin for begin, _ in LOAD_PARTS[1:-1])
-    return steps[place]
+        factor = (1 - math.cos(2 * math.pi * (second - LOAD_PARTS[-1][0]) / (CHANGING_LOAD_S - LOAD_PARTS[-1][0]))) / 2
+        return 20 + 130 * factor
+    steps = (30.0, 140.0, 30.0, MAX_RATE_PER_S, 30.0)
+    index = sum(second >= begin for begin, _ in LOAD_PARTS[1:-1])
+    return steps[index]
 
 
 def changing_service(seed: int, load_s: float = CHANGING_LOAD_S) -> Workload:
     """Return the service with arrivals at the rates of `rate_at`, compressed to `load_s` seconds."""
     rng, instants_ns, second = random.Random(seed), [], 0.0
     while True:  # thinning: arrivals at the highest rate, of which a fraction is kept
-        second += rng.expovariate(BUSIEST_PER_S)
+        second += rng.expovariate(MAX_RATE_PER_S)
         if second >= load_s:
             break
-        if rng.random() * BUSIEST_PER_S < rate_at(second * CHANGING_LOAD_S / load_s):
+        if rng.random() * MAX_RATE_PER_S < rate_at(second * CHANGING_LOAD_S / load_s):
             instants_ns.append(round(second * SECOND_NS))
     load = service(len(instants_ns), seed)
     return Workload(load.name, load.launches, at_instants(instants_ns), load.requests)

@@ -13,7 +13,7 @@ from cotenant.units.text import format_size
 
 
 def show_advice(console: Console, advices: Sequence[Advice], memory: Sequence[MemoryUse]) -> None:
-    """Print what a co-tenant could use beside each profiled program."""
+    """Print the device time and memory that a co-tenant of each profiled program could use."""
     for advice in advices:
         console.print(advice.profile.task, style="bold", markup=False, highlight=False)
         launches = sum(timing.launches for timing in advice.profile.timings)
@@ -40,4 +40,4 @@ def show_advice(console: Console, advices: Sequence[Advice], memory: Sequence[Me
         console.print()
         console.print(table("device memory", ["GPU", "PEAK", "TOTAL", "FREE FOR A CO-TENANT"], rows))
     if not advices:
-        console.print("no GPU work was seen; `cotenant doctor` checks whether the hook can be loaded", style="dim")
+        console.print("no GPU work was recorded; `cotenant doctor` checks whether the hook can be loaded", style="dim")

@@ -28,44 +28,44 @@ _STYLES: Final = {
 _COLUMNS: Final = ("JOB", "USER", "STATE", "GPUS", "NODE", "DONE", "TIME", "ATTEMPTS", "REASON")
 
 
-def jobs_table(shown: JobList) -> Group:
+def jobs_table(job_list: JobList) -> Group:
     """Return a table of jobs, the waiting ones last with their reasons, and the number of jobs in each state."""
-    order = {state: place for place, state in enumerate((JobState.RUNNING, JobState.STARTING, JobState.STOPPING))}
-    listed = sorted(shown.jobs, key=lambda job: (job.state.is_over, order.get(job.state, len(order))))
-    rows = [_job_row(job, shown.now_ns) for job in listed]
-    counts = {state: sum(job.state is state for job in shown.jobs) for state in JobState}
+    order = {state: index for index, state in enumerate((JobState.RUNNING, JobState.STARTING, JobState.STOPPING))}
+    ordered = sorted(job_list.jobs, key=lambda job: (job.state.is_over, order.get(job.state, len(order))))
+    rows = [_job_row(job, job_list.now_ns) for job in ordered]
+    counts = {state: sum(job.state is state for job in job_list.jobs) for state in JobState}
     summary = ", ".join(f"{count:,} {state.value}" for state, count in counts.items() if count)
-    shown_jobs = table("", _COLUMNS, rows)
-    shown_jobs.columns[-1].no_wrap = False  # the reason must not be cut
-    return Group(shown_jobs, Text(f"{counted(len(rows), 'job')}{': ' if summary else ''}{summary}"))
+    jobs = table("", _COLUMNS, rows)
+    jobs.columns[-1].no_wrap = False  # the reason must not be cut
+    return Group(jobs, Text(f"{counted(len(rows), 'job')}{': ' if summary else ''}{summary}"))
 
 
 def _job_row(job: JobReport, now: Instant) -> list[str | Text]:
-    where = f"{job.node} {','.join(map(str, job.gpus))}".strip()
-    tries = job.failures + job.evictions + (job.state is JobState.RUNNING or job.state is JobState.DONE)
+    location = f"{job.node} {','.join(map(str, job.gpus))}".strip()
+    attempts = job.failures + job.evictions + (job.state is JobState.RUNNING or job.state is JobState.DONE)
     return [
         job.spec.name,
         job.spec.user,
         Text(job.state.value, style=_STYLES.get(job.state, "")),
         str(job.spec.gpus),
-        where,
+        location,
         round_share(job.progress_ppm) if job.progress_ppm else "",
-        round_duration(_since(job, now)),
-        str(tries),
+        round_duration(_time_in_state(job, now)),
+        str(attempts),
         job.why,
     ]
 
 
-def _since(job: JobReport, now: Instant) -> int:
-    """Return for how long it has waited, has run, or ran."""
+def _time_in_state(job: JobReport, now: Instant) -> int:
+    """Return how long a job has waited or run; of an ended job, how long it ran."""
     if job.state.is_over:
         return max(0, job.ended - (job.started or job.submitted))
     return max(0, now - (job.started if job.state is JobState.RUNNING and job.started else job.submitted))
 
 
-def jobs_json(shown: JobList) -> dict[str, Any]:
+def jobs_json(job_list: JobList) -> dict[str, Any]:
     """Return every field of the jobs; instants are nanoseconds of the controller's clock."""
-    return {"now_ns": shown.now_ns, "jobs": [job_json(job) for job in shown.jobs]}
+    return {"now_ns": job_list.now_ns, "jobs": [job_json(job) for job in job_list.jobs]}
 
 
 def job_json(job: JobReport) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def job_json(job: JobReport) -> dict[str, Any]:
     return {**spec, **fields, "state": job.state.value}
 
 
-def nodes_table(shown: NodeList) -> Table:
+def nodes_table(node_list: NodeList) -> Table:
     """Return a table with one row per node."""
     columns = ("NODE", "STATE", "GPUS", "TYPES", "SHARED", "JOBS", "LAST REPORT")
     rows: list[list[str | Text]] = [
@@ -87,9 +87,9 @@ def nodes_table(shown: NodeList) -> Table:
             ",".join(node.types),
             str(node.offering),
             str(node.running),
-            f"{round_duration(max(0, shown.now_ns - node.last_report_ns))} ago",
+            f"{round_duration(max(0, node_list.now_ns - node.last_report_ns))} ago",
         ]
-        for node in shown.nodes
+        for node in node_list.nodes
     ]
     return table(counted(len(rows), "node"), columns, rows)
 
@@ -103,6 +103,6 @@ def _node_state(node: NodeLine) -> Text:
     )
 
 
-def nodes_json(shown: NodeList) -> dict[str, Any]:
+def nodes_json(node_list: NodeList) -> dict[str, Any]:
     """Return every field of the nodes."""
-    return {"now_ns": shown.now_ns, "nodes": [msgspec.structs.asdict(node) for node in shown.nodes]}
+    return {"now_ns": node_list.now_ns, "nodes": [msgspec.structs.asdict(node) for node in node_list.nodes]}

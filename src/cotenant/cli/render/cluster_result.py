@@ -11,10 +11,10 @@ from cotenant.simulate.cluster import ClusterOutcome, Distribution
 def about(outcome: ClusterOutcome) -> str:
     """Describe the scenario in a sentence."""
     jobs = ", ".join(f"{count:,} {state}" for state, count in outcome.jobs.items()) or "none"
-    more = f"; {outcome.left_out:,} were omitted because they fit on no node" if outcome.left_out else ""
+    omitted = f"; {outcome.left_out:,} were omitted because they fit on no node" if outcome.left_out else ""
     return (
         f"{outcome.nodes:,} nodes, {outcome.gpus:,} GPUs, {outcome.hours:.1f} h; placed by {outcome.place}, "
-        f"sharing mode {outcome.mode}; jobs: {jobs}{more}."
+        f"sharing mode {outcome.mode}; jobs: {jobs}{omitted}."
     )
 
 
@@ -49,5 +49,5 @@ def show_cluster_outcome(console: Console, outcome: ClusterOutcome) -> None:
         console.print(f"inconsistent: {problem}", style="bold red", highlight=False)
 
 
-def _spread(found: Distribution) -> str:
-    return f"{found.mean:.2f} h, {found.p50:.2f} h, {found.p99:.2f} h"
+def _spread(distribution: Distribution) -> str:
+    return f"{distribution.mean:.2f} h, {distribution.p50:.2f} h, {distribution.p99:.2f} h"

@@ -14,18 +14,18 @@ def show_kernels(console: Console, outcome: KernelOutcome) -> None:
     columns = ["POLICY", "ONLINE", "SLOWDOWN", "DELAY", "P50", "P99", "OFFLINE", "SHARE", "FILLED", "WAITS"]
     rows: list[list[str | Text]] = [
         [
-            one.policy,
-            f"{one.online_ms:.1f}",
-            f"{one.online_slowdown:.3f}",
-            f"{one.online_delay_ratio:.2%}",
-            f"{one.latency_p50_ms:.2f}",
-            f"{one.latency_p99_ms:.2f}",
-            f"{one.offline_kernel_ms:.1f}",
-            f"{one.offline_of_time:.1%}",
-            str(one.filled),
-            str(one.waits),
+            policy.policy,
+            f"{policy.online_ms:.1f}",
+            f"{policy.online_slowdown:.3f}",
+            f"{policy.online_delay_ratio:.2%}",
+            f"{policy.latency_p50_ms:.2f}",
+            f"{policy.latency_p99_ms:.2f}",
+            f"{policy.offline_kernel_ms:.1f}",
+            f"{policy.offline_of_time:.1%}",
+            str(policy.filled),
+            str(policy.waits),
         ]
-        for one in outcome.policies
+        for policy in outcome.policies
     ]
     title = (
         f"{outcome.online} on {outcome.device}: {outcome.online_alone_ms:.1f} ms alone, "
@@ -34,5 +34,5 @@ def show_kernels(console: Console, outcome: KernelOutcome) -> None:
     console.print(table(title, columns, rows))
     note = "In ms. DELAY: wait for other tenants relative to the run alone. SHARE: offline kernel time of the run time."
     console.print(Text(note, style="dim"))
-    for policy, ratio in outcome.fill_vs_oracle.items():
-        console.print(Text(f"{policy}: fills {ratio:.3f} of what the oracle fills at the same delay"))
+    for name, ratio in outcome.fill_vs_oracle.items():
+        console.print(Text(f"{name}: fills {ratio:.3f} of what the oracle fills at the same delay"))

@@ -52,9 +52,9 @@ def _page(parser: argparse.ArgumentParser, name: str, version: str, root: Parser
             lines += [".TP", f".BR {_text(name)}\\-{_text(command)} (1)", _text(summary)]
     if parser.epilog:
         lines += [".SH NOTES", ".nf", *(_text(line) for line in parser.epilog.splitlines()), ".fi"]
-    above = name.rpartition("-")[0] if parser is not root else ""
-    if above:
-        lines += ['.SH "SEE ALSO"', f".BR {_text(above)} (1)"]
+    parent = name.rpartition("-")[0] if parser is not root else ""
+    if parent:
+        lines += ['.SH "SEE ALSO"', f".BR {_text(parent)} (1)"]
     return "\n".join(lines) + "\n"
 
 
@@ -78,6 +78,6 @@ def _quoted(text: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Escape what troff would interpret: backslashes, hyphens, and a dot or apostrophe at the start of a line."""
+    """Escape backslashes, hyphens, and a dot or apostrophe at the start of a line, which troff would interpret."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-").replace('"', "\\(dq")
     return f"\\&{escaped}" if escaped.startswith((".", "'")) else escaped

@@ -36,13 +36,13 @@ def served_so_far(pages: Path, registry: wire.TenantList) -> ServedBySlot:
         }
     except WorldError:
         return {}  # the node of another user: its socket is open to the caller, its tenants' pages are not
-    found = {}
+    stats = {}
     for grant in online:
         snapshot = snapshots.get(grant.gpu)
         counts = None if snapshot is None else snapshot.counts.get(grant.slot)
         if counts is not None and counts.generation == grant.generation:
-            found[grant.slot] = request_stats_between(GateCounts(), counts, now, grant.slo_ns)
-    return found
+            stats[grant.slot] = request_stats_between(GateCounts(), counts, now, grant.slo_ns)
+    return stats
 
 
 def served_json(served: RequestStats | None) -> dict[str, object] | None:
@@ -54,14 +54,18 @@ def with_requests(output: dict[str, object], served: ServedBySlot) -> dict[str, 
     """Return the output of `cotenant ps --json` with the request statistics of each tenant."""
     tenants = cast("list[dict[str, object]]", output["tenants"])
     slots = [cast("int", tenant["slot"]) for tenant in tenants]
-    both = zip(tenants, slots, strict=True)
-    return {**output, "tenants": [{**tenant, "served": served_json(served.get(slot))} for tenant, slot in both]}
+    pairs = zip(tenants, slots, strict=True)
+    return {**output, "tenants": [{**tenant, "served": served_json(served.get(slot))} for tenant, slot in pairs]}
 
 
 def show_requests(console: Console, registry: wire.TenantList, served: ServedBySlot) -> None:
     """Print the tenants that have requests or an objective."""
     names = {view.tenant.grant.slot: view.tenant.name for view in registry.tenants}
-    rows = [(names[slot], one) for slot, one in sorted(served.items()) if one.requests or one.oldest_ns or one.slo_ns]
+    rows = [
+        (names[slot], stats)
+        for slot, stats in sorted(served.items())
+        if stats.requests or stats.oldest_ns or stats.slo_ns
+    ]
     if rows:
         console.print(requests_table("requests so far", rows, has_rates=False))
 
@@ -91,20 +95,20 @@ def _row(name: str, served: RequestStats, *, has_rate: bool) -> list[str | Text]
         capped(name),
         f"{served.requests:,}",
         *([rate] if has_rate else []),
-        _time(served.p50_ns),
-        Text(_time(served.p99_ns), style="bold red" if is_late else ""),
-        _time(served.slo_ns),
-        _within(served.within_ppm),
-        _time(served.oldest_ns),
+        _duration_text(served.p50_ns),
+        Text(_duration_text(served.p99_ns), style="bold red" if is_late else ""),
+        _duration_text(served.slo_ns),
+        _attainment(served.within_ppm),
+        _duration_text(served.oldest_ns),
         ("reported" if served.is_reported else "observed") if served.requests else "-",
     ]
 
 
-def _within(ppm: int | None) -> Text:
+def _attainment(ppm: int | None) -> Text:
     if ppm is None:
         return Text("-")
     return Text(f"{100 * ppm / WHOLE_PPM:.2f}%", style="green" if ppm >= _GOOD_PPM else "bold red")
 
 
-def _time(duration_ns: int) -> str:
+def _duration_text(duration_ns: int) -> str:
     return round_duration(duration_ns) if duration_ns else "-"

@@ -29,7 +29,7 @@ def show_planned(console: Console, planned: PlanResult, what_if: str) -> None:
     if not planned.now.plan.models:
         return
     if planned.assumed_rates:
-        _print(console, f"no --rate is given: each model gets an equal part of {BUSY:.0%} of the device", style="dim")
+        _print(console, f"no --rate was given: each model gets an equal part of {BUSY:.0%} of the device", style="dim")
     _show(console, planned.now, planned, "the plan")
     if planned.then is not None:
         _show(console, planned.then, planned, f"if {what_if}")
@@ -39,29 +39,29 @@ def show_planned(console: Console, planned: PlanResult, what_if: str) -> None:
 
 def _show(console: Console, forecast: PlanForecast, planned: PlanResult, title: str) -> None:
     show_plan(console, forecast.plan, forecast.slos_ns, title, percent=planned.percent)
-    words = (
+    sentence = (
         f"of {forecast.asked:,.0f} rows/s about {forecast.in_time:,.0f} would meet the objective (queueing estimate)"
     )
-    _print(console, words + "\n", style="dim")
+    _print(console, sentence + "\n", style="dim")
 
 
 def show_plan(console: Console, plan: ServePlan, slos_ns: Mapping[str, int], title: str, *, percent: bool) -> None:
     """Print a row for each model, and the reasons below."""
     rows = []
-    for one in plan.models:
-        slo_ns = slos_ns.get(one.model, 0)
-        part = one.rate / one.batch * one.units * one.expected_ns / SECOND_NS / plan.all_units
+    for model in plan.models:
+        slo_ns = slos_ns.get(model.model, 0)
+        part = model.rate / model.batch * model.units * model.expected_ns / SECOND_NS / plan.all_units
         rows.append(
             [
-                one.model,
+                model.model,
                 round_duration(slo_ns) if slo_ns else "-",
-                f"{one.rate:,.0f}",
-                str(one.batch),
-                f"{one.units}%" if percent else str(one.units),
-                round_duration(one.expected_ns) if one.expected_ns else "-",
-                str(one.runs),
+                f"{model.rate:,.0f}",
+                str(model.batch),
+                f"{model.units}%" if percent else str(model.units),
+                round_duration(model.expected_ns) if model.expected_ns else "-",
+                str(model.runs),
                 f"{part:.0%}",
-                one.objective,
+                model.objective,
             ]
         )
     head = f"{title}: a session of {round_duration(plan.session_ns)}, {plan.used:.0%} of "
@@ -70,31 +70,31 @@ def show_plan(console: Console, plan: ServePlan, slos_ns: Mapping[str, int], tit
     columns = ["MODEL", "SLO", "ROWS/S", "BATCH", units, "RUN TIME", "RUNS", "OF DEVICE", "CHOSEN BY"]
     console.print(table(head, columns, rows))
     _print(console, plan.why)
-    for one in plan.models:
-        _print(console, f"  {one.model}: {one.why}")
+    for model in plan.models:
+        _print(console, f"  {model.model}: {model.why}")
 
 
 def differences(now: PlanForecast, then: PlanForecast) -> list[str]:
     """Return the differences between two plans as sentences."""
-    before = {one.model: one for one in now.plan.models}
-    after = {one.model: one for one in then.plan.models}
-    words = [f"{name}: removed" for name in before if name not in after]
-    for name, one in after.items():
-        changes = _changes(before[name], one) if name in before else ["new"]
+    before = {model.model: model for model in now.plan.models}
+    after = {model.model: model for model in then.plan.models}
+    sentences = [f"{name}: removed" for name in before if name not in after]
+    for name, model in after.items():
+        changes = _changes(before[name], model) if name in before else ["new"]
         if changes:
-            words.append(f"{name}: {', '.join(changes)}")
-    words.append(f"device: {now.plan.used:.0%} -> {then.plan.used:.0%} taken")
-    words.append(f"in time: {now.in_time:,.0f} -> {then.in_time:,.0f} rows/s")
-    return words
+            sentences.append(f"{name}: {', '.join(changes)}")
+    sentences.append(f"device: {now.plan.used:.0%} -> {then.plan.used:.0%} taken")
+    sentences.append(f"in time: {now.in_time:,.0f} -> {then.in_time:,.0f} rows/s")
+    return sentences
 
 
-def _changes(one: ModelPlan, two: ModelPlan) -> list[str]:
+def _changes(before: ModelPlan, after: ModelPlan) -> list[str]:
     pairs = {
-        "batch": (str(one.batch), str(two.batch)),
-        "units": (str(one.units), str(two.units)),
-        "a run": (round_duration(one.expected_ns), round_duration(two.expected_ns)),
-        "runs in a session": (str(one.runs), str(two.runs)),
-        "rows/s": (f"{one.rate:,.0f}", f"{two.rate:,.0f}"),
+        "batch": (str(before.batch), str(after.batch)),
+        "units": (str(before.units), str(after.units)),
+        "a run": (round_duration(before.expected_ns), round_duration(after.expected_ns)),
+        "runs in a session": (str(before.runs), str(after.runs)),
+        "rows/s": (f"{before.rate:,.0f}", f"{after.rate:,.0f}"),
     }
     return [f"{name} {first} -> {second}" for name, (first, second) in pairs.items() if first != second]
 
@@ -102,7 +102,7 @@ def _changes(one: ModelPlan, two: ModelPlan) -> list[str]:
 def show_running(console: Console, running: dict[str, Any], url: str) -> None:
     """Print the plan and the measurements of a running server."""
     plan = plan_from_tree(running["plan"])
-    slos_ns = {one["model"]: one["slo_ns"] for one in running["models"]}
+    slos_ns = {model["model"]: model["slo_ns"] for model in running["models"]}
     percent = bool(running["percent"])
     if plan is None:
         _print(console, f"{url}: policy {running['policy']} has no plan, or none yet")
@@ -110,15 +110,15 @@ def show_running(console: Console, running: dict[str, Any], url: str) -> None:
         show_plan(console, plan, slos_ns, f"{url}, policy {running['policy']}", percent=percent)
     rows = [
         [
-            one["model"],
-            "yes" if one["profiled"] else "no",
-            f"{one['rate']:,.0f}",
-            ", ".join(map(str, one["widths"])),
-            str(one["knee_units"]),
-            f"{one['slower_by_machine']:.2f}x",
-            f"{one['slower_by_itself']:.2f}x",
+            model["model"],
+            "yes" if model["profiled"] else "no",
+            f"{model['rate']:,.0f}",
+            ", ".join(map(str, model["widths"])),
+            str(model["knee_units"]),
+            f"{model['slower_by_machine']:.2f}x",
+            f"{model['slower_by_itself']:.2f}x",
         ]
-        for one in running["models"]
+        for model in running["models"]
     ]
     columns = ["MODEL", "PROFILED", "ROWS/S", "UNITS PER RUN", "KNEE", "MACHINE FACTOR", "MODEL FACTOR"]
     console.print(table("run times relative to the profiles", columns, rows))

@@ -43,38 +43,40 @@ def measuring(console: Console, report: Callable[[str], None]) -> Iterator[Calla
 
 def show_profiles(console: Console, outcomes: Sequence[ProfileOutcome]) -> None:
     """Print a table for each model and its knees."""
-    for one in outcomes:
-        if one.profiled is None or one.knees is None:
-            console.print(f"{one.model}: not measured: {one.refused}\n", style="yellow", markup=False, highlight=False)
+    for outcome in outcomes:
+        if outcome.profiled is None or outcome.knees is None:
+            console.print(
+                f"{outcome.model}: not measured: {outcome.refused}\n", style="yellow", markup=False, highlight=False
+            )
             continue
-        _show(console, one.profiled, one.knees, cached=one.cached)
+        _show(console, outcome.profiled, outcome.knees, cached=outcome.cached)
 
 
 def _show(console: Console, profiled: ModelProfile, knee: Knees, *, cached: bool) -> None:
     batches = profiled.times.batches()
     alone = by_units(profiled.alone)
     rows = []
-    for units, found in by_units(profiled.times.times).items():
-        most = max(found)
-        solo = alone.get(units, {}).get(most)
-        at_once = profiled.times.all_units // units
-        rate = max(size * at_once * SECOND_NS / one.typical_ns for size, one in found.items())
+    for units, times in by_units(profiled.times.times).items():
+        max_rows = max(times)
+        solo = alone.get(units, {}).get(max_rows)
+        concurrent = profiled.times.all_units // units
+        rate = max(size * concurrent * SECOND_NS / time.typical_ns for size, time in times.items())
         rows.append(
             [
                 f"{units}%" if profiled.percent else str(units),
-                *(round_duration(found[size].typical_ns) if size in found else "-" for size in batches),
-                round_duration(found[most].high_ns),
+                *(round_duration(times[size].typical_ns) if size in times else "-" for size in batches),
+                round_duration(times[max_rows].high_ns),
                 "-" if solo is None else round_duration(solo.typical_ns),
                 f"{rate:,.0f}",
-                sparkline([found[size].typical_ns / size for size in batches if size in found]),
+                sparkline([times[size].typical_ns / size for size in batches if size in times]),
             ]
         )
     title = f"{profiled.model}: {counted(profiled.runs, 'run')} in {round_duration(profiled.spent_ns)}"
     title += " (stored)" if cached else ""
     first = f"{'SHARE' if profiled.percent else 'CORES'}, ROWS"
     console.print(table(title, [first, *map(str, batches), "P99", "ALONE", "ROWS/S", "PER ROW"], rows))
-    over = {units: found[knee.rows].typical_ns for units, found in alone.items()}
-    _print(console, f"{_knees_in_words(knee, profiled)}  {sparkline(list(over.values()))}")
+    curve = {units: times[knee.rows].typical_ns for units, times in alone.items()}
+    _print(console, f"{_knee_text(knee, profiled)}  {sparkline(list(curve.values()))}")
     if _is_noisy(profiled):
         _print(
             console,
@@ -85,16 +87,18 @@ def _show(console: Console, profiled: ModelProfile, knee: Knees, *, cached: bool
 
 
 def _is_noisy(profiled: ModelProfile) -> bool:
-    return all(one.high_ns > _NOISY * one.typical_ns for one in profiled.times.times)
+    return all(time.high_ns > _NOISY * time.typical_ns for time in profiled.times.times)
 
 
-def _knees_in_words(knee: Knees, profiled: ModelProfile) -> str:
-    def shown(units: int) -> str:
+def _knee_text(knee: Knees, profiled: ModelProfile) -> str:
+    def units_text(units: int) -> str:
         return f"{units}% of the GPU" if profiled.percent else counted(units, "core")
 
-    measured = f"knee at {counted(knee.rows, 'row')}: more than {shown(knee.curve_units)} brings little"
+    measured = f"knee at {counted(knee.rows, 'row')}: more than {units_text(knee.curve_units)} helps little"
     if knee.curve_units == profiled.times.all_units:
-        measured = f"knee at {counted(knee.rows, 'row')}: none, run times improve up to all {shown(knee.curve_units)}"
+        measured = (
+            f"knee at {counted(knee.rows, 'row')}: none, run times improve up to all {units_text(knee.curve_units)}"
+        )
     fitted = (
         f"the fitted model gives {knee.model_units} (median error {knee.model_error:.0%}), {knee.distance_units} apart"
     )
@@ -107,27 +111,27 @@ def _print(console: Console, text: str) -> None:
 
 def sparkline(values: Sequence[float]) -> str:
     """Return values as bars of eight heights; the largest has the full height."""
-    most = max(values, default=0)
-    return "".join(_BARS[min(int(8 * value / most), 7)] for value in values) if most > 0 else ""
+    max_value = max(values, default=0)
+    return "".join(_BARS[min(int(8 * value / max_value), 7)] for value in values) if max_value > 0 else ""
 
 
 def profiles_json(outcomes: Sequence[ProfileOutcome]) -> dict[str, Any]:
     """Return the profiles as JSON."""
-    return {"models": [_json(one) for one in outcomes]}
+    return {"models": [_json(outcome) for outcome in outcomes]}
 
 
-def _json(one: ProfileOutcome) -> dict[str, Any]:
-    if one.profiled is None or one.knees is None:
-        return {"model": one.model, "refused": one.refused}
-    knee, found = one.knees, one.profiled
+def _json(outcome: ProfileOutcome) -> dict[str, Any]:
+    if outcome.profiled is None or outcome.knees is None:
+        return {"model": outcome.model, "refused": outcome.refused}
+    knee, profile = outcome.knees, outcome.profiled
     return {
-        "model": one.model,
-        "cached": one.cached,
-        "device": found.device,
-        "model_hash": found.model_hash,
-        "runs": found.runs,
-        "spent_ns": found.spent_ns,
-        "inputs": dict(found.inputs),
+        "model": outcome.model,
+        "cached": outcome.cached,
+        "device": profile.device,
+        "model_hash": profile.model_hash,
+        "runs": profile.runs,
+        "spent_ns": profile.spent_ns,
+        "inputs": dict(profile.inputs),
         "knee": {
             "rows": knee.rows,
             "curve_units": knee.curve_units,
@@ -135,12 +139,12 @@ def _json(one: ProfileOutcome) -> dict[str, Any]:
             "distance_units": knee.distance_units,
             "model_error": knee.model_error,
         },
-        "times": [_cell(cell, found.alone) for cell in found.times.times],
+        "times": [_cell(cell, profile.alone) for cell in profile.times.times],
     }
 
 
 def _cell(cell: RunTime, alone: Sequence[RunTime]) -> dict[str, Any]:
-    solo = next((one for one in alone if (one.units, one.rows) == (cell.units, cell.rows)), None)
+    solo = next((time for time in alone if (time.units, time.rows) == (cell.units, cell.rows)), None)
     return {
         "units": cell.units,
         "rows": cell.rows,

@@ -15,8 +15,8 @@ def show_replay(console: Console, report: ReplayReport) -> None:
     """Print whether a replay reproduced every action of the journal."""
     if report.reproduced:
         torn = f"; an incomplete entry of {report.torn_bytes} bytes at the end was ignored" if report.torn_bytes else ""
-        made = f"{counted(report.turns, 'turn')}, {counted(report.actions, 'action')}"
-        console.print(f"{made}: all reproduced{torn}", highlight=False)
+        counts = f"{counted(report.turns, 'turn')}, {counted(report.actions, 'action')}"
+        console.print(f"{counts}: all reproduced{torn}", highlight=False)
     elif report.damage:
         console.print(f"{report.file}: {report.damage}", style="bold red", highlight=False, markup=False)
     else:

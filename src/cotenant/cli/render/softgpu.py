@@ -12,7 +12,7 @@ from cotenant.cli.render.tables import table
 from cotenant.softgpu.manage import SoftwareGpu
 from cotenant.units.text import counted, format_size, round_duration
 
-_WIDE: Final = 110
+_WIDE_COLUMNS: Final = 110
 
 
 def show_softgpus(console: Console, gpus: Sequence[SoftwareGpu]) -> None:
@@ -35,10 +35,10 @@ def show_softgpus(console: Console, gpus: Sequence[SoftwareGpu]) -> None:
 def show_counters(console: Console, state: Mapping[str, Any]) -> None:
     """Print the counters of a software GPU, its clients, and the errors it has raised."""
     counters = state["counters"]
-    taken_bytes = state["memory_bytes"] - state["memory_free_bytes"]
+    used_bytes = state["memory_bytes"] - state["memory_free_bytes"]
     rows: list[list[str]] = [
         ["model", f"{state['name']} ({state['sm_count']} SMs)"],
-        ["memory", f"{format_size(taken_bytes)} of {format_size(state['memory_bytes'])} in use"],
+        ["memory", f"{format_size(used_bytes)} of {format_size(state['memory_bytes'])} in use"],
         ["clients", f"{len(state['clients'])} connected, {state['left']} disconnected"],
         ["kernels", f"{counters['kernels']:,} ({counters['blocks']:,} blocks)"],
         ["copies", f"{counters['copies']:,}, {format_size(counters['host_bytes'])} to and from the host"],
@@ -56,7 +56,7 @@ def show_counters(console: Console, state: Mapping[str, Any]) -> None:
         columns = ["ACCOUNT", "CLIENTS", "ALL CLIENTS", "MEMORY", "PEAK MEMORY"]
         console.print(table("accounts", columns, [_account_row(account) for account in state["accounts"]]))
     if state["xids"]:
-        entries = [[str(each["sequence"]), str(each["xid"]), each["text"]] for each in state["xids"]]
+        entries = [[str(xid["sequence"]), str(xid["xid"]), xid["text"]] for xid in state["xids"]]
         console.print(table("Xids", ["NUMBER", "XID", "TEXT"], entries))
     if state["unsupported"]:
         calls = [[name, str(count)] for name, count in sorted(state["unsupported"].items())]
@@ -70,10 +70,10 @@ def show_faults(console: Console, kinds: Sequence[Mapping[str, Any]]) -> None:
     for kind in kinds:
         code, xids = kind["code"].removeprefix("CUDA_ERROR_") or "-", ", ".join(map(str, kind["xids"])) or "-"
         rows.append([kind["kind"], code, xids, kind["strikes"], kind["about"]])
-    kept = [index for index in range(len(columns)) if console.width >= _WIDE or columns[index] != "AFFECTS"]
-    made = table("faults", [columns[index] for index in kept], [[row[index] for index in kept] for row in rows])
-    made.columns[-1].no_wrap = False
-    console.print(made)
+    shown = [index for index in range(len(columns)) if console.width >= _WIDE_COLUMNS or columns[index] != "AFFECTS"]
+    faults = table("faults", [columns[index] for index in shown], [[row[index] for index in shown] for row in rows])
+    faults.columns[-1].no_wrap = False
+    console.print(faults)
 
 
 def _usage(usage: Mapping[str, Any]) -> str:

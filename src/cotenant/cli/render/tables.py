@@ -16,16 +16,16 @@ _NAME_CELLS: Final = 14
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, fold: bool = False) -> Table:
     """Return a table without borders. Rows stay on one line and the last column is cut, unless cells may `fold`."""
-    made = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
-    listed = [list(row) for row in rows]
+    result = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
+    all_rows = [list(row) for row in rows]
     for index, column in enumerate(columns):
         can_shrink = fold or index == len(columns) - 1
-        widest = max((len(row[index]) for row in listed), default=0)
-        least = None if can_shrink else max(widest, len(column))
-        made.add_column(column, overflow="fold" if fold else "ellipsis", no_wrap=not fold, min_width=least)
-    for row in listed:
-        made.add_row(*(cell if isinstance(cell, Text) else Text(_printable(cell)) for cell in row))
-    return made
+        width = max((len(row[index]) for row in all_rows), default=0)
+        min_width = None if can_shrink else max(width, len(column))
+        result.add_column(column, overflow="fold" if fold else "ellipsis", no_wrap=not fold, min_width=min_width)
+    for row in all_rows:
+        result.add_row(*(cell if isinstance(cell, Text) else Text(_printable(cell)) for cell in row))
+    return result
 
 
 def _printable(text: str) -> str:

@@ -26,49 +26,49 @@ from cotenant.units.text import counted, format_duration, format_share, format_s
 Accounts: TypeAlias = Mapping[tuple[int, int], LedgerAccount]
 """The accounts of the memory ledgers by GPU and slot."""
 
-_WIDE: Final = 110
+_WIDE_COLUMNS: Final = 110
 _LEVEL_STYLE: Final = {Level.GOOD: "green", Level.NOTE: "yellow", Level.BAD: "bold red"}
 
 
-def show_tenants(console: Console, registry: wire.TenantList, held: Accounts, *, with_departed: bool) -> None:
+def show_tenants(console: Console, registry: wire.TenantList, accounts: Accounts, *, with_departed: bool) -> None:
     """Print the tenants; a narrow terminal gets no columns in which every cell is empty."""
-    taken = f"{len(registry.tenants)} of {counted(registry.slots, 'slot')} taken"
-    title = f"{taken}, node pid {registry.pid}, {counted(len(registry.gpus), 'GPU')}"
+    slots = f"{len(registry.tenants)} of {counted(registry.slots, 'slot')} taken"
+    title = f"{slots}, node pid {registry.pid}, {counted(len(registry.gpus), 'GPU')}"
     columns = ["NAME", "SLOT", "STATUS", "KIND", "PRIO", "SLO", "MEMORY", "SHARE", "GPU", "RESTARTS", "PID", "AGE"]
-    wide = console.width >= _WIDE
+    wide = console.width >= _WIDE_COLUMNS
     gpus = [gpu.name if wide else gpu.name.partition(" ")[0] for gpu in registry.gpus]
     rows: list[list[str | Text]] = []
-    last: list[str] = []  # the cells of the last column, which is cut in a narrow terminal
+    last_cells: list[str] = []  # the cells of the last column, which is cut in a narrow terminal
     for view in registry.tenants:
         status = Text(_status(view), style="green" if _status(view) == "alive" else "yellow")
-        rows.append(_tenant_row(view.tenant, status, registry.now_ns, gpus, held))
-        last.append("" if with_departed else " ".join(view.tenant.spec.command.split()))
+        rows.append(_tenant_row(view.tenant, status, registry.now_ns, gpus, accounts))
+        last_cells.append("" if with_departed else " ".join(view.tenant.spec.command.split()))
     for departure in reversed(registry.departed) if with_departed else ():
         rows.append(_tenant_row(departure.tenant, Text("gone", style="dim"), departure.ended_ns, gpus, {}))
-        last.append(departure.ending)
-    if with_departed:  # the column ENDING takes the place of the columns about the grant
-        kept = [columns.index(column) for column in ("NAME", "SLOT", "STATUS", "KIND", "PID", "AGE")]
-        columns = [*(columns[index] for index in kept), "ENDING"]
-        rows = [[*(row[index] for index in kept), cell] for row, cell in zip(rows, last, strict=True)]
+        last_cells.append(departure.ending)
+    if with_departed:  # the column ENDING replaces the columns about the grant
+        shown = [columns.index(column) for column in ("NAME", "SLOT", "STATUS", "KIND", "PID", "AGE")]
+        columns = [*(columns[index] for index in shown), "ENDING"]
+        rows = [[*(row[index] for index in shown), cell] for row, cell in zip(rows, last_cells, strict=True)]
     elif wide:
         columns.append("COMMAND")
-        rows = [[*row, cell] for row, cell in zip(rows, last, strict=True)]
+        rows = [[*row, cell] for row, cell in zip(rows, last_cells, strict=True)]
     else:
         empty = [index for index in range(len(columns)) if rows and all(str(row[index]) == "-" for row in rows)]
-        kept = [index for index in range(len(columns)) if index not in empty]
-        columns, rows = [columns[index] for index in kept], [[row[index] for index in kept] for row in rows]
+        shown = [index for index in range(len(columns)) if index not in empty]
+        columns, rows = [columns[index] for index in shown], [[row[index] for index in shown] for row in rows]
     console.print(table(title, columns, rows))
     if not rows:
-        console.print("there are no tenants; start one with: cotenant run -- COMMAND", style="dim")
+        console.print("no tenants; start one with: cotenant run -- COMMAND", style="dim")
     for gpu, watch in enumerate(registry.devices):
         if watch.health not in (Health.INIT, Health.HEALTHY):
             console.print(Text(f"GPU {gpu} is {watch.health.value}: {watch.why}", style="yellow"))
     names = {view.tenant.grant.slot: view.tenant.name for view in registry.tenants}
     for setpoint in sorted(registry.setpoints, key=lambda setpoint: setpoint.gpu):
         parts = [f"{names[slot]} {round_share(share_ppm)}" for slot, share_ppm in setpoint.shares if slot in names]
-        divided = f": {', '.join(parts)}" if parts else ""
+        division = f": {', '.join(parts)}" if parts else ""
         share = f"online share {round_share(setpoint.online_ppm)} while online tenants are active"
-        console.print(Text(f"GPU {setpoint.gpu}: {share}{divided}"))
+        console.print(Text(f"GPU {setpoint.gpu}: {share}{division}"))
 
 
 def _status(view: TenantView) -> str:
@@ -81,29 +81,31 @@ def _status(view: TenantView) -> str:
 
 def accounts_of(pages: Path, registry: wire.TenantList) -> Accounts:
     """Return the device memory of the tenants; empty if the caller may not read the ledgers."""
-    found: dict[tuple[int, int], LedgerAccount] = {}
+    accounts: dict[tuple[int, int], LedgerAccount] = {}
     for gpu in range(len(registry.gpus)):
         with contextlib.suppress(WorldError):
-            look = read_ledger_snapshot(pages, gpu)
-            found |= {} if look is None else {(gpu, slot): account for slot, account in look.accounts.items()}
-    return found
+            snapshot = read_ledger_snapshot(pages, gpu)
+            accounts |= (
+                {} if snapshot is None else {(gpu, slot): account for slot, account in snapshot.accounts.items()}
+            )
+    return accounts
 
 
-def _account(grant: Grant, held: Accounts) -> LedgerAccount | None:
-    account = held.get((grant.gpu, grant.slot))
+def _account(grant: Grant, accounts: Accounts) -> LedgerAccount | None:
+    account = accounts.get((grant.gpu, grant.slot))
     return account if account is not None and account.generation == grant.generation else None
 
 
-def _memory(grant: Grant, held: Accounts) -> str:
+def _memory(grant: Grant, accounts: Accounts) -> str:
     """Return the column MEMORY: memory in use, and the reservation."""
-    account = _account(grant, held)
-    holds = "" if account is None else round_size(account.held_bytes)
+    account = _account(grant, accounts)
+    held = "" if account is None else round_size(account.held_bytes)
     if not grant.memory_bytes:
-        return holds if account is not None and account.held_bytes else "-"
-    return f"{holds}{'/' if holds else ''}{format_size(grant.memory_bytes)}"
+        return held if account is not None and account.held_bytes else "-"
+    return f"{held}{'/' if held else ''}{format_size(grant.memory_bytes)}"
 
 
-def _tenant_row(tenant: Tenant, status: Text, until_ns: int, gpus: list[str], held: Accounts) -> list[str | Text]:
+def _tenant_row(tenant: Tenant, status: Text, until_ns: int, gpus: list[str], accounts: Accounts) -> list[str | Text]:
     spec, grant = tenant.spec, tenant.grant
     return [
         capped(tenant.name),
@@ -112,7 +114,7 @@ def _tenant_row(tenant: Tenant, status: Text, until_ns: int, gpus: list[str], he
         spec.kind.value,
         str(grant.priority),
         format_duration(spec.slo_ns) if spec.slo_ns else "-",
-        _memory(grant, held),
+        _memory(grant, accounts),
         format_share(spec.share_ppm) if spec.share_ppm else "-",
         capped(gpus[grant.gpu]) if 0 <= grant.gpu < len(gpus) else "-",
         str(tenant.restarts or "-"),
@@ -147,15 +149,19 @@ def show_grant(console: Console, grant: Grant, tenant: str) -> None:
     console.print(table("grant in force", ["FIELD", "VALUE"], rows))
 
 
-def tenants_json(registry: wire.TenantList, held: Accounts) -> dict[str, object]:
+def tenants_json(registry: wire.TenantList, accounts: Accounts) -> dict[str, object]:
     """Return the output of `cotenant ps --json`."""
     present = [
-        {**_tenant_json(view.tenant, registry.now_ns), "status": _status(view), **_held_json(view.tenant.grant, held)}
+        {
+            **_tenant_json(view.tenant, registry.now_ns),
+            "status": _status(view),
+            **_held_json(view.tenant.grant, accounts),
+        }
         for view in registry.tenants
     ]
     departed = [
-        {**_tenant_json(gone.tenant, gone.ended_ns), "status": "gone", "ending": gone.ending}
-        for gone in registry.departed
+        {**_tenant_json(departure.tenant, departure.ended_ns), "status": "gone", "ending": departure.ending}
+        for departure in registry.departed
     ]
     return {
         "node": {
@@ -176,8 +182,8 @@ def tenants_json(registry: wire.TenantList, held: Accounts) -> dict[str, object]
     }
 
 
-def _held_json(grant: Grant, held: Accounts) -> dict[str, object]:
-    account = _account(grant, held)
+def _held_json(grant: Grant, accounts: Accounts) -> dict[str, object]:
+    account = _account(grant, accounts)
     if account is None:
         return {"held_bytes": None, "denied": None, "wanted_bytes": None}
     return {"held_bytes": account.held_bytes, "denied": account.denied, "wanted_bytes": account.wanted_bytes}

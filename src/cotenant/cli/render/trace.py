@@ -23,7 +23,7 @@ _STYLES: Final = {"device": "green", "expected": "green dim", "gate": "red", "sy
 
 def show_tracks(console: Console, recording: Recording) -> None:
     """Print the last 20 ms with activity; the height of a character is the busy fraction of its interval."""
-    end_ns = min(recording.end_ns, max(_ends(recording), default=recording.end_ns))
+    end_ns = min(recording.end_ns, max(_last_ends(recording), default=recording.end_ns))
     start_ns = max(end_ns - PICTURE_NS, recording.start_ns)
     groups = build_all_tracks(msgspec.structs.replace(recording, start_ns=start_ns, end_ns=end_ns))
     if not any(track.slices for group in groups for track in group.tracks):
@@ -44,21 +44,21 @@ def track_text(track: Track, start_ns: int, end_ns: int, columns: int) -> Text:
     category = track.slices[0].category
     if category == "launch":
         counts = [0] * columns
-        for one in track.slices:
-            counts[min((one.start_ns - start_ns) * columns // (end_ns - start_ns), columns - 1)] += 1
-        drawn = "".join("·" if not count else str(count) if count <= 9 else "+" for count in counts)
+        for slice_ in track.slices:
+            counts[min((slice_.start_ns - start_ns) * columns // (end_ns - start_ns), columns - 1)] += 1
+        cells = "".join("·" if not count else str(count) if count <= 9 else "+" for count in counts)
     else:
-        drawn = "".join(_level(part) for part in _filled(track, start_ns, end_ns, columns))
+        cells = "".join(_level(part) for part in _filled(track, start_ns, end_ns, columns))
     name = track.name if len(track.name) <= _NAME_COLUMNS else f"{track.name[: _NAME_COLUMNS - 1]}…"
-    return Text.assemble(f"{name:{_NAME_COLUMNS}} ", (drawn, _STYLES.get(category, "cyan")))
+    return Text.assemble(f"{name:{_NAME_COLUMNS}} ", (cells, _STYLES.get(category, "cyan")))
 
 
 def _filled(track: Track, start_ns: int, end_ns: int, columns: int) -> list[float]:
     """Return the fraction of each column that the slices of a track cover."""
     width_ns = (end_ns - start_ns) / columns
     parts = [0.0] * columns
-    for one in track.slices:
-        first, last = (one.start_ns - start_ns) / width_ns, (one.end_ns - start_ns) / width_ns
+    for slice_ in track.slices:
+        first, last = (slice_.start_ns - start_ns) / width_ns, (slice_.end_ns - start_ns) / width_ns
         for column in range(int(first), min(int(last) + 1, columns)):
             parts[column] += max(min(last, column + 1) - max(first, column), 0.0)
     return parts
@@ -69,14 +69,14 @@ def _level(part: float) -> str:
     return _LEVELS[0] if part <= 0 else _LEVELS[min(max(round(part * 8), 1), 8)]
 
 
-def _ends(recording: Recording) -> Iterable[int]:
+def _last_ends(recording: Recording) -> Iterable[int]:
     """Yield the last activity of each source that began before the end of the recording."""
     for device in recording.devices:
-        began = (op.end_ns for op in reversed(device.ops) if op.start_ns < recording.end_ns)
-        yield from islice(began, 1)
+        ends = (op.end_ns for op in reversed(device.ops) if op.start_ns < recording.end_ns)
+        yield from islice(ends, 1)
     for program in recording.programs:
-        began = (one.end_ns for one in reversed(program.events) if one.at_ns < recording.end_ns)
-        yield from islice(began, 1)
+        ends = (event.end_ns for event in reversed(program.events) if event.at_ns < recording.end_ns)
+        yield from islice(ends, 1)
     for server in recording.servers:
-        began = (one.answered_ns for one in reversed(server.requests) if one.arrived_ns < recording.end_ns)
-        yield from islice(began, 1)
+        ends = (request.answered_ns for request in reversed(server.requests) if request.arrived_ns < recording.end_ns)
+        yield from islice(ends, 1)

@@ -23,7 +23,7 @@ from cotenant.profile.commands import fills, fills_json
 from cotenant.profile.profile import Profile
 from cotenant.runner.process import Signals, exec_failure_code
 
-_LOOK_MS: Final = 200
+_POLL_MS: Final = 200
 
 
 class MemoryUse(msgspec.Struct, frozen=True):
@@ -72,28 +72,28 @@ class MemoryWatch:
 
     def __init__(self) -> None:
         """Start without observations."""
-        self._seen: dict[int, MemoryUse] = {}
+        self._by_gpu: dict[int, MemoryUse] = {}
 
     def check(self, readings: Sequence[GpuReading], pids: Sequence[int]) -> None:
         """Record the memory use at this instant."""
-        ours = dict.fromkeys(pids)
+        own_pids = dict.fromkeys(pids)
         for gpu in readings:
-            taken = sum(one.memory_bytes or 0 for one in gpu.processes if one.pid in ours)
-            if not taken:
+            used_bytes = sum(process.memory_bytes or 0 for process in gpu.processes if process.pid in own_pids)
+            if not used_bytes:
                 continue
-            before = self._seen.get(gpu.index)
-            others = max(gpu.memory_used_bytes - taken, 0)
-            self._seen[gpu.index] = MemoryUse(
+            earlier = self._by_gpu.get(gpu.index)
+            others = max(gpu.memory_used_bytes - used_bytes, 0)
+            self._by_gpu[gpu.index] = MemoryUse(
                 gpu.index,
                 gpu.name,
-                max(taken, before.peak_bytes if before else 0),
-                min(others, before.others_bytes if before else others),
+                max(used_bytes, earlier.peak_bytes if earlier else 0),
+                min(others, earlier.others_bytes if earlier else others),
                 gpu.memory_bytes,
             )
 
     def uses(self) -> list[MemoryUse]:
         """Return the use by GPU."""
-        return [use for _, use in sorted(self._seen.items())]
+        return [use for _, use in sorted(self._by_gpu.items())]
 
 
 def observe(
@@ -128,7 +128,7 @@ def observe(
             poller.register(child.fileno(), select.POLLIN)
             poller.register(signals.fileno(), select.POLLIN)
             while child.code is None:
-                ready = [descriptor for descriptor, _ in poller.poll(_LOOK_MS)]
+                ready = [descriptor for descriptor, _ in poller.poll(_POLL_MS)]
                 if child.fileno() in ready:
                     child.receive()
                 for number, has_it in signals.read():
@@ -145,16 +145,16 @@ def observe(
 def observe_tenant(
     directories: Directories, hooks: Path, name: str, soft: Path | None, report: Callable[[str], None]
 ) -> tuple[list[Profile], list[MemoryUse]]:
-    """Return what the processes of a running tenant have recorded so far, and the memory that they hold."""
-    found = [view.tenant for view in list_tenants(directories.socket).tenants if view.tenant.name == name]
-    if not found:
+    """Return the recordings of a running tenant's processes so far, and the memory that they hold."""
+    tenants = [view.tenant for view in list_tenants(directories.socket).tenants if view.tenant.name == name]
+    if not tenants:
         raise ConfigError("--tenant", name, "the node has no tenant of this name; see `cotenant ps`")
-    pid = found[0].pid
+    pid = tenants[0].pid
     runs = sorted(hooks.glob(f"run-{pid}-*"))
     if not runs:
         raise WorldError(f"{name} runs without the hook, or as another user: its GPU work is not recorded")
-    task = found[0].spec.task
-    records = [record for one in runs for record in read_records(one / "records", task)]
+    task = tenants[0].spec.task
+    records = [record for run in runs for record in read_records(run / "records", task)]
     watch = MemoryWatch()
     try:
         with nvml(soft):
@@ -169,16 +169,16 @@ def advice_json(advices: Sequence[Advice], memory: Sequence[MemoryUse]) -> dict[
     return {
         "devices": [
             {
-                "task": one.profile.task,
-                "device": one.profile.device,
-                "measured": one.measured,
-                "observed_ns": one.observed_ns,
-                "busy_ns": one.busy_ns,
-                "idle_ns": one.idle_ns,
-                "launches": sum(timing.launches for timing in one.profile.timings),
-                "fill": fills_json(one.fills),
+                "task": advice.profile.task,
+                "device": advice.profile.device,
+                "measured": advice.measured,
+                "observed_ns": advice.observed_ns,
+                "busy_ns": advice.busy_ns,
+                "idle_ns": advice.idle_ns,
+                "launches": sum(timing.launches for timing in advice.profile.timings),
+                "fill": fills_json(advice.fills),
             }
-            for one in advices
+            for advice in advices
         ],
         "memory": [
             {

@@ -28,7 +28,7 @@ Call: TypeAlias = Callable[[str, int], int]
 
 
 class MoveResult(msgspec.Struct, frozen=True):
-    """How it went."""
+    """The result of a move."""
 
     ok: bool
     detail: str
@@ -54,7 +54,7 @@ class CheckpointProcess:
         return self._output.fileno()
 
     def finish(self) -> MoveResult:
-        """How it went."""
+        """Wait for the end of the move and return its result."""
         output = self._output.read()
         self._output.close()
         self._process.wait()
@@ -78,14 +78,14 @@ def suspend(call: Call, pids: Sequence[int]) -> MoveResult:
     moved: list[int] = []
     for pid in pids:
         code = call("Lock", pid)
-        if code in _NOT_ON_DEVICE or (code and not _is_there(pid)):
+        if code in _NOT_ON_DEVICE or (code and not _exists(pid)):
             continue
         if code:
             return _undo(call, locked, moved, _failure_text("Lock", pid, code))
         locked.append(pid)
     for pid in locked:
         code = call("Checkpoint", pid)
-        if code and _is_there(pid):
+        if code and _exists(pid):
             return _undo(call, locked, moved, _failure_text("Checkpoint", pid, code))
         moved.append(pid)
     return MoveResult(ok=True, detail=f"{len(moved)} process{'' if len(moved) == 1 else 'es'} moved to the host")
@@ -93,20 +93,24 @@ def suspend(call: Call, pids: Sequence[int]) -> MoveResult:
 
 def restore(call: Call, pids: Sequence[int]) -> MoveResult:
     """Move the memory of these processes back; if one fails, all stay on the host for another attempt."""
-    back: list[int] = []
+    restored: list[int] = []
     for pid in pids:
         code = call("Restore", pid)
-        if code in _NOT_ON_DEVICE or (code and not _is_there(pid)):
+        if code in _NOT_ON_DEVICE or (code and not _exists(pid)):
             continue
         if code:
-            for other in back:
+            for other in restored:
                 call("Checkpoint", other)
             return MoveResult(ok=False, detail=_failure_text("Restore", pid, code))
-        back.append(pid)
-    failed = [_failure_text("Unlock", pid, code) for pid in back if (code := call("Unlock", pid)) and _is_there(pid)]
-    if failed:
-        return MoveResult(ok=False, detail=failed[0])
-    return MoveResult(ok=True, detail=f"{len(back)} process{'' if len(back) == 1 else 'es'} moved back to the device")
+        restored.append(pid)
+    failures = [
+        _failure_text("Unlock", pid, code) for pid in restored if (code := call("Unlock", pid)) and _exists(pid)
+    ]
+    if failures:
+        return MoveResult(ok=False, detail=failures[0])
+    return MoveResult(
+        ok=True, detail=f"{len(restored)} process{'' if len(restored) == 1 else 'es'} moved back to the device"
+    )
 
 
 def _undo(call: Call, locked: Sequence[int], moved: Sequence[int], why: str) -> MoveResult:
@@ -120,45 +124,45 @@ def _undo(call: Call, locked: Sequence[int], moved: Sequence[int], why: str) -> 
 def _failure_text(name: str, pid: int, code: int) -> str:
     if code in (_NOT_SUPPORTED, _NO_SUCH_CALL):
         return "the driver cannot move a program's memory to the host: it has or supports no checkpoint calls here"
-    return f"cuCheckpointProcess{name} of process {pid} gives {code}"
+    return f"cuCheckpointProcess{name} of process {pid} returned {code}"
 
 
-def _is_there(pid: int) -> bool:
+def _exists(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
 def _calls(driver: str) -> Call:
     """Load the driver into this process and return a function that makes its calls."""
     library = ctypes.CDLL(driver)
-    started = library.cuInit(0)  # a restore needs it if the driver does not stay loaded
+    init_code = library.cuInit(0)  # needed by a restore if the driver does not stay loaded
 
     def call(name: str, pid: int) -> int:
-        found = getattr(library, f"cuCheckpointProcess{name}", None)
-        if found is None:
+        function = getattr(library, f"cuCheckpointProcess{name}", None)
+        if function is None:
             return _NO_SUCH_CALL
-        if started != _SUCCESS:
-            return int(started)
-        arguments = _LOCK_MS.to_bytes(4, sys.byteorder) if name == "Lock" else b""  # else all of it is reserved
-        code: int = found(ctypes.c_int(pid), ctypes.create_string_buffer(arguments, _ARGUMENT_BYTES))
+        if init_code != _SUCCESS:
+            return int(init_code)
+        arguments = _LOCK_MS.to_bytes(4, sys.byteorder) if name == "Lock" else b""  # other calls have none
+        code: int = function(ctypes.c_int(pid), ctypes.create_string_buffer(arguments, _ARGUMENT_BYTES))
         return code
 
     return call
 
 
 def _no_call(name: str, pid: int) -> int:
-    """Fail: without a process that has the driver, no call is made."""
+    """Stand in for the driver when there is no process to move: no call may be made."""
     raise AssertionError(f"{name} of {pid}")
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Run a move and print its result as one JSON object."""
-    verb, driver, *pids = words
+    verb, driver, *pids = arguments
     try:
         call = _calls(driver) if pids else _no_call
-        done = (suspend if verb == "suspend" else restore)(call, [int(pid) for pid in pids])
+        result = (suspend if verb == "suspend" else restore)(call, [int(pid) for pid in pids])
     except (OSError, AttributeError) as error:
-        done = MoveResult(ok=False, detail=f"the driver {driver} cannot be loaded: {error}"[:200])
-    os.write(1, json.dumps(msgspec.structs.asdict(done)).encode())
+        result = MoveResult(ok=False, detail=f"the driver {driver} cannot be loaded: {error}"[:200])
+    os.write(1, json.dumps(msgspec.structs.asdict(result)).encode())
     return 0
 
 

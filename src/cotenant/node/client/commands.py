@@ -29,7 +29,7 @@ def set_paused(socket: Path, names: Sequence[str], *, all_offline: bool, paused:
 
 
 def evict(socket: Path, names: Sequence[str], grace: str | None) -> wire.Confirmation:
-    """End tenants gracefully, with another grace than their own if one is given."""
+    """End tenants gracefully; `grace` replaces the tenants' own grace periods."""
     grace_ns = 0 if grace is None else parse_duration(grace, field="--grace") or AT_ONCE_NS
     return send_command(
         socket, wire.EvictTenants(wire.VERSION, [_name(name) for name in names], grace_ns), " ".join(names)
@@ -43,10 +43,10 @@ def set_priority(socket: Path, name: str, priority: int) -> wire.Confirmation:
 
 def set_share(socket: Path, name: str, share_ppm: int | None, limit: str | None) -> wire.Confirmation:
     """Change the share of a tenant, or the kind of its limit."""
-    held = None if limit is None else Limit(limit)
-    if not share_ppm and held in {None, Limit.STATIC}:
-        _refuse_to_hold_to_nothing(socket, _name(name), share_ppm, held)
-    return send_command(socket, wire.SetShare(wire.VERSION, _name(name), share_ppm, held), name)
+    new_limit = None if limit is None else Limit(limit)
+    if not share_ppm and new_limit in {None, Limit.STATIC}:
+        _reject_limit_without_share(socket, _name(name), share_ppm, new_limit)
+    return send_command(socket, wire.SetShare(wire.VERSION, _name(name), share_ppm, new_limit), name)
 
 
 def set_objective(socket: Path, name: str, slo_ns: int) -> wire.Confirmation:
@@ -54,24 +54,24 @@ def set_objective(socket: Path, name: str, slo_ns: int) -> wire.Confirmation:
     return send_command(socket, wire.SetObjective(wire.VERSION, _name(name), slo_ns), name)
 
 
-def _refuse_to_hold_to_nothing(socket: Path, name: str, share_ppm: int | None, limit: Limit | None) -> None:
+def _reject_limit_without_share(socket: Path, name: str, share_ppm: int | None, limit: Limit | None) -> None:
     """Refuse a static limit without a share here, as an error of the arguments; the node refuses it too."""
     for view in list_tenants(socket).tenants:
         spec = view.tenant.spec
-        would_have_ppm = spec.share_ppm if share_ppm is None else share_ppm
-        if view.tenant.name == name and not would_have_ppm and (limit or spec.limit) is Limit.STATIC:
+        new_share_ppm = spec.share_ppm if share_ppm is None else share_ppm
+        if view.tenant.name == name and not new_share_ppm and (limit or spec.limit) is Limit.STATIC:
             remedy = f"{name!r} has no share that a static limit could apply to; add --share or --limit conserving"
             raise ConfigError("--limit", Limit.STATIC.value, remedy)
 
 
 def set_rules(socket: Path, node: NodeConfig, fields: Sequence[str]) -> wire.Confirmation:
-    """Change the given fields of the gate's rules."""
+    """Change these fields of the gate's rules to their values in `node`."""
 
-    def given(field: str) -> int | None:
+    def changed(field: str) -> int | None:
         return int(getattr(node, field)) if field in fields else None
 
     policy = GatePolicy(node.gate) if "gate" in fields else None
-    change = GateChange(policy, *(given(field) for field in RULES[1:]))
+    change = GateChange(policy, *(changed(field) for field in RULES[1:]))
     return send_command(socket, wire.SetRules(wire.VERSION, change), "")
 
 

@@ -20,9 +20,9 @@ from cotenant.units.text import format_duration
 TIMEOUT_S: Final = 10.0
 """The default timeout of an answer."""
 _TIMEVAL: Final = struct.Struct("@ll")
-HANDED: Final = 5
+DESCRIPTORS_LIMIT: Final = 5
 """Descriptors of a welcome: the grant page; the device's gate and ledger, each to read and to write."""
-_SILENT: Final = "the node does not answer; see its log, or restart it"
+_NO_ANSWER: Final = "the node does not answer; see its log, or restart it"
 _DESCRIPTOR_BYTES: Final = array.array("i").itemsize
 
 
@@ -38,12 +38,12 @@ class Connection:
     """A connection to a node."""
 
     def __init__(self, path: Path, timeout_s: float = TIMEOUT_S) -> None:
-        """Connect, or raise `NodeAwayError`; no answer may take longer than the timeout."""
+        """Connect, or raise `NodeUnavailableError`; `timeout_s` limits the wait for an answer."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._frames = wire.Frames(wire.ANSWER_LIMIT_BYTES)
         self._answers: list[bytes] = []
         self._pushed: list[wire.Push] = []  # messages that arrived before an answer
-        self._handed: list[int] = []  # descriptors of an answer that is not complete yet
+        self._descriptors: list[int] = []  # descriptors of an answer that is not complete yet
         try:
             self._connect(str(path), timeout_s)
         except PermissionError:
@@ -64,9 +64,11 @@ class Connection:
     def _connect(self, path: str, timeout_s: float) -> None:
         deadline_ns = monotonic_ns() + int(timeout_s * SECOND_NS)
         while True:
-            # With Python's own timeout it fails at once if the backlog is full; with the kernel's it waits.
-            left_us = max(1, (deadline_ns - monotonic_ns()) // 1000)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(*divmod(left_us, 1_000_000)))
+            # With Python's own timeout `connect` fails at once if the backlog is full; with the kernel's it waits.
+            remaining_us = max(1, (deadline_ns - monotonic_ns()) // 1000)
+            self._socket.setsockopt(
+                socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(*divmod(remaining_us, 1_000_000))
+            )
             self._socket.connect(path)
             # A signal ends that wait, and Python then treats the socket as connected although it is not.
             with contextlib.suppress(OSError):
@@ -79,24 +81,25 @@ class Connection:
         """Return the descriptor that is readable when a message arrives or the connection closes."""
         return self._socket.fileno()
 
-    def hurry(self, timeout_s: float) -> None:
+    def set_timeout(self, timeout_s: float) -> None:
         """Set the timeout of an answer."""
         self._socket.settimeout(timeout_s)
 
     def ask(self, request: wire.Request) -> tuple[wire.Answer, list[int]]:
-        """The answer and the descriptors that came along; raises `NodeAwayError` when the node dies meanwhile.
+        """Send a request and return the answer with the descriptors sent with it.
 
-        Messages that the node pushes meanwhile are kept for `pushed`.
+        Raises `NodeUnavailableError` if the node dies meanwhile. Messages that the node pushes meanwhile are kept for
+        `receive_pushed`.
         """
-        self.tell(request)
+        self.send(request)
         return self.answer()
 
-    def tell(self, request: wire.Request) -> None:
+    def send(self, request: wire.Request) -> None:
         """Send a message without waiting for an answer."""
         try:
             self._socket.sendall(wire.encode(request))
         except TimeoutError:
-            raise NodeTimeoutError(_SILENT) from None
+            raise NodeTimeoutError(_NO_ANSWER) from None
         except OSError as error:
             raise NodeUnavailableError(f"the connection to the node was lost: {error.strerror or error}") from None
 
@@ -107,11 +110,11 @@ class Connection:
                 self._read()
             answer = self._next()
             if not isinstance(answer, wire.Push):
-                handed, self._handed = self._handed, []
-                return answer, handed
+                descriptors, self._descriptors = self._descriptors, []
+                return answer, descriptors
             self._pushed.append(answer)
 
-    def pushed(self, *, readable: bool = False) -> list[wire.Push]:
+    def receive_pushed(self, *, readable: bool = False) -> list[wire.Push]:
         """Return the messages that the node pushed; read new ones if the socket is readable. Raises as `ask` does."""
         if readable:
             self._read()
@@ -133,28 +136,28 @@ class Connection:
         try:
             data, received = self._receive()
         except TimeoutError:
-            raise NodeTimeoutError(_SILENT) from None
+            raise NodeTimeoutError(_NO_ANSWER) from None
         except OSError as error:
             raise NodeUnavailableError(f"the connection to the node was lost: {error.strerror or error}") from None
-        self._handed += received
+        self._descriptors += received
         self._answers += self._frames.feed(data)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._socket.close()
-        while self._handed:
-            os.close(self._handed.pop())
+        while self._descriptors:
+            os.close(self._descriptors.pop())
 
     def __enter__(self) -> Self:
         """Return the connection."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Hang up."""
+        """Close the connection."""
         self.close()
 
     def _receive(self) -> tuple[bytes, list[int]]:
-        budget = socket.CMSG_SPACE((HANDED + 1) * _DESCRIPTOR_BYTES)
+        budget = socket.CMSG_SPACE((DESCRIPTORS_LIMIT + 1) * _DESCRIPTOR_BYTES)
         data, ancillary, _, _ = self._socket.recvmsg(1 << 16, budget, socket.MSG_CMSG_CLOEXEC)
         if not data:
             raise ConnectionResetError(104, "its end of the connection closed")
@@ -162,10 +165,10 @@ class Connection:
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 received.frombytes(content[: len(content) - len(content) % _DESCRIPTOR_BYTES])
-        for extra in received[HANDED:]:
+        for surplus in received[DESCRIPTORS_LIMIT:]:
             with contextlib.suppress(OSError):
-                os.close(extra)
-        return data, received[:HANDED].tolist()
+                os.close(surplus)
+        return data, received[:DESCRIPTORS_LIMIT].tolist()
 
 
 def list_tenants(path: Path, timeout_s: float = TIMEOUT_S) -> wire.TenantList:
@@ -180,7 +183,8 @@ def list_tenants(path: Path, timeout_s: float = TIMEOUT_S) -> wire.TenantList:
 def send_command(path: Path, request: wire.Command, names: str) -> wire.Confirmation:
     """Send a command and return the confirmation; raise `ConfigError` for an unknown tenant.
 
-    Also for an objective of an offline tenant, since then the command is wrong; other refusals raise `WorldError`.
+    An objective for an offline tenant raises `ConfigError` too, since the command is wrong; other refusals raise
+    `WorldError`.
     """
     with Connection(path) as connection:
         answer, _ = connection.ask(request)

@@ -28,7 +28,7 @@ from cotenant.softgpu import manage
 from cotenant.units.text import counted, round_size
 
 _PIDFD_KERNEL = (5, 3)
-_TURNED_AWAY = (Health.UNHEALTHY, Health.OVERLIMIT, Health.DISABLED)
+_NOT_ADMITTING = (Health.UNHEALTHY, Health.OVERLIMIT, Health.DISABLED)
 
 
 class Level(enum.Enum):
@@ -81,7 +81,7 @@ def _native() -> Iterator[Finding]:
         from cotenant.gate import grant_page as gate  # noqa: PLC0415  the C extension may be missing
     except ImportError as error:
         yield Finding(
-            Level.BAD, f"the C extension does not load: {error}", "reinstall cotenant with pip; it builds them"
+            Level.BAD, f"the C extension does not load: {error}", "reinstall cotenant with pip, which builds it"
         )
         return
     yield Finding(Level.GOOD, f"the C extension loads (grant page version {gate.PAGE_VERSION})")
@@ -122,13 +122,13 @@ def _node(directories: Directories) -> Iterator[Finding]:
     if snapshot.node_version != __version__:
         what = f"the node is version {snapshot.node_version}, this is {__version__}"
         yield Finding(Level.NOTE, what, "restart the node; its tenants will reconnect")
-    shared = f", shares {', '.join(gpu.name for gpu in snapshot.gpus)}" if snapshot.gpus else ""
+    gpus = f", shares {', '.join(gpu.name for gpu in snapshot.gpus)}" if snapshot.gpus else ""
     tenants = f"{counted(len(snapshot.tenants), 'tenant')} in {counted(snapshot.slots, 'slot')}"
-    yield Finding(Level.GOOD, f"node pid {snapshot.pid}: {tenants}{shared}")
+    yield Finding(Level.GOOD, f"node pid {snapshot.pid}: {tenants}{gpus}")
     for gpu, watch in enumerate(snapshot.devices):
-        if watch.health in _TURNED_AWAY:
+        if watch.health in _NOT_ADMITTING:
             what = f"GPU {gpu} is {watch.health.value}: {watch.why}"
-            yield Finding(Level.NOTE, what, f"see what led to it: cotenant events --gpu {gpu}")
+            yield Finding(Level.NOTE, what, f"see the events that led to it: cotenant events --gpu {gpu}")
     if not snapshot.gpus:
         remedy = "it searches again when a tenant joins; or add a [[gpu]] table to its config, or use --gpu NAME=MEMORY"
         yield Finding(Level.NOTE, "the node has no GPU, so memory and shares are not reserved", remedy)
@@ -188,8 +188,8 @@ def _quotas(directories: Directories) -> Iterator[Finding]:
     """Check the ledgers, which enforce memory quotas; a node creates them with a device's first tenant."""
     ledgers = devices_in(directories.pages)
     if ledgers:
-        of = f"of {counted(len(ledgers), 'GPU')}"
-        yield Finding(Level.GOOD, f"memory quotas: ledger {of} in {directories.pages}")
+        gpus = counted(len(ledgers), "GPU")
+        yield Finding(Level.GOOD, f"memory quotas: ledger of {gpus} in {directories.pages}")
 
 
 def _mps(directories: Directories) -> Iterator[Finding]:
@@ -209,14 +209,14 @@ def _hook() -> Iterator[Finding]:
         library = shim.hook_library()
         shim.cuda_shim()
     except WorldError as error:
-        yield Finding(Level.BAD, str(error), "reinstall cotenant with pip; it builds the hook")
+        yield Finding(Level.BAD, str(error), "reinstall cotenant with pip, which builds the hook")
         return
     driver = shim.find_driver(os.environ)
     if driver is None:
         yield Finding(Level.GOOD, f"hook {library.name} is installed, and there is no driver to intercept")
         return
-    with tempfile.TemporaryDirectory(prefix="cotenant-doctor-") as place:
-        folder = Path(place) / "shim"
+    with tempfile.TemporaryDirectory(prefix="cotenant-doctor-") as directory:
+        folder = Path(directory) / "shim"
         shim.make_shim(folder, driver)
         problem = shim.try_load(folder, os.environ)
     if problem:

@@ -15,7 +15,7 @@ from cotenant.node.model.log_event import LogEvent
 from cotenant.node.state.event_log import EventLog
 from cotenant.runner.clock import local_time, pause, rfc3339, stored_clock_offset, unix_ns
 
-LOOK_S = 0.2
+POLL_S = 0.2
 """Interval of checks for new turns in the journal."""
 
 
@@ -27,8 +27,8 @@ class EventFilter(msgspec.Struct, frozen=True):
     since_ns: int | None = None
     """Maximum age of an event; None: any age."""
 
-    def has(self, log_event: LogEvent, earliest_unix_ns: int) -> bool:
-        """Return whether an event is to be shown; an event of unknown time is."""
+    def matches(self, log_event: LogEvent, earliest_unix_ns: int) -> bool:
+        """Return whether an event is to be shown; an event of unknown time is shown."""
         return (
             self.tenant in ("", log_event.tenant)
             and self.gpu in (None, log_event.gpu)
@@ -40,26 +40,26 @@ def history(directories: Directories, report: Callable[[str], None]) -> Iterator
     """Yield every recorded turn and its events, oldest first; raise `WorldError` without a journal."""
     reader = _Reader(directories, report)
     try:
-        yield from reader.more()
-        reader.complain()
+        yield from reader.new_turns()
+        reader.report_incomplete()
     finally:
         reader.close()
 
 
 def read_events(
-    directories: Directories, wanted: EventFilter, report: Callable[[str], None], *, follow: bool
+    directories: Directories, event_filter: EventFilter, report: Callable[[str], None], *, follow: bool
 ) -> Generator[LogEvent]:
-    """Yield the wanted events; with `follow`, continue with new events."""
-    earliest = 0 if wanted.since_ns is None else unix_ns() - wanted.since_ns
-    reader = _Reader(directories, report, must_be=not follow)
+    """Yield the events that the filter matches; with `follow`, continue with new events."""
+    earliest = 0 if event_filter.since_ns is None else unix_ns() - event_filter.since_ns
+    reader = _Reader(directories, report, required=not follow)
     try:
         while True:
-            for _, log_events in reader.more():
-                yield from (log_event for log_event in log_events if wanted.has(log_event, earliest))
+            for _, log_events in reader.new_turns():
+                yield from (log_event for log_event in log_events if event_filter.matches(log_event, earliest))
             if not follow:
-                reader.complain()
+                reader.report_incomplete()
                 return
-            pause(LOOK_S)
+            pause(POLL_S)
     finally:
         reader.close()
 
@@ -67,20 +67,20 @@ def read_events(
 class _Reader:
     """A journal and the event log made from it."""
 
-    def __init__(self, directories: Directories, report: Callable[[str], None], *, must_be: bool = True) -> None:
+    def __init__(self, directories: Directories, report: Callable[[str], None], *, required: bool = True) -> None:
         self._directories = directories
         self._report = report
-        self._must_be = must_be
+        self._required = required
         self._tail = JournalTail(directories.journal, report)
         self._event_log = EventLog(stored_clock_offset(directories.clock))
 
-    def more(self) -> Iterator[tuple[NodeTurn, list[LogEvent]]]:
+    def new_turns(self) -> Iterator[tuple[NodeTurn, list[LogEvent]]]:
         for turn in self._tail.turns():
             yield turn, self._event_log.record(turn.now, turn.event, turn.actions)
-        if self._must_be and not self._tail.exists:
+        if self._required and not self._tail.exists:
             raise WorldError(f"no node has left a journal in {self._directories.state}; start one with: cotenant node")
 
-    def complain(self) -> None:
+    def report_incomplete(self) -> None:
         """Report an incomplete turn at the end; while a node runs, it may be the turn that is being written."""
         if self._tail.torn_bytes:
             self._report(f"the journal ends in {self._tail.torn_bytes} bytes of an incomplete turn, which is not shown")

@@ -24,9 +24,9 @@ from cotenant.node.model.protection import ExitPhase, Health
 from cotenant.node.model.tenant import NAME_LIMIT, NAME_PATTERN, TenantView
 from cotenant.runner.clock import rfc3339
 
-_KEPT: Final = 256
+_EVENTS_LIMIT: Final = 256
 _UNKNOWN: Final = "no tenant has this name, and the journal has none; see: cotenant ps --all"
-_FATES: Final = (
+_END_CAUSES: Final = (
     *(
         LogEventKind.EVICTED,
         LogEventKind.KILLED,
@@ -57,14 +57,14 @@ class _Record:
     """The latest events of one tenant name and of the devices, from the journal."""
 
     def __init__(self, directories: Directories, name: str, turn: int, report: Callable[[str], None]) -> None:
-        """`turn` caused the tenant's present state; its events may belong to another tenant."""
-        self.own: deque[LogEvent] = deque(maxlen=_KEPT)
+        """`turn` caused the tenant's present state; its events may name another tenant."""
+        self.own: deque[LogEvent] = deque(maxlen=_EVENTS_LIMIT)
         self._entries: dict[int, str] = {}
         self._devices: dict[int, LogEvent] = {}
         self.adjusted: dict[int, LogEvent] = {}
         self._name = name
         self._turn = turn
-        self._maker: LogEvent | None = None
+        self._turn_event: LogEvent | None = None
         try:
             self._read(directories, report)
         except WorldError:  # a node that never ran has no journal, so the name is unknown
@@ -80,31 +80,31 @@ class _Record:
                 elif log_event.what is LogEventKind.GPU_STATE:
                     self._devices[log_event.gpu] = log_event
                 elif log_event.turn == self._turn:
-                    self._maker = log_event
+                    self._turn_event = log_event
                 elif log_event.what is LogEventKind.ADJUSTED:
                     pass
                 else:
                     continue
                 self._entries[log_event.turn] = describe_turn(turn.now, turn.event, turn.actions)
-                if len(self._entries) > 4 * _KEPT:
+                if len(self._entries) > 4 * _EVENTS_LIMIT:
                     del self._entries[next(iter(self._entries))]
 
     def cause(self, kind: str, text: str, turn: int, details: tuple[str, ...] = ()) -> ExplanationCause:
         """Return a cause with the journal entry of its turn, if it is recorded."""
-        known = (
+        events = (
             *self.own,
             *self._devices.values(),
             *self.adjusted.values(),
-            *(() if self._maker is None else (self._maker,)),
+            *(() if self._turn_event is None else (self._turn_event,)),
         )
-        log_event = next((each for each in known if each.turn == turn), None)
+        log_event = next((event for event in events if event.turn == turn), None)
         unix_ns = 0 if log_event is None else log_event.unix_ns
         return ExplanationCause(kind, text, turn, unix_ns, self._entries.get(turn, ""), list(details))
 
     def latest(self, *kinds: LogEventKind, after: int = 0) -> LogEvent | None:
         """Return the latest event of these kinds after a turn."""
-        found = (each for each in reversed(self.own) if each.what in kinds and each.turn > after)
-        return next(found, None)
+        matches = (event for event in reversed(self.own) if event.what in kinds and event.turn > after)
+        return next(matches, None)
 
     def cause_of(self, log_event: LogEvent) -> ExplanationCause:
         """Return an event of the event log as a cause."""
@@ -119,45 +119,45 @@ def explain(directories: Directories, name: str, report: Callable[[str], None]) 
     view = next((view for view in snapshot.tenants if view.tenant.name == name), None)
     record = _Record(directories, name, 0 if view is None else view.tenant.lifecycle.turn, report)
     if view is not None:
-        causes = list(_causes_of_one_here(directories, snapshot, view, record))
-        return Explanation(name, "here", _where(snapshot, view), causes, snapshot.is_served)
+        causes = list(_causes_of_present_tenant(directories, snapshot, view, record))
+        return Explanation(name, "here", _summary_of(snapshot, view), causes, snapshot.is_served)
     refused = record.latest(LogEventKind.REFUSED)
     ended = record.latest(*_ENDS)
     awaited = record.latest(LogEventKind.JOIN_WAITING)
     if refused is None and ended is None and awaited is None:
         raise ConfigError("NAME", name, _UNKNOWN)
-    last = max((each for each in (refused, ended, awaited) if each is not None), key=lambda each: each.turn)
+    last = max((event for event in (refused, ended, awaited) if event is not None), key=lambda event: event.turn)
     if last is awaited:
         return Explanation(
             name, "waiting to join", f"{name} is not here yet", [record.cause_of(last)], snapshot.is_served
         )
     if last is refused:
-        causes = [record.cause_of(last), *(() if ended is None else _fate(record, ended))]
+        causes = [record.cause_of(last), *(() if ended is None else _causes_of_end(record, ended))]
         return Explanation(name, "refused", f"{name} is not here: it was refused", causes, snapshot.is_served)
-    return Explanation(name, "gone", f"{name} is gone", list(_fate(record, last)), snapshot.is_served)
+    return Explanation(name, "gone", f"{name} is gone", list(_causes_of_end(record, last)), snapshot.is_served)
 
 
-def _fate(record: _Record, ended: LogEvent) -> Iterator[ExplanationCause]:
-    """Yield the causes of an end: what was done to the tenant first, then its own exit."""
+def _causes_of_end(record: _Record, ended: LogEvent) -> Iterator[ExplanationCause]:
+    """Yield the causes of an end: first what the node did to the tenant, then the tenant's own exit."""
     joined = record.latest(LogEventKind.JOINED)
     since = 0 if joined is None else joined.turn - 1
-    for kind in _FATES:
-        if (found := record.latest(kind, after=since)) is not None:
-            yield record.cause_of(found)
+    for kind in _END_CAUSES:
+        if (event := record.latest(kind, after=since)) is not None:
+            yield record.cause_of(event)
     if (restarted := record.latest(LogEventKind.RESTARTED, after=since)) is not None:
         yield record.cause_of(restarted)
     yield record.cause_of(ended)
 
 
-def _where(snapshot: NodeSnapshot, view: TenantView) -> str:
+def _summary_of(snapshot: NodeSnapshot, view: TenantView) -> str:
     tenant, grant = view.tenant, view.tenant.grant
     gpu = f" on GPU {grant.gpu} ({snapshot.gpus[grant.gpu].name})" if 0 <= grant.gpu < len(snapshot.gpus) else ""
-    place = f"slot {grant.slot}/{grant.generation}{gpu}, {grant.kind.value} at priority {grant.priority}"
+    position = f"slot {grant.slot}/{grant.generation}{gpu}, {grant.kind.value} at priority {grant.priority}"
     down = "" if snapshot.is_served else "; the node is down; this is its last recorded state"
-    return f"{tenant.name} is here: {place}{down}"
+    return f"{tenant.name} is here: {position}{down}"
 
 
-def _causes_of_one_here(
+def _causes_of_present_tenant(
     directories: Directories, snapshot: NodeSnapshot, view: TenantView, record: _Record
 ) -> Iterator[ExplanationCause]:
     tenant = view.tenant
@@ -174,8 +174,8 @@ def _causes_of_one_here(
     joined = record.latest(LogEventKind.JOINED)
     if (placed := record.latest(LogEventKind.PLACED, after=_turn_of(joined) - 1)) is not None:
         yield record.cause_of(placed)
-    for kind, text, details in gate_causes(directories, snapshot, tenant):
-        yield record.cause(kind, text, _turn_of(joined), details)
+    for cause, text, details in gate_causes(directories, snapshot, tenant):
+        yield record.cause(cause, text, _turn_of(joined), details)
     gpu = tenant.grant.gpu
     if any(setpoint.gpu == gpu for setpoint in snapshot.setpoints) and gpu in record.adjusted:
         yield record.cause_of(record.adjusted[gpu])
@@ -184,15 +184,15 @@ def _causes_of_one_here(
         because = f": {watch.why}" if watch.why else ""
         yield record.cause("device", f"GPU {gpu} is {watch.health.value}{because}", watch.turn)
     since = _turn_of(joined) - 1
-    for what in (
+    for kind in (
         LogEventKind.FAULTED,
         LogEventKind.HUNG,
         LogEventKind.RESTARTED,
         LogEventKind.MEMORY_REQUESTED,
         LogEventKind.SUSPEND_FAILED,
     ):
-        if (found := record.latest(what, after=since)) is not None:
-            yield record.cause_of(found)
+        if (event := record.latest(kind, after=since)) is not None:
+            yield record.cause_of(event)
 
 
 def _turn_of(log_event: LogEvent | None) -> int:

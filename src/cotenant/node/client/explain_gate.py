@@ -18,14 +18,14 @@ from cotenant.node.model.tenant import Tenant
 from cotenant.runner.clock import monotonic_ns, pause
 from cotenant.units.text import round_duration, round_size
 
-LOOKS: Final = 20
-LOOK_S: Final = 0.01
+CHECKS: Final = 20
+CHECK_PERIOD_S: Final = 0.01
 GateCause: TypeAlias = tuple[str, str, tuple[str, ...]]
 """The kind of cause, the sentence, and details."""
 
 
 def gate_causes(directories: Directories, snapshot: NodeSnapshot, tenant: Tenant) -> Iterator[GateCause]:
-    """Yield what holds a tenant back at its device, or one cause that says that nothing does."""
+    """Yield the causes for which a tenant waits at its device, or one cause that says that it does not wait."""
     grant = tenant.grant
     if grant.gpu < 0:
         yield "free", "nothing holds it back: the node has no GPU, so no tenant waits", ()
@@ -37,25 +37,25 @@ def gate_causes(directories: Directories, snapshot: NodeSnapshot, tenant: Tenant
     if counts.generation != grant.generation:
         yield "free", "nothing holds it back: it has launched nothing on its device yet", ()
         return
-    holds = list(_looks(directories, grant))
-    details = _figures(counts, now)
+    holds = list(_check_repeatedly(directories, grant))
+    details = _launch_counts(counts, now)
     if not holds:
-        yield "free", f"nothing holds it back: it did not wait at the gate in any of {LOOKS} checks", details
+        yield "free", f"nothing holds it back: it did not wait at the gate in any of {CHECKS} checks", details
         return
-    names = {(view.tenant.grant.gpu, view.tenant.grant.slot): view.tenant for view in snapshot.tenants}
+    tenants = {(view.tenant.grant.gpu, view.tenant.grant.slot): view.tenant for view in snapshot.tenants}
     for number, (hold, count) in enumerate(Counter(held.hold for held in holds).most_common()):
         slots = sorted({slot for held in holds if held.hold is hold for slot in held.active_slots})
-        above = [names[grant.gpu, slot] for slot in slots if (grant.gpu, slot) in names]
-        higher = ", ".join(f"{other.name} (priority {other.grant.priority})" for other in above)
-        often = f"in {count} of {LOOKS} checks within {LOOKS * LOOK_S:.1f} s"
-        yield "gate", describe_hold(hold, higher), (often, *(() if number else details))
+        higher_tenants = [tenants[grant.gpu, slot] for slot in slots if (grant.gpu, slot) in tenants]
+        higher = ", ".join(f"{other.name} (priority {other.grant.priority})" for other in higher_tenants)
+        frequency = f"in {count} of {CHECKS} checks within {CHECKS * CHECK_PERIOD_S:.1f} s"
+        yield "gate", describe_hold(hold, higher), (frequency, *(() if number else details))
 
 
-def _looks(directories: Directories, grant: Grant) -> Iterator[HeldLaunch]:
-    """Yield what held it back at each check; a single check would miss short waits."""
-    for number in range(LOOKS):
+def _check_repeatedly(directories: Directories, grant: Grant) -> Iterator[HeldLaunch]:
+    """Yield the launch that waited at each check; a single check would miss short waits."""
+    for number in range(CHECKS):
         if number:
-            pause(LOOK_S)
+            pause(CHECK_PERIOD_S)
         held = find_hold(copy_gate_file(directories.pages, grant.gpu), grant.slot, grant.generation, monotonic_ns())
         if held is not None:
             yield held
@@ -77,11 +77,11 @@ def _ledger_causes(directories: Directories, grant: Grant) -> Iterator[GateCause
         )
     if account.denied:
         times = "once" if account.denied == 1 else f"{account.denied:,} times"
-        asked = round_size(account.denied_bytes)
-        yield "denied", f"it was denied device memory {times}, {asked} in total: that exceeds its quota", (holds,)
+        denied = round_size(account.denied_bytes)
+        yield "denied", f"it was denied device memory {times}, {denied} in total: that exceeds its quota", (holds,)
 
 
-def _figures(counts: GateCounts, now: int) -> tuple[str, ...]:
+def _launch_counts(counts: GateCounts, now: int) -> tuple[str, ...]:
     details = []
     if counts.launches:
         details.append(

@@ -1,7 +1,7 @@
 """The guard: a process between `cotenant run` and its program that keeps all descendants together.
 
-All descendants of the program, also detached ones, stay below the guard (a child subreaper, prctl(2)). If the parent
-dies, the guard kills them all: a tenant whose slot is freed must not continue unobserved.
+All descendants of the program, also detached ones, remain descendants of the guard (a child subreaper, prctl(2)). If
+the parent dies, the guard kills them all: a tenant whose slot is freed must not continue unobserved.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cotenant.runner.process import NOT_FOUND, name_process, signal_descriptor
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
-_WORD: Final = struct.Struct("=ii")
+_MESSAGE: Final = struct.Struct("=ii")
 _STARTED, _FAILED, _ENDED = range(3)
 _END_ALL: Final = b"end"
 _KEEP_RUNNING: Final = b"let go"
@@ -44,16 +44,16 @@ class Child:
         descriptors: Sequence[int],
         mask: Iterable[int] = (),
     ) -> None:
-        """Start it with these signals blocked; raises `OSError` as `exec` would."""
+        """Start the program with these signals blocked; raises `OSError` as `exec` would."""
         self.code: int | None = None
         """The exit code as a shell reports it: 128 + n for signal n; None while the program runs."""
-        self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._link, guard_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         sys.stdout.flush()
         sys.stderr.flush()
         self.guard = os.fork()  # safe because this process has one thread
         if not self.guard:
-            _be_guard(theirs, command, environ, descriptors, set(mask))
-        theirs.close()
+            _run_guard(guard_end, command, environ, descriptors, set(mask))
+        guard_end.close()
         kind, number = self._receive()
         if kind != _STARTED:
             self.release()
@@ -97,13 +97,13 @@ class Child:
 
     def _receive(self) -> tuple[int, int]:
         try:
-            word = self._link.recv(_WORD.size)
+            message = self._link.recv(_MESSAGE.size)
         except ConnectionResetError:
-            word = b""
-        return _WORD.unpack(word) if word else (_FAILED, errno.ECHILD)
+            message = b""
+        return _MESSAGE.unpack(message) if message else (_FAILED, errno.ECHILD)
 
 
-def _be_guard(
+def _run_guard(
     link: socket.socket,
     command: Sequence[str],
     environ: Mapping[str, str],
@@ -114,16 +114,16 @@ def _be_guard(
     try:
         signal.pthread_sigmask(
             signal.SIG_SETMASK, signal.valid_signals()
-        )  # signals of a terminal are not for the guard
+        )  # a terminal's signals must not end the guard
         _close_all_but(
             {0, 1, 2, link.fileno(), *descriptors}
-        )  # above all the connection to the node: its close means our death
+        )  # especially the connection to the node, which takes its closing for the tenant's death
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         with contextlib.suppress(OSError):  # the parent may have died already
-            link.send(_WORD.pack(*_start(command, environ, descriptors, mask)))
-            _turn_away(descriptors)
+            link.send(_MESSAGE.pack(*_start(command, environ, descriptors, mask)))
+            _close_program_descriptors(descriptors)
             name_process("cotenant-guard")
-            _keep_watch(link)
+            _watch_program(link)
     finally:
         kill_descendants(os.getpid())
         os._exit(0)
@@ -146,7 +146,7 @@ def _start(
             list(command),
             env=dict(environ),
             pass_fds=list(descriptors),
-            preexec_fn=in_program,  # noqa: PLW1509  one thread, as above
+            preexec_fn=in_program,  # noqa: PLW1509  the process has one thread
         )
     except OSError as error:
         return _FAILED, error.errno or errno.EINVAL
@@ -160,40 +160,40 @@ _program: list[subprocess.Popen[bytes]] = []
 """Children of the guard; kept, because Python would otherwise wait for them."""
 
 
-def _keep_watch(link: socket.socket) -> None:
+def _watch_program(link: socket.socket) -> None:
     """Report the exit code and reap descendants until the parent dies or releases the guard."""
-    ended = signal_descriptor([signal.SIGCHLD])
+    child_signals = signal_descriptor([signal.SIGCHLD])
     poller = select.poll()
-    poller.register(ended, select.POLLIN)
+    poller.register(child_signals, select.POLLIN)
     poller.register(link.fileno(), select.POLLIN)
     while True:
         for descriptor, _ in poller.poll():
             if descriptor == link.fileno():
-                word = link.recv(16)
-                if word == _KEEP_RUNNING:
+                message = link.recv(16)
+                if message == _KEEP_RUNNING:
                     os._exit(0)
-                if word != _END_ALL:
+                if message != _END_ALL:
                     return
                 kill_descendants(os.getpid(), link)
             else:
-                os.read(ended, 4096)
+                os.read(child_signals, 4096)
                 _reap(link)
 
 
 def _reap(link: socket.socket | None) -> None:
     with contextlib.suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            pid, status = found
+        while (child := os.waitpid(-1, os.WNOHANG))[0]:
+            pid, status = child
             if link is not None and _program and pid == _program[0].pid:
                 with contextlib.suppress(OSError):
-                    link.send(_WORD.pack(_ENDED, os.waitstatus_to_exitcode(status)))
+                    link.send(_MESSAGE.pack(_ENDED, os.waitstatus_to_exitcode(status)))
 
 
 def kill_descendants(guard: int, link: socket.socket | None = None) -> None:
     """Kill all descendants of a guard, also new ones; only processes that may not be killed remain."""
     for _ in range(_ROUNDS):
-        below = [pid for pid in process_tree(guard)[1:] if _runs(pid)]
-        killed = [pid for pid in below if _send(pid, signal.SIGKILL)]
+        descendants = [pid for pid in process_tree(guard)[1:] if _runs(pid)]
+        killed = [pid for pid in descendants if _send(pid, signal.SIGKILL)]
         _reap(link)
         if not killed:
             return
@@ -218,18 +218,18 @@ def _runs(pid: int) -> bool:
 
 
 def _close_all_but(kept: set[int]) -> None:
-    below = 0
+    first = 0
     for descriptor in sorted(kept):
-        if below < descriptor:  # some versions of Python close all descriptors for an empty range from 0
-            os.closerange(below, descriptor)
-        below = descriptor + 1
-    os.closerange(below, os.sysconf("SC_OPEN_MAX"))
+        if first < descriptor:  # some versions of Python close all descriptors for an empty range from 0
+            os.closerange(first, descriptor)
+        first = descriptor + 1
+    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
 
 
-def _turn_away(descriptors: Sequence[int]) -> None:
+def _close_program_descriptors(descriptors: Sequence[int]) -> None:
     """Close the program's descriptors, so that a reader of its output waits for its end, not for the guard's."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
+    null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
-        os.dup2(nowhere, standard)
-    for descriptor in {nowhere, *descriptors}:
+        os.dup2(null, standard)
+    for descriptor in {null, *descriptors}:
         os.close(descriptor)

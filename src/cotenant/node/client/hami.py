@@ -20,10 +20,10 @@ from cotenant.units.toml import ShareOfWhole, SizeBytes
 
 MEMORY: Final = "CUDA_DEVICE_MEMORY_LIMIT"
 SHARE: Final = "CUDA_DEVICE_SM_LIMIT"
-_FIRST: Final = "_0"
+_FIRST_DEVICE: Final = "_0"
 _NUMBER: Final = re.compile(r"\s*(?P<number>0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20})(?P<unit>[kKmMgG]?)\s*", re.ASCII)
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_WHOLE: Final = 100
+_WHOLE_PERCENT: Final = 100
 _PPM_PER_PERCENT: Final = 10_000
 
 
@@ -37,7 +37,7 @@ class HamiLimit(NamedTuple):
 def apply_hami_limits(
     config: RunConfig, flags: Collection[tuple[str, str]], environ: Mapping[str, str], report: Callable[[str], None]
 ) -> RunConfig:
-    """Return the config with memory and share from the environment; report what is used and what is not."""
+    """Return the config with memory and share from the environment; report which variables are used."""
     memory, share = memory_of(environ), share_of(environ)
     if memory is not None:
         if config.memory or ("run", "memory") in flags:
@@ -57,7 +57,7 @@ def apply_hami_limits(
 def memory_of(environ: Mapping[str, str]) -> HamiLimit | None:
     """Return the device memory in bytes; None if no variable sets a limit."""
     remedy = 'write bytes, or a number with k, m or g, as in "4096m"'
-    for name in (MEMORY + _FIRST, MEMORY):
+    for name in (MEMORY + _FIRST_DEVICE, MEMORY):
         amount = _number(name, environ.get(name, ""), remedy)
         if amount:
             return HamiLimit(name, amount)
@@ -67,25 +67,25 @@ def memory_of(environ: Mapping[str, str]) -> HamiLimit | None:
 def share_of(environ: Mapping[str, str]) -> HamiLimit | None:
     """Return the share of the GPU in millionths; None if no variable asks for less than the whole."""
     remedy = "write a percentage without a unit, from 0 to 100 (0 and 100: no limit)"
-    for name in (SHARE + _FIRST, SHARE):
+    for name in (SHARE + _FIRST_DEVICE, SHARE):
         percent = _number(name, environ.get(name, ""), remedy)
-        if percent > _WHOLE:
+        if percent > _WHOLE_PERCENT:
             raise ConfigError(name, environ[name], remedy)
         if percent:
-            return HamiLimit(name, percent * _PPM_PER_PERCENT) if percent < _WHOLE else None
+            return HamiLimit(name, percent * _PPM_PER_PERCENT) if percent < _WHOLE_PERCENT else None
     return None
 
 
 def _number(name: str, text: str, remedy: str) -> int:
     if not text:
         return 0
-    found = _NUMBER.fullmatch(text)
-    if found is None:
+    match = _NUMBER.fullmatch(text)
+    if match is None:
         raise ConfigError(name, text, remedy)
-    digits = found["number"]
+    digits = match["number"]
     try:
         octal = digits[0] == "0" and digits.isdigit()
-        amount = int(digits, 8 if octal else 0) * _UNITS[found["unit"].lower()]
+        amount = int(digits, 8 if octal else 0) * _UNITS[match["unit"].lower()]
     except ValueError:  # strtoul does not accept 08 and 09 either
         raise ConfigError(name, text, remedy) from None
     if amount > LARGEST:

@@ -41,8 +41,8 @@ from cotenant.runner.clock import unix_ns
 Report: TypeAlias = Callable[[str], None]
 
 MEASURED_RUNS: Final = 3
-_FIRST_LOOK_S: Final = 0.1
-_LONGEST_LOOK_S: Final = 2.0
+_FIRST_CHECK_S: Final = 0.1
+_LONGEST_CHECK_S: Final = 2.0
 _REMEDY: Final = "it may be linked statically, or load the driver by its path"
 
 
@@ -56,15 +56,15 @@ class HookedProgram:
         self._config = config
         self.driver = driver
         self._report = report
-        self._strays: dict[int, str] = {}
+        self._suspects: dict[int, str] = {}
         self._reported: list[int] = []
         self.measuring = measuring
         self.home = Path(tempfile.mkdtemp(prefix=f"run-{os.getpid()}-", dir=home))
-        self._held = lock_run_directory(self.home)
+        self._lock = lock_run_directory(self.home)
         self.records = self.home / "records"
         self.records.mkdir(mode=0o700)
         write_task_name(self.home, config.name or task)
-        self.poll_s = _FIRST_LOOK_S
+        self.poll_s = _FIRST_CHECK_S
 
     def variables(
         self, environ: Mapping[str, str], page: int | None, gate: Sequence[int] = (), ledger: Sequence[int] = ()
@@ -88,43 +88,43 @@ class HookedProgram:
     def close(self) -> None:
         """Remove the directory."""
         shutil.rmtree(self.home, ignore_errors=True)
-        os.close(self._held)
+        os.close(self._lock)
 
     def check(self, pid: int) -> None:
         """Check the running processes for one that uses the driver without the hook."""
-        self.poll_s = min(2 * self.poll_s, _LONGEST_LOOK_S)
-        for member in process_tree(pid):
-            path = mapped_driver(member, self.driver.resolve(), hooked=self._config.hook == "preload")
-            if path and member not in self._strays:
-                self._strays[member] = f"{process_name(member)} (pid {member}) uses {path}"
+        self.poll_s = min(2 * self.poll_s, _LONGEST_CHECK_S)
+        for process in process_tree(pid):
+            path = mapped_driver(process, self.driver.resolve(), hooked=self._config.hook == "preload")
+            if path and process not in self._suspects:
+                self._suspects[process] = f"{process_name(process)} (pid {process}) uses {path}"
                 if self._config.hook == "shim":  # preloaded: the hook may still see it
-                    self._tell(member)
+                    self._report_unhooked(process)
 
     @property
-    def unseen(self) -> bool:
+    def has_unhooked(self) -> bool:
         """Return whether a process loaded the driver without the hook."""
-        return bool(self._unseen())
+        return bool(self._unhooked_pids())
 
-    def _unseen(self) -> list[int]:
-        return [pid for pid in self._strays if not has_record(self.records, pid)]
+    def _unhooked_pids(self) -> list[int]:
+        return [pid for pid in self._suspects if not has_record(self.records, pid)]
 
-    def _tell(self, pid: int) -> None:
+    def _report_unhooked(self, pid: int) -> None:
         if pid not in self._reported:
             self._reported.append(pid)
-            self._report(f"{self._strays[pid]}, and the hook saw nothing of it: {_REMEDY}; its GPU work is not known")
+            self._report(f"{self._suspects[pid]}, and the hook saw nothing of it: {_REMEDY}; its GPU work is not known")
 
     def collect(self, task: str) -> list[Record]:
         """Return the records of its processes, and report what the hook could not see."""
-        found = [record for record in read_records(self.records, task) if record.calls or record.unknown]
-        for pid in self._unseen():
-            self._tell(pid)
-        names = sorted({name for record in found for name in record.unknown_names})
+        records = [record for record in read_records(self.records, task) if record.calls or record.unknown]
+        for pid in self._unhooked_pids():
+            self._report_unhooked(pid)
+        names = sorted({name for record in records for name in record.unknown_names})
         if names:
-            done = "refused" if self._config.unknown == "refuse" else "passed on unseen"
-            self._report(f"the driver has newer forms of {', '.join(names)} than the hook supports: {done}")
-        if any(record.export_tables for record in found) and not any(record.calls for record in found):
+            treatment = "refused" if self._config.unknown == "refuse" else "passed on unseen"
+            self._report(f"the driver has newer forms of {', '.join(names)} than the hook supports: {treatment}")
+        if any(record.export_tables for record in records) and not any(record.calls for record in records):
             self._report("the program uses private tables of the driver: work through them is not recorded")
-        return found
+        return records
 
 
 @contextlib.contextmanager
@@ -150,7 +150,7 @@ def _prepare(
         return None
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _clear_away(home)
+        _remove_abandoned(home)
         hooked = HookedProgram(
             config, home, driver, task, measuring=_is_measuring(config.measure, task, store), report=report
         )
@@ -165,22 +165,22 @@ def _prepare(
         return None
 
 
-def _clear_away(home: Path) -> None:
+def _remove_abandoned(home: Path) -> None:
     """Remove the directories of runs that were killed."""
-    for left in home.glob("run-*-*"):
-        if is_abandoned(left):
-            shutil.rmtree(left, ignore_errors=True)
+    for run in home.glob("run-*-*"):
+        if is_abandoned(run):
+            shutil.rmtree(run, ignore_errors=True)
 
 
-def _is_measuring(wanted: str, task: str, store: ProfileStore | None) -> bool:
-    if wanted in ("always", "never"):
-        return wanted == "always"
-    runs = MEASURED_RUNS if wanted == "auto" else int(wanted)
+def _is_measuring(measure: str, task: str, store: ProfileStore | None) -> bool:
+    if measure in ("always", "never"):
+        return measure == "always"
+    runs = MEASURED_RUNS if measure == "auto" else int(measure)
     if store is None or not runs:
         return False
     with contextlib.suppress(CotenantError):
         keys = [key for key in store.keys() if key.task == task]  # noqa: SIM118  not a dictionary
-        measured = [one for key in keys for one in store.recordings(key) if one.profile.span_ns]
+        measured = [recording for key in keys for recording in store.recordings(key) if recording.profile.span_ns]
         return len(measured) < runs
     return False
 
@@ -189,9 +189,9 @@ def _write_kernel_times(records: Path, task: str, store: ProfileStore | None) ->
     """Write the kernel times of earlier runs next to the records; without them the hook learns anew."""
     with contextlib.suppress(CotenantError):
         keys = [key for key in store.keys() if key.task == task] if store is not None else []  # noqa: SIM118
-        kept = [found for key in keys if store is not None and (found := store.get(key)) is not None]
-        if kept:
-            (records / FILE_NAME).write_bytes(encode_kernel_times(one.profile for one in kept))
+        stored = [profile for key in keys if store is not None and (profile := store.get(key)) is not None]
+        if stored:
+            (records / FILE_NAME).write_bytes(encode_kernel_times(entry.profile for entry in stored))
 
 
 def with_known_use(spec: TenantSpec, store: ProfileStore | None) -> TenantSpec:
@@ -205,12 +205,12 @@ def known_use(task: str, store: ProfileStore | None, *, is_online: bool) -> Task
 
     Of profiles of several kinds of device, the latest is used: it is most likely of this machine.
     """
-    found: list[StoredProfile] = []
+    stored: list[StoredProfile] = []
     with contextlib.suppress(CotenantError):
         keys = [key for key in store.keys() if key.task == task] if store is not None else []  # noqa: SIM118
-        found = [kept for key in keys if store is not None and (kept := store.get(key)) is not None]
-    for kept in sorted(found, key=lambda kept: kept.recorded_ns, reverse=True):
-        use = use_of(kept.profile, sms_of(kept.profile.device), is_online=is_online)
+        stored = [entry for key in keys if store is not None and (entry := store.get(key)) is not None]
+    for entry in sorted(stored, key=lambda entry: entry.recorded_ns, reverse=True):
+        use = use_of(entry.profile, sms_of(entry.profile.device), is_online=is_online)
         if use is not None:
             return use
     return None
@@ -218,11 +218,11 @@ def known_use(task: str, store: ProfileStore | None, *, is_online: bool) -> Task
 
 def profiles_of(records: Iterable[Record], task: str) -> list[Profile]:
     """Return one recording per kind of device for all processes of the program."""
-    found: dict[str, list[Profile]] = {}
+    by_device: dict[str, list[Profile]] = {}
     for record in records:
         if record.profile.timings:
-            found.setdefault(record.profile.device, []).append(record.profile)
-    return [msgspec.structs.replace(merge(parts, task, device), runs=1) for device, parts in found.items()]
+            by_device.setdefault(record.profile.device, []).append(record.profile)
+    return [msgspec.structs.replace(merge(parts, task, device), runs=1) for device, parts in by_device.items()]
 
 
 def store_profiles(profiles: Sequence[Profile], store: ProfileStore | None, report: Report) -> None:

@@ -29,11 +29,10 @@ class _OpenSegment:
     def is_same(self, path: Path) -> bool:
         """Return whether this is still the file of that name, or no file has replaced it yet."""
         try:
-            found = path.stat()
+            stat = path.stat()
         except FileNotFoundError:
             return True
-        own = _stat(self.file)
-        return (found.st_dev, found.st_ino) == own
+        return (stat.st_dev, stat.st_ino) == _file_id(self.file)
 
     def turns(self) -> Iterator[NodeTurn]:
         """Yield the turns since the last call; an incomplete turn is read again at the next call."""
@@ -62,7 +61,7 @@ class JournalTail:
         """Yield every valid turn that was not returned before, oldest first."""
         if self._is_new:
             self._is_new = False
-            yield from self._before()
+            yield from self._previous_segment()
         while True:
             if self._segment is None:
                 self._segment = self._open(self._path)
@@ -92,24 +91,24 @@ class JournalTail:
             self._segment.file.close()
             self._segment = None
 
-    def _before(self) -> Iterator[NodeTurn]:
+    def _previous_segment(self) -> Iterator[NodeTurn]:
         """Read the previous segment and open the present one; a new one may begin between the two steps."""
-        kept = self._path.with_name(self._path.name + ".1")
+        previous_path = self._path.with_name(self._path.name + ".1")
         self._segment = self._open(self._path)
-        older = None if self._segment is None else self._open(kept)
-        if older is None:
+        previous = None if self._segment is None else self._open(previous_path)
+        if previous is None:
             return
-        with older.file:
-            if self._segment is not None and _stat(older.file) == _stat(self._segment.file):
+        with previous.file:
+            if self._segment is not None and _file_id(previous.file) == _file_id(self._segment.file):
                 return  # it has just become the previous segment: `turns` reads it, then the new one
-            yield from self._read(older)
+            yield from self._read(previous)
 
     def _read(self, segment: _OpenSegment) -> Iterator[NodeTurn]:
         try:
             yield from segment.turns()
         except JournalDamageError as damage:
             segment.is_damaged = True
-            self._report(f"the journal {self._path} is {damage}; what follows there cannot be read")
+            self._report(f"the journal {self._path} is {damage}; the rest of it cannot be read")
 
     def _open(self, path: Path) -> _OpenSegment | None:
         try:
@@ -122,6 +121,6 @@ class JournalTail:
             ) from None
 
 
-def _stat(file: BinaryIO) -> tuple[int, int]:
-    found = os.fstat(file.fileno())
-    return found.st_dev, found.st_ino
+def _file_id(file: BinaryIO) -> tuple[int, int]:
+    stat = os.fstat(file.fileno())
+    return stat.st_dev, stat.st_ino

@@ -29,21 +29,21 @@ from cotenant.units.text import format_duration, format_share, format_size, roun
 _IDLE_EXIT_NS: Final = 300 * 10**9
 _START_TRIES: Final = 600
 _RESTART_TRIES: Final = 30
-_PATIENT_TRIES: Final = 20
-_HURRY_S: Final = 1.0
+_REPORT_AFTER_TRIES: Final = 20
+_SHORT_TIMEOUT_S: Final = 1.0
 _JOIN_TRIES: Final = 3
-_JOIN_S: Final = 60.0  # the node may evict others first, for which it takes 15 s by default
-_TELL_S: Final = 2.0
+_JOIN_TIMEOUT_S: Final = 60.0  # the node may evict others first, for which it takes 15 s by default
+_REPORT_WAIT_AFTER_S: Final = 2.0
 
 
 class RefusedError(WorldError):
     """The node refused the request; `reject` has the reason and when to try again."""
 
-    def __init__(self, who: str, reject: Reject) -> None:
-        """`who` is the refused request."""
+    def __init__(self, subject: str, reject: Reject) -> None:
+        """`subject` names the refused tenant or request."""
         again = f"; try again in {round_duration(reject.retry_after_ns)}" if reject.retry_after_ns else ""
-        self.what = f"the node refused {who}: {reject.detail}"
-        super().__init__(self.what + again)
+        self.message = f"the node refused {subject}: {reject.detail}"
+        super().__init__(self.message + again)
         self.reject = reject
 
 
@@ -64,12 +64,12 @@ class Membership:
         self._directories = directories
         self.spec = spec
         self.report = report
-        self._complaint = ""
+        self._last_error = ""
         self._connection: Connection | None = Connection(directories.socket)
-        self._asked: Connection | None = None
+        self._resume_connection: Connection | None = None
         """The connection with an unanswered request to resume the slot."""
-        self._forgotten = ""
-        """Why the node does not know this tenant; set before another slot is requested."""
+        self._rejoin_reason = ""
+        """The node's reason for not resuming the slot; set before another slot is requested."""
         self.tenant = ""
         self.grant: Grant
         self.page = -1
@@ -82,39 +82,39 @@ class Membership:
         try:
             self._join(self._connection, signals)
         except BaseException:
-            self.lose()
+            self.disconnect()
             raise
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when the node sends a message or closes; -1 while disconnected."""
         return -1 if self._connection is None else self._connection.fileno()
 
-    def lose(self) -> None:
-        """Close the connection and continue under the last grant."""
+    def disconnect(self) -> None:
+        """Close the connection to the node; the program continues under its last grant."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
-    def pushed(self, *, readable: bool) -> list[wire.Push]:
+    def receive_pushed(self, *, readable: bool) -> list[wire.Push]:
         """Return the messages that the node pushed; the connection may be lost."""
         if self._connection is None:
             return []
         try:
-            return self._connection.pushed(readable=readable)
+            return self._connection.receive_pushed(readable=readable)
         except (WorldError, PeerError) as error:
             if isinstance(error, PeerError):
                 self.report(str(error))
-            self.lose()
+            self.disconnect()
             return []
 
-    def tell(self, request: wire.Request) -> bool:
+    def send(self, request: wire.Request) -> bool:
         """Send a message that has no answer; return whether it was sent."""
         if self._connection is None:
             return False
         try:
-            self._connection.tell(request)
+            self._connection.send(request)
         except WorldError:
-            self.lose()
+            self.disconnect()
             return False
         return True
 
@@ -123,63 +123,63 @@ class Membership:
         return [self.page, *self.gate, *self.ledger]
 
     def resume(self, *, join_anew: bool = True) -> bool:
-        """Try to resume the slot, or to join anew if it is gone; return whether there is a slot.
+        """Try to resume the slot, or to join anew if the node has no record of it; return whether there is a slot.
 
         A slow node has received the request and will grant the slot; a disconnect would lose it. So the request stays
         open, and the next attempt waits for its answer.
         """
         try:
-            connection = self._ask_again()
+            connection = self._connection_for_resume()
         except WorldError:
             return False
         try:
-            answer, handed = connection.answer()
-            is_anew = self._forgotten != ""
-            if isinstance(answer, wire.Refusal) and not is_anew and join_anew and _is_forgotten(answer.reject):
-                self._forgotten, is_anew = answer.reject.detail, True
-                answer, handed = connection.ask(wire.Join(wire.VERSION, self.spec))
+            answer, descriptors = connection.answer()
+            is_anew = self._rejoin_reason != ""
+            if isinstance(answer, wire.Refusal) and not is_anew and join_anew and _may_join_anew(answer.reject):
+                self._rejoin_reason, is_anew = answer.reject.detail, True
+                answer, descriptors = connection.ask(wire.Join(wire.VERSION, self.spec))
             if isinstance(answer, wire.Refusal) and not is_anew:
                 if answer.reject.reason is Reason.EVICTED:
                     self.evicted = answer.reject.detail
-                self._hang_up()
+                self._cancel_resume()
                 return False
-            self._settle(answer, handed)
+            self._accept_answer(answer, descriptors)
         except NodeTimeoutError as error:
-            self._complain(error)
+            self._report_once(error)
             return False
         except (WorldError, PeerError) as error:
-            self._hang_up()
+            self._cancel_resume()
             if not isinstance(error, NodeUnavailableError):
-                self._complain(error)
+                self._report_once(error)
             return False
         if is_anew:
             self.report(
-                f"the node had no record of this tenant ({self._forgotten}): joined again as {self.tenant}; "
+                f"the node had no record of this tenant ({self._rejoin_reason}): joined again as {self.tenant}; "
                 "the running program has no valid grant"
             )
-        connection.hurry(TIMEOUT_S)  # not longer, but without a disconnect, which would lose the slot
-        self._connection, self._asked, self._forgotten = connection, None, ""
+        connection.set_timeout(TIMEOUT_S)  # the default again; a new connection would lose the slot
+        self._connection, self._resume_connection, self._rejoin_reason = connection, None, ""
         return True
 
-    def _ask_again(self) -> Connection:
+    def _connection_for_resume(self) -> Connection:
         """Return the connection with the request for the slot; send the request if it was not sent before."""
-        if self._asked is None:
-            self._asked = Connection(self._directories.socket, _HURRY_S)
+        if self._resume_connection is None:
+            self._resume_connection = Connection(self._directories.socket, _SHORT_TIMEOUT_S)
             try:
-                self._asked.tell(wire.Resume(wire.VERSION, self.grant.slot, self.grant.generation))
+                self._resume_connection.send(wire.Resume(wire.VERSION, self.grant.slot, self.grant.generation))
             except WorldError:
-                self._hang_up()
+                self._cancel_resume()
                 raise
-        return self._asked
+        return self._resume_connection
 
-    def _hang_up(self) -> None:
-        if self._asked is not None:
-            self._asked.close()
-        self._asked, self._forgotten = None, ""
+    def _cancel_resume(self) -> None:
+        if self._resume_connection is not None:
+            self._resume_connection.close()
+        self._resume_connection, self._rejoin_reason = None, ""
 
-    def _complain(self, error: Exception) -> None:
-        if str(error) != self._complaint:
-            self._complaint = str(error)
+    def _report_once(self, error: Exception) -> None:
+        if str(error) != self._last_error:
+            self._last_error = str(error)
             self.report(f"{error}; continuing without a slot and retrying")
 
     def device(self) -> Gpu | None:
@@ -188,7 +188,7 @@ class Membership:
             try:
                 answer, _ = self._connection.ask(wire.ListTenants(wire.VERSION))
             except WorldError:
-                self.lose()
+                self.disconnect()
                 return self._device
             if not isinstance(answer, wire.TenantList) or self.grant.gpu >= len(answer.gpus):
                 raise PeerError(f"the node does not list its GPU {self.grant.gpu}")
@@ -202,13 +202,13 @@ class Membership:
         A node that is down or hangs detects the end by itself; its answer does not change the program's exit code.
         """
         if self._connection is None and not self.resume(join_anew=False):
-            self._hang_up()
+            self._cancel_resume()
             return
         assert self._connection is not None
-        self._connection.hurry(_HURRY_S)
+        self._connection.set_timeout(_SHORT_TIMEOUT_S)
         with contextlib.suppress(WorldError, PeerError):
             self._connection.ask(wire.Leave(ending))
-        self.lose()
+        self.disconnect()
 
     def close(self) -> None:
         """Close the descriptors of the node."""
@@ -217,45 +217,45 @@ class Membership:
         self.page, self.gate, self.ledger = -1, [], []
 
     def _join(self, connection: Connection, signals: Signals | None) -> None:
-        connection.tell(wire.Join(wire.VERSION, self.spec))
+        connection.send(wire.Join(wire.VERSION, self.spec))
         if self.spec.kind is Kind.ONLINE and self.spec.memory_bytes:
-            self._await(connection, signals)
-        self._settle(*connection.answer())
+            self._wait_for_answer(connection, signals)
+        self._accept_answer(*connection.answer())
 
-    def _settle(self, answer: wire.Answer, handed: list[int]) -> None:
+    def _accept_answer(self, answer: wire.Answer, descriptors: list[int]) -> None:
         if isinstance(answer, wire.Refusal):
             raise RefusedError(self.spec.name or "the tenant", answer.reject)
         if not isinstance(answer, wire.Welcome):
             raise PeerError(f"the node answered {type(answer).__name__} to a join")
-        self._accept(answer, handed)
+        self._accept_welcome(answer, descriptors)
 
-    def _await(self, connection: Connection, signals: Signals | None) -> None:
+    def _wait_for_answer(self, connection: Connection, signals: Signals | None) -> None:
         """Wait for a message of the node; report a long wait, in which the node may evict other tenants."""
-        if not wait_for(connection.fileno(), _TELL_S, signals):
+        if not wait_for(connection.fileno(), _REPORT_WAIT_AFTER_S, signals):
             self.report("waiting for the node: it may have to evict other tenants first")
-            wait_for(connection.fileno(), _JOIN_S, signals)
+            wait_for(connection.fileno(), _JOIN_TIMEOUT_S, signals)
 
-    def _accept(self, answer: wire.Welcome, handed: list[int]) -> None:
-        if not handed:
+    def _accept_welcome(self, answer: wire.Welcome, descriptors: list[int]) -> None:
+        if not descriptors:
             raise PeerError("the node's welcome came without a grant page")
         try:
-            granted = read_grant_descriptor(handed[0])
-            if granted is None or slot_text(granted) != slot_text(
+            page_grant = read_grant_descriptor(descriptors[0])
+            if page_grant is None or slot_text(page_grant) != slot_text(
                 answer.grant
             ):  # the priority may have changed already
                 raise PeerError("the grant page does not match the welcome")
         except PeerError:
-            for descriptor in handed:
+            for descriptor in descriptors:
                 os.close(descriptor)
             raise
         self.close()
-        self.page, self.gate, self.ledger = handed[0], handed[1:3], handed[3:]
+        self.page, self.gate, self.ledger = descriptors[0], descriptors[1:3], descriptors[3:]
         self.environment = answer.environment
         self.tenant = answer.tenant
         self.grant = answer.grant
 
 
-def _is_forgotten(reject: Reject) -> bool:
+def _may_join_anew(reject: Reject) -> bool:
     """Return whether another slot may be requested: the old one was neither released nor is it in use."""
     return reject.reason not in (Reason.EVICTED, Reason.ALREADY_HERE)
 
@@ -263,12 +263,12 @@ def _is_forgotten(reject: Reject) -> bool:
 def wait_for(descriptor: int, wait_s: float, signals: Signals | None) -> bool:
     """Return whether the descriptor became readable in time (-1: only wait); raise `StoppedError` if asked to end."""
     poller = select.poll()
-    for watched in (descriptor, -1 if signals is None else signals.fileno()):
-        if watched >= 0:
-            poller.register(watched, select.POLLIN)
+    for pollable in (descriptor, -1 if signals is None else signals.fileno()):
+        if pollable >= 0:
+            poller.register(pollable, select.POLLIN)
     until_ns = monotonic_ns() + int(wait_s * 1e9)
-    while (left_ns := until_ns - monotonic_ns()) > 0:
-        ready = [found for found, _ in poller.poll(left_ns / 1e6 + 1)]
+    while (remaining_ns := until_ns - monotonic_ns()) > 0:
+        ready = [pollable for pollable, _ in poller.poll(remaining_ns / 1e6 + 1)]
         if signals is not None and signals.fileno() in ready and signals.has_end_request():
             raise StoppedError("asked to end before the program got a slot")
         if descriptor in ready:
@@ -285,7 +285,7 @@ def join(
 ) -> Membership:
     """Join a node; start one if none answers. If the node ends meanwhile, try again.
 
-    `arguments` are those of a node that must be started; None: none is.
+    `arguments` are passed to a node that must be started; None: do not start a node.
     """
     for tries in range(_JOIN_TRIES):
         if arguments is not None:
@@ -302,7 +302,7 @@ def ensure_node(directories: Directories, arguments: Sequence[str], report: Call
     """Start a node if none answers, and report it.
 
     A socket without a node means that the node died and was not stopped: a service manager gets a moment to restart it.
-    Otherwise the node started here uses the devices and rules of the last one, which its journal contains.
+    Otherwise the new node is started with the devices and rules of the last one, which its journal contains.
     """
     if _answers(directories):
         return
@@ -323,18 +323,18 @@ def ensure_node(directories: Directories, arguments: Sequence[str], report: Call
     command = ["node", "--idle-exit", format_duration(_IDLE_EXIT_NS), *arguments, *flags]
     process = start_in_background(command, directories.log)
     for tries in range(_START_TRIES):
-        ended = process.poll()
+        exit_code = process.poll()
         try:
-            serving = list_tenants(directories.socket).pid
+            serving_pid = list_tenants(directories.socket).pid
         except NodeUnavailableError:
             # The node that won the lock of the directory may take a while to read its journal before it answers.
-            if ended is not None and lock_holder(directories.lock) is None:
+            if exit_code is not None and lock_holder(directories.lock) is None:
                 raise WorldError(f"a node could not be started: {_last_line(directories.log)}") from None
-            if tries == _PATIENT_TRIES:
+            if tries == _REPORT_AFTER_TRIES:
                 report("waiting for the node to read its journal")
             pause(0.1)
         else:
-            if serving == process.pid:
+            if serving_pid == process.pid:
                 report(
                     f"no node was running: started one (pid {process.pid}, log {directories.log}; it exits when idle)"
                 )

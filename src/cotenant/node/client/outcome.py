@@ -13,7 +13,7 @@ from cotenant.errors import ConfigError, CotenantError, PeerError
 from cotenant.runner.atomic_file import write_atomically
 
 OUTCOME_LIMIT_BYTES = 64 << 10
-_WHY_LIMIT = 500
+_WHY_LIMIT_CHARS = 500
 
 
 class EndedBy(enum.Enum):
@@ -41,7 +41,7 @@ class RunOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def encode_outcome(outcome: RunOutcome) -> bytes:
     """Return the file's content, one line of JSON."""
-    return msgspec.json.encode(msgspec.structs.replace(outcome, why=outcome.why[:_WHY_LIMIT])) + b"\n"
+    return msgspec.json.encode(msgspec.structs.replace(outcome, why=outcome.why[:_WHY_LIMIT_CHARS])) + b"\n"
 
 
 def decode_outcome(text: bytes) -> RunOutcome:
@@ -54,18 +54,18 @@ def decode_outcome(text: bytes) -> RunOutcome:
 
 @contextmanager
 def outcome_file(file: str) -> Iterator[list[RunOutcome | None]]:
-    """Write the outcome that is put into the list; if an error leaves it empty, write that error."""
-    ended: list[RunOutcome | None] = []
+    """Yield a list and write the outcome that the caller appends to it; write an error that is raised instead."""
+    outcomes: list[RunOutcome | None] = []
     try:
-        yield ended
+        yield outcomes
     except CotenantError as error:
-        _keep(file, RunOutcome(error.exit_code, EndedBy.REFUSED, str(error)))
+        _write_outcome(file, RunOutcome(error.exit_code, EndedBy.REFUSED, str(error)))
         raise
-    for outcome in ended:
-        _keep(file, outcome)
+    for outcome in outcomes:
+        _write_outcome(file, outcome)
 
 
-def _keep(file: str, outcome: RunOutcome | None) -> None:
+def _write_outcome(file: str, outcome: RunOutcome | None) -> None:
     if not file or outcome is None:
         return
     try:

@@ -36,10 +36,10 @@ from cotenant.units.text import round_duration
 DEFAULT_PRIORITY: Final = {Kind.ONLINE: 2, Kind.OFFLINE: 7}
 _MPS_PRIORITY: Final = "CUDA_MPS_CLIENT_PRIORITY"
 _MPS_PERCENTAGE: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
-_BELOW_NORMAL: Final = "1"
+_VISIBLE_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
+_LOWER_PRIORITY: Final = "1"
 _NO_GPU: Final = "the node has no GPU, so memory and share are not reserved; start it with --gpu NAME=MEMORY"
-_JOIN_CAP_NS: Final = 30 * SECOND_NS
+_JOIN_BACKOFF_CAP_NS: Final = 30 * SECOND_NS
 
 
 def spec_of(config: RunConfig, command: Sequence[str], gpu: str = "") -> TenantSpec:
@@ -63,7 +63,7 @@ def spec_of(config: RunConfig, command: Sequence[str], gpu: str = "") -> TenantS
 
 
 def _wire_text(text: str) -> str:
-    """Arguments may be any bytes; the wire carries text, so a byte that is not text becomes a question mark."""
+    """Replace each byte that is not text with a question mark: arguments may be any bytes, the wire carries text."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -104,7 +104,7 @@ class TenantRun:
         signals = Signals()
         try:
             while True:
-                code, is_evicted = self._stay(membership, signals)
+                code, is_evicted = self._run_once_joined(membership, signals)
                 if not is_evicted:
                     return code
                 membership.close()
@@ -116,11 +116,11 @@ class TenantRun:
         finally:
             signals.close()
 
-    def _stay(self, membership: Membership, signals: Signals) -> tuple[int, bool]:
-        """Run from join to leave; return the exit code, and whether an evicted program may join again."""
+    def _run_once_joined(self, membership: Membership, signals: Signals) -> tuple[int, bool]:
+        """Run the program from join to leave; return the exit code, and whether an evicted program may join again."""
         environ = {**os.environ, **self._variables, **membership.environment}
         mover = MemoryMover(self._driver, environ)
-        attendant = ProgramSupervisor(membership, signals, self._hooked, mover, int(self._config.grace))
+        supervisor = ProgramSupervisor(membership, signals, self._hooked, mover, int(self._config.grace))
         while True:
             started_ns = monotonic_ns()
             try:
@@ -131,39 +131,39 @@ class TenantRun:
                 self._report(why)
                 self.outcome = RunOutcome(exec_failure_code(error), EndedBy.OWN, why)
                 return exec_failure_code(error), False
-            ended = attendant.attend(child)
-            ending = describe_exit(ended.code) + self._unseen()
+            ended = supervisor.supervise(child)
+            ending = describe_exit(ended.code) + self._hook_warning()
             stop: ProgramEnd | None = ended
             if not ended.is_asked and ended.signal is None:
-                stop = self._wait_to_restart(attendant, ended.code, ending, monotonic_ns() - started_ns)
+                stop = self._wait_to_restart(supervisor, ended.code, ending, monotonic_ns() - started_ns)
             if stop is not None:
                 self.outcome = _outcome_of(ended.code, stop, ending)
                 membership.leave(ending)
-                return ended.code, self._may_return(stop)
-            membership.tell(wire.RestartReport(ending[:ENDING_LIMIT], self._restarts.total))
+                return ended.code, self._may_join_again(stop)
+            membership.send(wire.RestartReport(ending[:ENDING_LIMIT], self._restarts.total))
 
     def _wait_to_restart(
-        self, attendant: ProgramSupervisor, code: int, ending: str, ran_ns: Duration
+        self, supervisor: ProgramSupervisor, code: int, ending: str, ran_ns: Duration
     ) -> ProgramEnd | None:
         """Wait for the restart delay; return None if the program is to be restarted, else the end."""
         wait_ns = self._restarts.after(code, ran_ns)
         if wait_ns is None:
             return ProgramEnd(code, is_asked=False, signal=None)
         self._report(f"the program ended ({ending}); starting it again in {round_duration(wait_ns)}")
-        return attendant.rest(monotonic_ns() + wait_ns)
+        return supervisor.wait_until(monotonic_ns() + wait_ns)
 
-    def _may_return(self, ended: ProgramEnd) -> bool:
+    def _may_join_again(self, ended: ProgramEnd) -> bool:
         return self._restarts.is_on and not ended.is_asked and ended.signal is not None and ended.signal.may_restart
 
     def _start(self, membership: Membership, signals: Signals) -> Child:
         environ = {
-            **_behind_others(self._spec.kind),
-            **_beside_online(membership),
-            **_within_its_share(membership),
+            **_mps_priority(self._spec.kind),
+            **_limited_by_online(membership),
+            **_limited_to_share(membership),
             **os.environ,
             **self._variables,
             **membership.environment,
-            **_on_its_device(membership, self._variables),
+            **_visible_device(membership, self._variables),
             GRANT_VARIABLE: str(membership.page),
             SLOT_VARIABLE: slot_text(membership.grant),
             GATE_VARIABLE: ",".join(map(str, membership.gate)),
@@ -174,33 +174,33 @@ class TenantRun:
             environ |= self._hooked.variables(environ, membership.page, membership.gate, membership.ledger)
         return Child(self._command, environ, membership.descriptors(), signals.before)
 
-    def _unseen(self) -> str:
-        return "; the hook saw nothing of its GPU use" if self._hooked is not None and self._hooked.unseen else ""
+    def _hook_warning(self) -> str:
+        return "; the hook saw nothing of its GPU use" if self._hooked is not None and self._hooked.has_unhooked else ""
 
     def _join(self, signals: Signals | None) -> Membership:
         """Join the node. A program with restarts retries if the node says when to try again.
 
         A program that had a slot before (`signals` is given) retries after every refusal.
         """
-        patient = signals is not None
-        complaint = ""
+        always_retry = signals is not None
+        last_failure = ""
         for tries in range(1, 1 << 62):
             try:
                 return join(self._directories, self._spec, self._arguments, self._report, signals)
             except RefusedError as error:
-                asked_ns, failed = error.reject.retry_after_ns, error.what
-                if not patient and not (self._restarts.is_on and asked_ns):
+                retry_after_ns, failure = error.reject.retry_after_ns, error.message
+                if not always_retry and not (self._restarts.is_on and retry_after_ns):
                     raise
             except StoppedError:
                 raise
             except WorldError as error:
-                asked_ns, failed = 0, str(error)
-                if not patient:
+                retry_after_ns, failure = 0, str(error)
+                if not always_retry:
                     raise
-            wait_ns = max(asked_ns, delay_ns(tries, int(self._config.restart_delay), _JOIN_CAP_NS))
-            if failed != complaint:
-                complaint = failed
-                self._report(f"{complaint}; waiting for it")
+            wait_ns = max(retry_after_ns, delay_ns(tries, int(self._config.restart_delay), _JOIN_BACKOFF_CAP_NS))
+            if failure != last_failure:
+                last_failure = failure
+                self._report(f"{failure}; retrying")
             wait_for(-1, wait_ns / 1e9, signals)
         raise AssertionError("unreachable")
 
@@ -213,15 +213,15 @@ def _outcome_of(code: int, stop: ProgramEnd, ending: str) -> RunOutcome:
     return RunOutcome(code, EndedBy.OWN, ending)
 
 
-def _on_its_device(membership: Membership, variables: Mapping[str, str]) -> dict[str, str]:
+def _visible_device(membership: Membership, variables: Mapping[str, str]) -> dict[str, str]:
     """Make only the granted device visible to the program, unless its environment already selects devices."""
-    if _VISIBLE in os.environ and _VISIBLE not in variables:
+    if _VISIBLE_DEVICES in os.environ and _VISIBLE_DEVICES not in variables:
         return {}
     device = membership.device()
-    return {} if device is None else {_VISIBLE: device.visible(membership.grant.gpu)}
+    return {} if device is None else {_VISIBLE_DEVICES: device.visible(membership.grant.gpu)}
 
 
-def _within_its_share(membership: Membership) -> dict[str, str]:
+def _limited_to_share(membership: Membership) -> dict[str, str]:
     """Limit an MPS client with a static limit to the SMs of its present share."""
     grant = read_grant_descriptor(membership.page) or membership.grant
     share_ppm, is_static = grant.share_ppm, membership.spec.limit is Limit.STATIC
@@ -237,7 +237,7 @@ def _within_its_share(membership: Membership) -> dict[str, str]:
     return {_MPS_PERCENTAGE: str(-(-share_ppm * 100 // WHOLE_PPM))}  # rounded up: the gate enforces the exact share
 
 
-def _beside_online(membership: Membership) -> dict[str, str]:
+def _limited_by_online(membership: Membership) -> dict[str, str]:
     """Limit an offline MPS client to the SMs that online tenants leave at its start, if the node is configured so."""
     headroom_ppm = membership.environment.get(HEADROOM_VARIABLE, "")
     if not headroom_ppm.isdigit() or not membership.gate:
@@ -248,6 +248,6 @@ def _beside_online(membership: Membership) -> dict[str, str]:
     return {_MPS_PERCENTAGE: str(offline_percent(share_of(rules.delay_ppm), int(headroom_ppm)))}
 
 
-def _behind_others(kind: Kind) -> dict[str, str]:
+def _mps_priority(kind: Kind) -> dict[str, str]:
     """Give an offline MPS client the lower priority, so that its blocks are scheduled after all others."""
-    return {_MPS_PRIORITY: _BELOW_NORMAL} if kind is Kind.OFFLINE else {}
+    return {_MPS_PRIORITY: _LOWER_PRIORITY} if kind is Kind.OFFLINE else {}

@@ -35,11 +35,11 @@ def read_node_snapshot(directories: Directories) -> NodeSnapshot:
     try:
         answer = list_tenants(directories.socket)
     except NodeUnavailableError:
-        return _by_journal(directories)
+        return _snapshot_from_journal(directories)
     return NodeSnapshot(True, answer.now_ns, answer.tenants, answer.gpus, answer.devices, answer.setpoints)
 
 
-def _by_journal(directories: Directories) -> NodeSnapshot:
+def _snapshot_from_journal(directories: Directories) -> NodeSnapshot:
     machine = NodeMachine()
     recovery = Recovery(directories.journal, NodeJournalReader)
     try:

@@ -21,8 +21,8 @@ def read_variables(file: str) -> dict[str, str]:
     if not file:
         return {}
     try:
-        with Path(file).open("rb") as opened:
-            text = opened.read(_LIMIT_BYTES)
+        with Path(file).open("rb") as stream:
+            text = stream.read(_LIMIT_BYTES)
     except OSError as error:
         raise ConfigError("run.variables", file, f"cannot be read: {error.strerror}; check the path") from None
     return decode_variables(text, file)
@@ -36,12 +36,12 @@ def encode_variables(variables: Mapping[str, str]) -> bytes:
 def decode_variables(text: bytes, where: str) -> dict[str, str]:
     """Return the variables of a file's content; refuse names and values that no environment can have."""
     try:
-        found = msgspec.json.decode(text, type=dict[str, str])
+        variables = msgspec.json.decode(text, type=dict[str, str])
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise ConfigError("run.variables", where, f"write a JSON object of texts: {error}") from None
-    for name, value in found.items():
+    for name, value in variables.items():
         if not name or "=" in name or "\0" in name + value:
             raise ConfigError(
                 "run.variables", where, f"an environment cannot contain the variable {name!r} with this value"
             )
-    return found
+    return variables

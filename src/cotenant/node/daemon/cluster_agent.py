@@ -16,10 +16,10 @@ from cotenant.node.policy.protect.backoff import delay_ns
 from cotenant.runner.clock import monotonic_ns
 from cotenant.units.instant import SECOND_NS
 
-_FIRST_NS: Final = SECOND_NS // 2
-_LONGEST_NS: Final = 30 * SECOND_NS
-_WELL_NS: Final = 30 * SECOND_NS
-_LAST_S: Final = 5.0
+_BACKOFF_NS: Final = SECOND_NS // 2
+_BACKOFF_CAP_NS: Final = 30 * SECOND_NS
+_STABLE_NS: Final = 30 * SECOND_NS
+_JOIN_THREAD_S: Final = 5.0
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def running_agent(
     if not config.join:
         yield
         return
-    words = [
+    flags = [
         "--runtime-dir",
         str(directories.runtime),
         "--state-dir",
@@ -39,8 +39,8 @@ def running_agent(
     ]
     for field in config.__struct_fields__:
         value = str(plain(getattr(config, field)))
-        words += [f"--{field.replace('_', '-')}", value] if value else []
-    agent = SupervisedProcess([sys.executable, "-m", "cotenant", "cluster", "agent", "--until-eof", *words], report)
+        flags += [f"--{field.replace('_', '-')}", value] if value else []
+    agent = SupervisedProcess([sys.executable, "-m", "cotenant", "cluster", "agent", "--until-eof", *flags], report)
     try:
         yield
     finally:
@@ -69,7 +69,7 @@ class SupervisedProcess:
         with self._lock:
             if self._process is not None:
                 self._process.terminate()
-        self._thread.join(_LAST_S)
+        self._thread.join(_JOIN_THREAD_S)
 
     def _run(self) -> None:
         tries = 0
@@ -91,7 +91,7 @@ class SupervisedProcess:
             process.stderr.close()
             if self._is_closing.is_set():
                 return
-            tries = 1 if monotonic_ns() - began_ns > _WELL_NS else tries + 1
-            wait_ns = delay_ns(tries, _FIRST_NS, _LONGEST_NS)
-            self._report(f"the agent ended with {code}; starting it again")
+            tries = 1 if monotonic_ns() - began_ns > _STABLE_NS else tries + 1
+            wait_ns = delay_ns(tries, _BACKOFF_NS, _BACKOFF_CAP_NS)
+            self._report(f"the agent exited with code {code}; restarting it")
             self._is_closing.wait(wait_ns / SECOND_NS)

@@ -20,29 +20,29 @@ class GpuDiscovery:
         named = environ.get("COTENANT_SOFTGPU")
         self._homes = [home, *([Path(named)] if named else [])]
 
-    def merged(self, known: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    def update(self, known: Sequence[Gpu]) -> tuple[Gpu, ...]:
         """Return the known GPUs at their indexes, updated if they are present, followed by new GPUs."""
-        found = {gpu.names(index)[0]: gpu for index, gpu in enumerate(self._look())}
-        kept = [found.pop(gpu.names(index)[0], gpu) for index, gpu in enumerate(known)]
-        return (*kept, *found.values())
+        discovered = {gpu.names(index)[0]: gpu for index, gpu in enumerate(self._discover())}
+        updated = [discovered.pop(gpu.names(index)[0], gpu) for index, gpu in enumerate(known)]
+        return (*updated, *discovered.values())
 
-    def _look(self) -> list[Gpu]:
+    def _discover(self) -> list[Gpu]:
         for home in self._homes:
             soft = [gpu for gpu in manage.gpus(home) if gpu.alive and not gpu.is_lost]
             if soft:
-                return [_soft(home, gpu) for gpu in soft]
+                return [_software_gpu(home, gpu) for gpu in soft]
         try:
             with nvml(None):
-                found = [gpu for gpu in read_gpus(None) if not gpu.is_lost]
+                gpus = [gpu for gpu in read_gpus(None) if not gpu.is_lost]
         except WorldError:  # no driver, so no GPU
             return []
-        return [Gpu(f"{gpu.index} {gpu.name}", gpu.memory_bytes, (gpu.uuid, str(gpu.index))) for gpu in found]
+        return [Gpu(f"{gpu.index} {gpu.name}", gpu.memory_bytes, (gpu.uuid, str(gpu.index))) for gpu in gpus]
 
 
-def _soft(home: Path, gpu: manage.SoftwareGpu) -> Gpu:
+def _software_gpu(home: Path, gpu: manage.SoftwareGpu) -> Gpu:
     name = f"{SOFT_PREFIX}{gpu.ordinal}"
     try:
-        called: tuple[str, ...] = (name, f"{UUID_PREFIX}{uuid.UUID(manage.inspect(home, gpu.ordinal)['uuid'])}")
-    except (WorldError, PeerError):  # it was removed meanwhile
-        called = (name,)
-    return Gpu(f"{name} {gpu.name}", gpu.memory_bytes, called)
+        names: tuple[str, ...] = (name, f"{UUID_PREFIX}{uuid.UUID(manage.inspect(home, gpu.ordinal)['uuid'])}")
+    except (WorldError, PeerError):  # the software GPU was removed meanwhile
+        names = (name,)
+    return Gpu(f"{name} {gpu.name}", gpu.memory_bytes, names)

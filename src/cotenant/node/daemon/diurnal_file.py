@@ -13,15 +13,15 @@ from cotenant.units.text import counted
 
 
 class DiurnalFile:
-    """The file of one node, its only writer, since the node holds the lock of the directory."""
+    """The file of one node, which is its only writer, since it holds the lock of the directory."""
 
     def __init__(self, path: Path, report: Callable[[str], None]) -> None:
         """Use this path; nothing is read yet."""
         self._path = path
         self._report = report
         self._lock = threading.Lock()
-        self._number = -1
-        self._is_ours = True
+        self._last_written = -1
+        self._may_overwrite = True
 
     def read(self) -> dict[Program, DiurnalProfile]:
         """Return the profiles of an earlier node; of a damaged file, the readable part. Raises nothing."""
@@ -31,48 +31,48 @@ class DiurnalFile:
         except FileNotFoundError:
             return {}
         except OSError as error:
-            known, why = dict[Program, DiurnalProfile](), f"cannot be read ({error.strerror})"
+            profiles, why = dict[Program, DiurnalProfile](), f"cannot be read ({error.strerror})"
         else:
-            known, why = decode_profiles(data)
+            profiles, why = decode_profiles(data)
         if why:
-            self._rename_damaged(known, why)
-        return known
+            self._rename_damaged(profiles, why)
+        return profiles
 
-    def write(self, known: Mapping[Program, DiurnalProfile], number: int) -> None:
+    def write(self, profiles: Mapping[Program, DiurnalProfile], number: int) -> None:
         """Replace the file, unless a write with a higher number has been made; raise `OSError`.
 
-        At the end of a node two threads may write.
+        Two threads may write when the node ends.
         """
-        if not self._is_ours:
+        if not self._may_overwrite:
             return
-        data = encode_profiles(known)
+        data = encode_profiles(profiles)
         with self._lock:
-            if number <= self._number:
+            if number <= self._last_written:
                 return
             write_atomically(self._path, data)
             sync_directory(self._path.parent)
-            self._number = number
+            self._last_written = number
 
-    def _rename_damaged(self, known: Mapping[Program, DiurnalProfile], why: str) -> None:
+    def _rename_damaged(self, profiles: Mapping[Program, DiurnalProfile], why: str) -> None:
         """Rename the damaged file and write the readable part at once, for the next node."""
-        renamed = _unused(self._path)
+        renamed = _unused_name(self._path)
         consequence = (
-            f"the node continues with the {counted(len(known), 'program')} that can be read"
-            if known
+            f"the node continues with the {counted(len(profiles), 'program')} that can be read"
+            if profiles
             else "diurnal profiles are learned anew"
         )
         try:
             self._path.rename(renamed)
-            if known:
-                self.write(known, 0)
+            if profiles:
+                self.write(profiles, 0)
         except OSError as error:
-            self._is_ours = renamed.exists()  # a file that cannot be renamed is not overwritten either
+            self._may_overwrite = renamed.exists()  # a file that cannot be renamed is not overwritten either
             self._report(f"{self._path} {why}, and could not be renamed ({error.strerror}); {consequence}")
             return
         self._report(f"{self._path} {why}: renamed to {renamed.name}; {consequence}")
 
 
-def _unused(path: Path) -> Path:
+def _unused_name(path: Path) -> Path:
     number = 1
     while (renamed := path.with_name(f"{path.name}.damaged-{number}")).exists():
         number += 1

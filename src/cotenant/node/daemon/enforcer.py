@@ -43,7 +43,7 @@ class LiveEnforcer:
                 if line.slot == slot:
                     self._processes.kill(line.owner)
         except PermissionError:
-            self._report(f"cannot end the tenant in slot {slot}: process {pid} is another user's")
+            self._report(f"cannot end the tenant in slot {slot}: process {pid} belongs to another user")
 
     def restart_mps(self, gpu: int) -> None:
         """Restart the MPS server, which serves all devices."""
@@ -58,8 +58,8 @@ class LiveEnforcer:
             return
         try:
             stat, joined_ns = stat_of(pid), self._joined_ns(slot)
-            is_later = stat is not None and joined_ns is not None and stat.start_ticks * _TICK_NS > joined_ns
-            if stat is not None and not is_later:
+            is_reused = stat is not None and joined_ns is not None and stat.start_ticks * _TICK_NS > joined_ns
+            if stat is not None and not is_reused:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(process, signal.SIGKILL)
         finally:

@@ -63,7 +63,7 @@ class _Peer:
         self.unsent: deque[tuple[memoryview, tuple[int, ...]]] = deque()
         self.unsent_bytes = 0
         self.tenant = False
-        self.joins = False  # whether its join is unanswered: the node may evict others first
+        self.joins = False  # whether its join is unanswered: the node may have to evict tenants first
         self.blocked = False  # whether unsent answers wait until the peer reads
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         self.pid, self.uid, _ = _CREDENTIALS.unpack(raw)
@@ -71,21 +71,21 @@ class _Peer:
 
 
 def _command_event(peer: _Peer, command: wire.Command) -> Event:
-    """Return the event of a command; the kernel identifies the user."""
-    who = (peer.number, peer.uid, peer.is_owner)
+    """Return the event of a command; its user id comes from the kernel (SO_PEERCRED)."""
+    origin = (peer.number, peer.uid, peer.is_owner)
     match command:
         case wire.Pause(names=names, all_offline=all_offline, paused=paused):
-            return TenantsPaused(*who, tuple(names), all_offline, paused)
+            return TenantsPaused(*origin, tuple(names), all_offline, paused)
         case wire.SetPriority(name=name, priority=priority):
-            return PriorityChanged(*who, name, priority)
+            return PriorityChanged(*origin, name, priority)
         case wire.SetShare(name=name, share_ppm=share_ppm, limit=limit):
-            return ShareChanged(*who, name, share_ppm, limit)
+            return ShareChanged(*origin, name, share_ppm, limit)
         case wire.SetObjective(name=name, slo_ns=slo_ns):
-            return ObjectiveChanged(*who, name, slo_ns)
+            return ObjectiveChanged(*origin, name, slo_ns)
         case wire.SetRules(change=change):
             return RulesChanged(peer.number, peer.is_owner, change)
         case wire.EvictTenants(names=names, grace_ns=grace_ns):
-            return EvictionRequested(*who, tuple(names), grace_ns)
+            return EvictionRequested(*origin, tuple(names), grace_ns)
 
 
 def _parent_event(
@@ -141,50 +141,50 @@ class LiveListener:
 
     def welcome(self, peer: int, tenant: str, grant: Grant, handles: tuple[int, ...]) -> None:
         """Send a peer its grant with the descriptors of its page and of its device's gate."""
-        found = self._peers.get(peer)
-        if found is None:
+        connection = self._peers.get(peer)
+        if connection is None:
             self._loop.post(PeerLost(peer))
             return
-        found.tenant = True
-        found.joins = False
+        connection.tenant = True
+        connection.joins = False
         self._deadlines.pop(peer, None)
         environment = {} if self._environment is None else self._environment(grant)
-        self._send(found, wire.Welcome(wire.VERSION, tenant, grant, environment), handles)
+        self._send(connection, wire.Welcome(wire.VERSION, tenant, grant, environment), handles)
 
     def refuse(self, peer: int, reject: Reject) -> None:
         """Send a refusal with its reason."""
-        if found := self._peers.get(peer):
-            if found.joins:
-                found.joins = False
-                self._set_deadline(found)
-            self._send(found, wire.Refusal(reject))
+        if connection := self._peers.get(peer):
+            if connection.joins:
+                connection.joins = False
+                self._set_deadline(connection)
+            self._send(connection, wire.Refusal(reject))
 
     def farewell(self, peer: int, ending: str) -> None:
         """Notify a peer that its slot is free; it is an ordinary peer again."""
-        if found := self._peers.get(peer):
-            found.tenant = False
-            self._set_deadline(found)
-            self._send(found, wire.SlotReleased(ending))
+        if connection := self._peers.get(peer):
+            connection.tenant = False
+            self._set_deadline(connection)
+            self._send(connection, wire.SlotReleased(ending))
 
     def confirm(self, peer: int, tenants: tuple[str, ...], rules: GateRules) -> None:
         """Confirm a command."""
-        if found := self._peers.get(peer):
-            self._send(found, wire.Confirmation(list(tenants), rules))
+        if connection := self._peers.get(peer):
+            self._send(connection, wire.Confirmation(list(tenants), rules))
 
     def signal(self, peer: int, kind: SignalKind, why: str, *, may_restart: bool) -> None:
         """Request that a tenant asks its program to end, or kills it."""
-        if found := self._peers.get(peer):
-            self._send(found, wire.Signal(kind, why, may_restart))
+        if connection := self._peers.get(peer):
+            self._send(connection, wire.Signal(kind, why, may_restart))
 
     def suspend(self, peer: int, why: str) -> None:
         """Request that a tenant moves its program's device memory to the host."""
-        if found := self._peers.get(peer):
-            self._send(found, wire.Suspend(why))
+        if connection := self._peers.get(peer):
+            self._send(connection, wire.Suspend(why))
 
     def restore(self, peer: int) -> None:
         """Request that a tenant moves its program's memory back."""
-        if found := self._peers.get(peer):
-            self._send(found, wire.Restore())
+        if connection := self._peers.get(peer):
+            self._send(connection, wire.Restore())
 
     # -- time --------------------------------------------------------------------------------------------------
 
@@ -216,21 +216,21 @@ class LiveListener:
         except OSError as error:
             if error.errno not in _EXHAUSTED:
                 raise
-            if not self._make_room():  # the new connection stays in the backlog until a descriptor is free
+            if not self._drop_oldest():  # the new connection stays in the backlog until a descriptor is free
                 self._loop.forget(self._listener.fileno())
                 self._is_full = True
             return
         connection.setblocking(False)
         self._sequence += 1
         peer = _Peer(connection, self._sequence)
-        if len(self._peers) >= self._limit and not self._make_room():
+        if len(self._peers) >= self._limit and not self._drop_oldest():
             self._drop(peer, "too many connections, all of them tenants")
             return
         self._peers[peer.number] = peer
         self._set_deadline(peer)
         self._loop.watch(connection.fileno(), READ, lambda ready: self._ready(peer, ready))
 
-    def _make_room(self) -> bool:
+    def _drop_oldest(self) -> bool:
         """Close the oldest connection that is no tenant; honest clients send their request at once."""
         oldest = next((peer for peer in self._peers.values() if not peer.tenant and not peer.joins), None)
         if oldest is not None:
@@ -242,7 +242,7 @@ class LiveListener:
             self._flush(peer)
         if mask & READ and peer.number in self._peers:
             self._receive(peer)
-        self._answer(peer)
+        self._handle_requests(peer)
 
     def _receive(self, peer: _Peer) -> None:
         try:
@@ -268,21 +268,21 @@ class LiveListener:
         self._deadlines.pop(peer.number, None)
         self._deadlines[peer.number] = self._clock.now() + PATIENCE_NS
 
-    def _answer(self, peer: _Peer) -> None:
+    def _handle_requests(self, peer: _Peer) -> None:
         """Handle requests one by one; stop while the peer does not read its answers."""
         while peer.requests and not peer.unsent and peer.number in self._peers:
             try:
-                self._take(peer, wire.decode_request(peer.requests.popleft()))
+                self._handle(peer, wire.decode_request(peer.requests.popleft()))
             except PeerError as error:
                 self._drop(peer, str(error))
 
-    def _take(self, peer: _Peer, request: wire.Request) -> None:
+    def _handle(self, peer: _Peer, request: wire.Request) -> None:
         version = getattr(request, "version", wire.VERSION)
         if version != wire.VERSION:
             raise PeerError(f"this node speaks version {wire.VERSION} of the protocol, not {version}")
         match request:
             case wire.Join(spec=spec):
-                self._take_join(peer, spec)
+                self._handle_join(peer, spec)
             case wire.Resume(slot=slot, generation=generation):
                 self._loop.post(TenantResumed(peer.number, peer.pid, peer.uid, slot, generation))
             case wire.Leave(ending=ending):
@@ -294,7 +294,7 @@ class LiveListener:
             case _:
                 self._loop.post(_command_event(peer, request))
 
-    def _take_join(self, peer: _Peer, spec: TenantSpec) -> None:
+    def _handle_join(self, peer: _Peer, spec: TenantSpec) -> None:
         """Post a join; a peer has no deadline while it waits for the decision."""
         if self._on_join is not None:
             self._on_join(spec)

@@ -25,12 +25,12 @@ _LINE_LIMIT_BYTES: Final = select.PIPE_BUF
 
 
 class NodeLog:
-    """Writes to a descriptor; `own` is the log file that is rotated if the descriptor refers to it."""
+    """Writes to a descriptor; `own_file` is the log file that is rotated if the descriptor refers to it."""
 
-    def __init__(self, form: str, own: Path | None = None, descriptor: int = _STANDARD_ERROR) -> None:
+    def __init__(self, form: str, own_file: Path | None = None, descriptor: int = _STANDARD_ERROR) -> None:
         """`form` is "text" or "json"."""
         self._is_json = form == "json"
-        self._own = own
+        self._own_file = own_file
         self._descriptor = descriptor
         self.dropped = 0
         self._unreported = 0
@@ -39,7 +39,7 @@ class NodeLog:
         """Write a message that belongs to no turn."""
         self._write(self._encoded(text))
 
-    def tell(self, log_event: LogEvent) -> None:
+    def write_event(self, log_event: LogEvent) -> None:
         """Write an event."""
         if self._is_json:
             self._write(msgspec.json.encode(record_of(log_event, rfc3339(log_event.unix_ns))))
@@ -54,48 +54,48 @@ class NodeLog:
         return msgspec.json.encode({**record, "turn": 0, "why": "", "text": text})
 
     def _write(self, line: bytes) -> None:
-        if self._unreported and self._put(self._encoded(f"{self._unreported} lines of this log are lost")):
+        if self._unreported and self._try_write(self._encoded(f"{self._unreported} lines of this log were lost")):
             self._unreported = 0
-        if self._unreported or not self._put(line):
+        if self._unreported or not self._try_write(line):
             self._unreported += 1
             self.dropped += 1
         self._rotate()
 
-    def _put(self, line: bytes) -> bool:
+    def _try_write(self, line: bytes) -> bool:
         data = line[: _LINE_LIMIT_BYTES - 1] + b"\n"
         poller = select.poll()
         poller.register(self._descriptor, select.POLLOUT)
         try:
             ready = poller.poll(0)
             return bool(ready) and bool(ready[0][1] & select.POLLOUT) and os.write(self._descriptor, data) == len(data)
-        except OSError:  # a full disk or no reader: the journal holds everything
+        except OSError:  # a full disk or no reader; the journal has the same events
             return False
 
     def _rotate(self) -> None:
         """Rotate the node's own file; a file to which the user redirected the output is left alone."""
-        if self._own is None:
+        if self._own_file is None:
             return
         try:
-            ours, theirs = os.fstat(self._descriptor), self._own.stat()
-            if ours.st_size <= ROTATE_BYTES or (ours.st_dev, ours.st_ino) != (theirs.st_dev, theirs.st_ino):
+            open_stat, path_stat = os.fstat(self._descriptor), self._own_file.stat()
+            if open_stat.st_size <= ROTATE_BYTES or not os.path.samestat(open_stat, path_stat):
                 return
-            self._own.replace(self._own.with_name(self._own.name + ".1"))
-            fresh = os.open(self._own, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            for descriptor in {self._descriptor, *_leading_to(ours)}:
-                os.dup2(fresh, descriptor)
-            os.close(fresh)
+            self._own_file.replace(self._own_file.with_name(self._own_file.name + ".1"))
+            new_file = os.open(self._own_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            for descriptor in {self._descriptor, *_standard_outputs_of(open_stat)}:
+                os.dup2(new_file, descriptor)
+            os.close(new_file)
         except OSError:
-            return  # the file grows; the next line tries again
+            return  # the file keeps growing; the next line tries again
 
 
-def _leading_to(file: os.stat_result) -> list[int]:
+def _standard_outputs_of(file: os.stat_result) -> list[int]:
     """Return the standard outputs that refer to this file."""
-    found = []
+    outputs = []
     for descriptor in (1, 2):
         try:
-            own = os.fstat(descriptor)
+            stat = os.fstat(descriptor)
         except OSError:
             continue
-        if (own.st_dev, own.st_ino) == (file.st_dev, file.st_ino):
-            found.append(descriptor)
-    return found
+        if (stat.st_dev, stat.st_ino) == (file.st_dev, file.st_ino):
+            outputs.append(descriptor)
+    return outputs

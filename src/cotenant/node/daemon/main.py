@@ -38,7 +38,7 @@ from cotenant.softgpu.manage import MAX_GPUS
 from cotenant.units.instant import NEVER
 
 _SPARE_CONNECTIONS = 256
-_FEWEST_SPARE = 8
+_MIN_SPARE_CONNECTIONS = 8
 _OWN_DESCRIPTORS = 32 + CONNECTIONS
 
 
@@ -47,18 +47,18 @@ def serve_node(config: Config, directories: Directories, log: NodeLog) -> None:
     report = log.report
     observability = Observability(config.node, log)
     group_id = group_id_of(config.node.group)
-    locks = _take_directories(directories, group_id)
+    locks = _lock_directories(directories, group_id)
     name_process("cotenant-node")
     pages = LiveGrantPages(directories.pages)
     gates = LiveTenantTables(directories.pages, config.node.slots)
     machine, clock = _recover(directories, pages, report)
     journal = FileJournal(directories.journal, config.node.journal_limit)
     loop: LiveLoop[Event] = LiveLoop(clock, TimerFired())
-    search = GpuDiscovery(home(directories), os.environ) if config.node.find == "yes" and not config.gpu else None
+    discovery = GpuDiscovery(home(directories), os.environ) if config.node.find == "yes" and not config.gpu else None
     gpus = tuple(gpu.gpu() for gpu in config.gpu)
-    if search is not None:
+    if discovery is not None:
         # A device with tenants keeps its index, even if it is missing now.
-        gpus = search.merged([gpu for gpu in machine.settings.gpus if gpu.called] if machine.tenants() else [])
+        gpus = discovery.update([gpu for gpu in machine.settings.gpus if gpu.called] if machine.tenants() else [])
 
     def tenant_list() -> wire.TenantList:
         return _tenant_list(machine, clock, loop)
@@ -66,11 +66,11 @@ def serve_node(config: Config, directories: Directories, log: NodeLog) -> None:
     def find_gpus(spec: TenantSpec) -> None:
         known = machine.settings.gpus
         is_known = machine.registry.device_called(spec.gpu) is not None if spec.gpu else bool(known)
-        new = () if search is None or is_known else search.merged(known)[len(known) :]
+        new = () if discovery is None or is_known else discovery.update(known)[len(known) :]
         if new:
             loop.post(GpusFound(new))
 
-    connections = _allow_descriptors(config.node.slots, len(gpus) if search is None else max(len(gpus), MAX_GPUS))
+    connections = _allow_descriptors(config.node.slots, len(gpus) if discovery is None else max(len(gpus), MAX_GPUS))
     monitoring = Monitoring(config, directories, machine, loop, clock, gates, report)
     listener = listen(directories.socket, group_id)
     server = LiveListener(loop, clock, listener, tenant_list, connections, find_gpus, monitoring.environment)
@@ -80,10 +80,10 @@ def serve_node(config: Config, directories: Directories, log: NodeLog) -> None:
     stop_on_signals(loop, lambda why: loop.post(NodeStopping(why)))
     settings = config.node.settings(gpus, config.protect.limits(), config.control.limits())
     loop.post(NodeStarted(settings, __version__, unix_ns()))
-    held = machine.tenants()
-    pages.keep_only([view.tenant.grant.slot for view in held])
-    gates.keep_only([*range(len(gpus)), *(view.tenant.grant.gpu for view in held)])
-    report(_greeting(directories, gpus))
+    views = machine.tenants()
+    pages.keep_only([view.tenant.grant.slot for view in views])
+    gates.keep_only([*range(len(gpus)), *(view.tenant.grant.gpu for view in views)])
+    report(_start_message(directories, gpus))
     monitoring.begin(observer.record_sample)
     try:
         loop.run()
@@ -100,12 +100,12 @@ def serve_node(config: Config, directories: Directories, log: NodeLog) -> None:
     report("node stopped")
 
 
-def _greeting(directories: Directories, gpus: Sequence[Gpu]) -> str:
+def _start_message(directories: Directories, gpus: Sequence[Gpu]) -> str:
     """Return the log line of the start: the socket and the devices."""
     return f"serving {directories.socket} with {', '.join(gpu.name for gpu in gpus) or 'no GPU'}"
 
 
-def _take_directories(directories: Directories, group_id: int) -> list[int]:
+def _lock_directories(directories: Directories, group_id: int) -> list[int]:
     """Create the directories and lock them while the returned descriptors are open.
 
     Two nodes with different runtime directories may still share a journal, for example if XDG_RUNTIME_DIR is set in one
@@ -122,47 +122,47 @@ def _take_directories(directories: Directories, group_id: int) -> list[int]:
 def _recover(
     directories: Directories, pages: LiveGrantPages, report: Callable[[str], None]
 ) -> tuple[NodeMachine, LiveClock]:
-    """Return the state machine as the journal left it.
+    """Return the state machine in the state that the journal records, and the clock that continues it.
 
     A journal that does not replay with this version is renamed and not used; of a damaged journal the readable part is
     used. In both cases the grant pages hold the generations, so that no (slot, generation) is granted twice.
     """
     recovery = Recovery(directories.journal, NodeJournalReader)
     machine = NodeMachine()
-    trusted = True
+    is_replayed = True
     try:
         replay(machine, recovery.turns(), same_promises)
         why = recovery.damage
     except (Divergence, InvariantError) as error:
         why = f"does not replay with this version ({error}); tenants will join again"
-        trusted = False
+        is_replayed = False
     generations = pages.generations()
     if not why and not directories.journal.exists() and generations:
         why = "is gone; tenants will join again"
     if not why:
-        finding = recovery.truncate_torn_tail()
+        notice = recovery.truncate_torn_tail()
     else:
-        head = _head(machine.snapshot(), generations, trusted=trusted)
-        finding = recovery.restart_from(head, why)
+        head = _journal_head(machine.snapshot(), generations, is_replayed=is_replayed)
+        notice = recovery.restart_from(head, why)
         machine = NodeMachine()
         machine.handle(head, now=recovery.last_instant)
-    if finding:
-        report(finding)
+    if notice:
+        report(notice)
     return machine, load_clock(directories.clock, recovery.last_instant)
 
 
-def _head(known: NodeRestored, on_pages: dict[int, int], *, trusted: bool) -> NodeRestored:
-    """Return the head of a new journal: the known state without tenants that, by their pages, were replaced."""
-    limit = max(len(known.generations), *(slot + 1 for slot in on_pages), 0)
-    before = [*known.generations, *([0] * (limit - len(known.generations)))]
-    generations = tuple(max(generation, on_pages.get(slot, 0)) for slot, generation in enumerate(before))
+def _journal_head(recovered: NodeRestored, page_generations: dict[int, int], *, is_replayed: bool) -> NodeRestored:
+    """Return the head of a new journal: the recovered state without tenants whose pages show a later generation."""
+    limit = max(len(recovered.generations), *(slot + 1 for slot in page_generations), 0)
+    before = [*recovered.generations, *([0] * (limit - len(recovered.generations)))]
+    generations = tuple(max(generation, page_generations.get(slot, 0)) for slot, generation in enumerate(before))
     tenants = tuple(
         (NO_PEER, tenant)
-        for _, tenant in known.tenants
-        if trusted and generations[tenant.grant.slot] == tenant.grant.generation
+        for _, tenant in recovered.tenants
+        if is_replayed and generations[tenant.grant.slot] == tenant.grant.generation
     )
     return msgspec.structs.replace(
-        known, generations=generations, tenants=tenants, disconnected_until_ns=0 if tenants else NEVER
+        recovered, generations=generations, tenants=tenants, disconnected_until_ns=0 if tenants else NEVER
     )
 
 
@@ -191,14 +191,14 @@ def _allow_descriptors(slots: int, gpus: int) -> int:
     three for its ledger, since a mapping holds one. Connections must never use up the descriptors of pages.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    ours = 4 * slots + 6 * gpus + _OWN_DESCRIPTORS
-    wanted = ours + _SPARE_CONNECTIONS
+    reserved = 4 * slots + 6 * gpus + _OWN_DESCRIPTORS
+    wanted = reserved + _SPARE_CONNECTIONS
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    left = _SPARE_CONNECTIONS if soft == resource.RLIM_INFINITY else soft - ours
-    if left < _FEWEST_SPARE:
-        limit = ours + _FEWEST_SPARE
+    spare = _SPARE_CONNECTIONS if soft == resource.RLIM_INFINITY else soft - reserved
+    if spare < _MIN_SPARE_CONNECTIONS:
+        limit = reserved + _MIN_SPARE_CONNECTIONS
         remedy = f"needs {limit} open files and {hard} are allowed; choose fewer, or raise the limit (ulimit -Hn)"
         raise ConfigError("node.slots", slots, remedy)
-    return slots + min(left, _SPARE_CONNECTIONS)
+    return slots + min(spare, _SPARE_CONNECTIONS)

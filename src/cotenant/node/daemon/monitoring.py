@@ -48,7 +48,7 @@ class Monitoring:
         self._machine = machine
         self._loop = loop
         self._clock = clock
-        homes = soft_homes(directories, os.environ)
+        homes = software_gpu_homes(directories, os.environ)
         self.mps: MpsSupervisor | None = None
         if config.node.mps == "on":
             program = MpsControl(directories.runtime / MPS_DIRECTORY, os.environ, homes)
@@ -61,16 +61,16 @@ class Monitoring:
         if config.protect.probe == "on":
             prober = ContextProber(BackgroundTasks(loop, "cotenant-probe"), homes, self._mps_environment, DEADLINE_S)
         parts = MonitorParts(gates, self.ledgers, self._processes, NvmlSampler(homes), self._tasks, records, prober)
-        self._show: Callable[[int, GpuSample], None] = lambda *_: None
-        self.watch = DeviceMonitor(machine, parts, self._post)
+        self._on_sample: Callable[[int, GpuSample], None] = lambda *_: None
+        self._devices = DeviceMonitor(machine, parts, self._post)
         self._report = report
         file = DiurnalFile(directories.diurnal, report)
         profiles = DiurnalProfiles(file.read(), wall_clock_offset_ns())
         self._objectives = ObjectiveMonitor(
             machine, gates, lambda: machine.registry.tables.setpoints, loop.post, profiles=profiles
         )
-        self._writing = BackgroundTasks(loop, "cotenant-days")
-        self._saver = DiurnalSaver(file, profiles, self._objectives, self._writing, report)
+        self._diurnal_tasks = BackgroundTasks(loop, "cotenant-days")
+        self._saver = DiurnalSaver(file, profiles, self._objectives, self._diurnal_tasks, report)
 
     def enforcer(self) -> LiveEnforcer:
         """Return the port that ends processes and restarts MPS."""
@@ -83,13 +83,13 @@ class Monitoring:
             return {}
         control = self._machine.settings.control
         is_capped = self.mps is not None and control.mps_share and grant.kind is Kind.OFFLINE
-        capped = {HEADROOM_VARIABLE: str(control.headroom_ppm)} if is_capped else {}
-        return {**self._mps_environment(), **capped}
+        headroom = {HEADROOM_VARIABLE: str(control.headroom_ppm)} if is_capped else {}
+        return {**self._mps_environment(), **headroom}
 
-    def begin(self, show: Callable[[int, GpuSample], None]) -> None:
-        """Start the monitors; `show` receives every sample, also those that cause no turn."""
-        self._show = show
-        self._loop.add_timer(self.watch)
+    def begin(self, on_sample: Callable[[int, GpuSample], None]) -> None:
+        """Start the monitors; `on_sample` receives every sample, also those that cause no turn."""
+        self._on_sample = on_sample
+        self._loop.add_timer(self._devices)
         self._loop.add_timer(self._objectives)
         self._loop.add_timer(self._saver)
         if self.mps is not None:
@@ -98,9 +98,9 @@ class Monitoring:
 
     def close(self) -> None:
         """Stop the monitors. MPS keeps running while there are tenants."""
-        self.watch.close()
+        self._devices.close()
         self._tasks.close()
-        self._writing.close()
+        self._diurnal_tasks.close()
         self._saver.close()
         if self.mps is not None:
             self.mps.close(keep=bool(self._machine.tenants()))
@@ -109,7 +109,7 @@ class Monitoring:
     def _post(self, event: Event) -> None:
         """Post an event; a sample that changes nothing causes no turn, which keeps the journal short."""
         if isinstance(event, GpuSampled):
-            self._show(event.gpu, event.sample)
+            self._on_sample(event.gpu, event.sample)
             if not self._machine.is_moved_by(event, self._clock.now()):
                 return
         self._loop.post(event)
@@ -118,11 +118,11 @@ class Monitoring:
         return {} if self.mps is None else self.mps.environment()
 
     def _joined_ns(self, slot: int) -> Instant | None:
-        views = [view.tenant for view in self._machine.tenants() if view.tenant.grant.slot == slot]
-        return since_boot(views[0].joined_ns, self._clock.now()) if views else None
+        tenants = [view.tenant for view in self._machine.tenants() if view.tenant.grant.slot == slot]
+        return since_boot(tenants[0].joined_ns, self._clock.now()) if tenants else None
 
 
-def soft_homes(directories: Directories, environ: Mapping[str, str]) -> list[Path]:
+def software_gpu_homes(directories: Directories, environ: Mapping[str, str]) -> list[Path]:
     """Return the directories of software GPUs: the node's own, then the one that the environment names."""
     named = environ.get("COTENANT_SOFTGPU")
     return [home(directories), *([Path(named)] if named else [])]

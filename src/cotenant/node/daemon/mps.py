@@ -31,13 +31,13 @@ LOG_VARIABLE: Final = "CUDA_MPS_LOG_DIRECTORY"
 PIPE: Final = "pipe"
 _PID_FILE: Final = f"{CONTROL}.pid"
 _SOCKET_PATH_LIMIT: Final = 107
-_PATIENCE_S: Final = 60.0
+_COMMAND_S: Final = 60.0
 _QUIT_S: Final = 10.0
 _GONE_S: Final = 5.0
 BACKOFF_NS: Final = 500 * MILLISECOND_NS
 """The delay before the second restart; it doubles with every failure. The first restart has no delay."""
 BACKOFF_CAP_NS: Final = 60 * SECOND_NS
-SOUND_NS: Final = 60 * SECOND_NS
+STABLE_NS: Final = 60 * SECOND_NS
 """After running this long, a failure counts as the first again."""
 
 
@@ -51,13 +51,13 @@ class MpsControl:
         self.pipe, self.log = directory / PIPE, directory / "log"
         if len(os.fsencode(self.pipe / "control")) > _SOCKET_PATH_LIMIT:
             raise ConfigError("directories.runtime", str(directory.parent), "is too long for the sockets of MPS in it")
-        ours = {PIPE_VARIABLE: str(self.pipe), LOG_VARIABLE: str(self.log)}
-        self._environ = {**base, **({} if soft is None else manage.env(soft, base=base)), **ours}
-        found = shutil.which(CONTROL, path=self._environ.get("PATH"))
-        if found is None:
+        own = {PIPE_VARIABLE: str(self.pipe), LOG_VARIABLE: str(self.log)}
+        self._environ = {**base, **({} if soft is None else manage.env(soft, base=base)), **own}
+        program = shutil.which(CONTROL, path=self._environ.get("PATH"))
+        if program is None:
             remedy = f"{CONTROL} is not on PATH; install NVIDIA's driver, or make a software GPU before the node starts"
             raise ConfigError("node.mps", "on", remedy)
-        self._program = found
+        self._program = program
 
     def environment(self) -> dict[str, str]:
         """Return the environment of an MPS client."""
@@ -70,43 +70,43 @@ class MpsControl:
         if self._run("get_server_list") is None and self._run("-d") is None and self._run("get_server_list") is None:
             raise WorldError(f"{CONTROL} did not start; {self.log / 'control.log'} may say why")
         self._run("start_server", "-uid", str(os.getuid()))
-        listed = (self._run("get_server_list") or "").split()
+        servers = (self._run("get_server_list") or "").split()
         control = _pid_in(self.pipe) or 0
-        if not listed or not listed[-1].isdigit():
+        if not servers or not servers[-1].isdigit():
             raise WorldError(f"the MPS server did not start; {self.log / 'server.log'} may say why")
-        return MpsServers(control, int(listed[-1]))
+        return MpsServers(control, int(servers[-1]))
 
     def quit(self) -> None:
         """Stop the daemon and its server; kill a daemon that does not respond."""
         control = control_of(self.pipe.parent)
-        held = None if control is None else _hold(control)
-        self._run("quit", "-t", "0", patience_s=_QUIT_S)
-        if held is None:
+        pidfd = None if control is None else _pidfd(control)
+        self._run("quit", "-t", "0", timeout_s=_QUIT_S)
+        if pidfd is None:
             return
         try:
-            if not select.select([held], [], [], _GONE_S)[0]:
-                signal.pidfd_send_signal(held, signal.SIGKILL)
+            if not select.select([pidfd], [], [], _GONE_S)[0]:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         finally:
-            os.close(held)
+            os.close(pidfd)
 
-    def _run(self, *command: str, patience_s: float = _PATIENCE_S) -> str | None:
-        """Return the output of a control command; None if it failed. A daemon could keep a pipe open, so use a file."""
-        with tempfile.TemporaryFile() as words:
+    def _run(self, *command: str, timeout_s: float = _COMMAND_S) -> str | None:
+        """Return the output of a control command; None if it failed. A daemon may keep a pipe open, so use a file."""
+        with tempfile.TemporaryFile() as output:
             try:
-                done = subprocess.run(
+                process = subprocess.run(
                     [self._program, *command] if command[0] == "-d" else [self._program],
                     env=self._environ,
-                    stdout=words,
+                    stdout=output,
                     stderr=subprocess.STDOUT,
                     cwd="/",
-                    timeout=patience_s,
+                    timeout=timeout_s,
                     check=False,
                     **({"stdin": subprocess.DEVNULL} if command[0] == "-d" else {"input": _line(command)}),
                 )
             except (OSError, subprocess.TimeoutExpired):
                 return None
-            words.seek(0)
-            return words.read().decode(errors="replace") if done.returncode == 0 else None
+            output.seek(0)
+            return output.read().decode(errors="replace") if process.returncode == 0 else None
 
 
 def terminate_client(environ: Mapping[str, str], pid: int) -> None:
@@ -121,7 +121,7 @@ def terminate_client(environ: Mapping[str, str], pid: int) -> None:
 
 def _control(program: str, environ: Mapping[str, str], *command: str) -> str | None:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [program],
             env=dict(environ),
             input=_line(command),
@@ -132,7 +132,7 @@ def _control(program: str, environ: Mapping[str, str], *command: str) -> str | N
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.decode(errors="replace") if done.returncode == 0 else None
+    return process.stdout.decode(errors="replace") if process.returncode == 0 else None
 
 
 def _pid_in(pipe: Path) -> int | None:
@@ -154,7 +154,7 @@ def control_of(directory: Path) -> int | None:
     return pid
 
 
-def _hold(pid: int) -> int | None:
+def _pidfd(pid: int) -> int | None:
     """Return a pidfd of a process; None if it is gone."""
     try:
         return os.pidfd_open(pid)
@@ -189,7 +189,7 @@ class MpsSupervisor:
         self._program = program
         self._gpus = gpus
         self._tasks = BackgroundTasks(loop, "cotenant-mps")
-        self._watched: dict[int, str] = {}  # pidfds
+        self._pidfds: dict[int, str] = {}  # by pidfd: the role of the process
         self._due: Instant | None = None
         self._ready_since: Instant | None = None
         self._failures = 0
@@ -205,7 +205,7 @@ class MpsSupervisor:
         if not self._is_starting:
             self._is_starting = True
             self._due = None
-            self._tasks.submit(self._program.start, self._started)
+            self._tasks.submit(self._program.start, self._on_started)
 
     def restart(self) -> None:
         """Restart by the node's decision: at once, or with backoff after repeated failures."""
@@ -230,14 +230,14 @@ class MpsSupervisor:
             self._program.quit()
 
     def _delay_ns(self) -> Duration:
-        if self._ready_since is not None and self._clock.now() - self._ready_since >= SOUND_NS:
+        if self._ready_since is not None and self._clock.now() - self._ready_since >= STABLE_NS:
             self._failures = 0
         self._ready_since = None
         delay = delay_ns(self._failures, BACKOFF_NS, BACKOFF_CAP_NS)
         self._failures += 1
         return delay
 
-    def _started(self, outcome: TaskResult[MpsServers]) -> None:
+    def _on_started(self, outcome: TaskResult[MpsServers]) -> None:
         self._is_starting = False
         try:
             servers = outcome.result()
@@ -251,26 +251,26 @@ class MpsSupervisor:
         self._ready_since = self._clock.now()
         self._post(is_ready=True, detail=f"MPS server {servers.server}")
 
-    def _watch(self, pid: int, what: str) -> None:
+    def _watch(self, pid: int, role: str) -> None:
         pidfd = os.pidfd_open(pid)  # the pidfd of a dead process is readable at once
-        self._watched[pidfd] = what
-        self._loop.watch(pidfd, READ, lambda _: self._died(what))
+        self._pidfds[pidfd] = role
+        self._loop.watch(pidfd, READ, lambda _: self._on_death(role))
 
-    def _died(self, what: str) -> None:
+    def _on_death(self, role: str) -> None:
         """Handle a death. Clients survive the death of the control daemon, which is reported only if restarts fail."""
         self._forget()
-        if what == "server":
+        if role == "server":
             self._post(is_ready=False, detail="it died")
         else:
             self._is_ready = None
             self._due = self._clock.now() + self._delay_ns()
 
     def _forget(self) -> None:
-        for pidfd in self._watched:
+        for pidfd in self._pidfds:
             with contextlib.suppress(KeyError, ValueError):
                 self._loop.forget(pidfd)
             os.close(pidfd)
-        self._watched.clear()
+        self._pidfds.clear()
 
     def _post(self, *, is_ready: bool, detail: str) -> None:
         if self._is_ready is is_ready:

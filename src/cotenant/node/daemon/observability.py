@@ -29,23 +29,23 @@ class Observability:
     def __init__(self, config: NodeConfig, log: NodeLog) -> None:
         """Open the listening socket of the metrics, if configured."""
         self.log = log
-        self._listener = listen_at(config.metrics, "node.metrics", CONNECTIONS) if config.metrics else None
-        self._listener_socket: MetricsListener | None = None
+        self._socket = listen_at(config.metrics, "node.metrics", CONNECTIONS) if config.metrics else None
+        self._metrics: MetricsListener | None = None
 
     def open(
         self, machine: NodeMachine, loop: LiveLoop[Event], clock: Clock, journal: FileJournal, files: DeviceFiles
     ) -> TurnObserver:
         """Return the observer of the node's turns, and start to serve metrics."""
         observer = TurnObserver(self.log, *files, machine.turn)
-        if self._listener is not None:
+        if self._socket is not None:
             collect = MetricsCollector(
                 machine, observer, lambda: (loop.turn_ns.histogram(), journal.size_bytes, self.log.dropped)
             )
-            self._listener_socket = MetricsListener(loop, clock, self._listener, lambda: page_of(collect))
-            self.log.report(f"metrics for Prometheus: {self._listener_socket.address}")
+            self._metrics = MetricsListener(loop, clock, self._socket, lambda: page_of(collect))
+            self.log.report(f"metrics for Prometheus: {self._metrics.address}")
         return observer
 
     def close(self) -> None:
         """Close the metrics endpoint."""
-        if self._listener_socket is not None:
-            self._listener_socket.close()
+        if self._metrics is not None:
+            self._metrics.close()

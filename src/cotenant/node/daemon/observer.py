@@ -44,9 +44,9 @@ class TurnObserver:
             self.mps[event.gpu] = event.is_ready
         for action in actions:
             if isinstance(action, Revoke):
-                self._keep_work(action)
+                self._add_departed_work(action)
         for log_event in self._event_log.record(now, event, actions):
-            self._log.tell(log_event)
+            self._log.write_event(log_event)
             self._count(log_event)
 
     def record_sample(self, gpu: int, sample: GpuSample) -> None:
@@ -66,8 +66,8 @@ class TurnObserver:
             counts.generation != grant.generation
         ):  # the tenant has not launched yet: the page is still of an earlier tenant
             return WorkCounters(denied=denied)
-        served = (counts.requests_ended, counts.requests_over, counts.requests_sum_ns)
-        return WorkCounters(counts.device_ns, counts.launches, counts.waits, counts.waited_ns, denied, *served)
+        requests = (counts.requests_ended, counts.requests_over, counts.requests_sum_ns)
+        return WorkCounters(counts.device_ns, counts.launches, counts.waits, counts.waited_ns, denied, *requests)
 
     def latencies_of(self, grant: Grant) -> tuple[int, ...]:
         """Return the latency histogram of an online tenant from its page."""
@@ -80,15 +80,15 @@ class TurnObserver:
         """Return the device memory that a tenant holds."""
         return self._ledgers.held(grant.gpu, grant.slot) if grant.gpu >= 0 else 0
 
-    def _keep_work(self, action: Revoke) -> None:
+    def _add_departed_work(self, action: Revoke) -> None:
         """Add the counters of a departed tenant to the sums, before the slot is reused and its page cleared."""
         resident = self._event_log.residents.get(action.slot)
         if resident is None or resident.grant.generation != action.generation:
             return
         grant = resident.grant
-        place = (grant.gpu, grant.kind)
+        key = (grant.gpu, grant.kind)
         denied = self.denied(grant.gpu).get(grant.slot, 0)
-        self.departed[place] = self.departed.get(place, WorkCounters()).plus(self.work_of(grant, denied))
+        self.departed[key] = self.departed.get(key, WorkCounters()).add(self.work_of(grant, denied))
 
     def _count(self, log_event: LogEvent) -> None:
         self.log_events[log_event.what.value] += 1

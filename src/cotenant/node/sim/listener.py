@@ -54,27 +54,27 @@ class SimListener:
             receive(reject)
 
     def farewell(self, peer: int, ending: str) -> None:
-        """Tell a peer that its slot is free."""
+        """Notify a peer that its slot is free."""
         if receive := self._peers.get(peer):
             receive(ending)
 
     def confirm(self, peer: int, tenants: tuple[str, ...], rules: GateRules) -> None:
-        """Tell a peer for which tenants its command was carried out."""
+        """Notify a peer for which tenants its command was carried out."""
         del rules
         if receive := self._peers.get(peer):
             receive(tenants)
 
     def signal(self, peer: int, kind: SignalKind, why: str, *, may_restart: bool) -> None:
-        """Tell a tenant's parent to ask its program to exit, or to kill it."""
+        """Ask a tenant's parent to end its program with a signal, or to kill it."""
         if receive := self._peers.get(peer):
             receive(Signal(kind, why, may_restart))
 
     def suspend(self, peer: int, why: str) -> None:
-        """Tell a tenant's parent to move its program's device memory to the host."""
+        """Ask a tenant's parent to move its program's device memory to the host."""
         if receive := self._peers.get(peer):
             receive(Suspend(why))
 
     def restore(self, peer: int) -> None:
-        """Tell a tenant's parent to move its program's memory back."""
+        """Ask a tenant's parent to move its program's memory back."""
         if receive := self._peers.get(peer):
             receive(Restore())

@@ -19,7 +19,7 @@ from cotenant.units.instant import Instant
 
 
 class SimEnforcer:
-    """Records what the node asks of it, in order."""
+    """Records the requests of the node, in order."""
 
     __slots__ = ("killed", "mps_restarts")
 
@@ -74,9 +74,9 @@ class SimNode:
         if isinstance(self.journal, SimJournal):
             replay(machine, self.journal.turns(NodeJournalReader))
         ports = NodePorts(self.listener, self.pages, self.gates, self.ledgers, self.enforcer)
-        world = NodeEffects(ports, self._stop)
-        watched: Machine = machine if self._watch is None else _ObservedMachine(machine, self._watch)
-        self.driver = SimDriver(self._loop, NodeHost(watched, world.effects(), self.journal), TimerFired())
+        effects = NodeEffects(ports, self._stop)
+        observed: Machine = machine if self._watch is None else _ObservedMachine(machine, self._watch)
+        self.driver = SimDriver(self._loop, NodeHost(observed, effects.effects(), self.journal), TimerFired())
         self.starts += 1
         self.driver.deliver(NodeStarted(self._settings, "sim", self.starts), now)
 

@@ -54,10 +54,10 @@ class PopulationConfig(Section, frozen=True):
     crash: ShareOfWhole = ShareOfWhole(0)
     on_pressure: OnPressure = OnPressure.EVICT
     stubborn: bool = False
-    """Whether they exit only when they are killed."""
+    """Whether the tenants exit only when they are killed."""
 
     def spec(self) -> TenantSpec:
-        """Return what each of them requests."""
+        """Return the spec with which each of these tenants joins."""
         return TenantSpec(
             kind=self.kind,
             priority=self.priority,
@@ -141,7 +141,7 @@ class DeviceFaultConfig(Section, frozen=True):
 
 
 class Scenario(Section, frozen=True):
-    """A whole simulated run; it is a function of this and the seed."""
+    """A simulated run, which is a function of the scenario and the seed."""
 
     seed: int
     duration: DurationNs
@@ -167,17 +167,20 @@ def decode_scenario(text: str, where: str) -> Scenario:
             slo = format_duration(population.slo)
             raise ConfigError(f"tenants[{index}].slo", slo, remedy, where=f"{where}:{line}")
     for index, command in enumerate(scenario.commands):
-        about_one = [command.evict, *(value is not None for value in (command.priority, command.share, command.slo))]
-        is_about_one = any(about_one)
+        tenant_changes = [
+            command.evict,
+            *(value is not None for value in (command.priority, command.share, command.slo)),
+        ]
+        is_about_tenant = any(tenant_changes)
         is_about_rules = (command.gate, command.bound) != (None, None)
-        wanted = [*about_one, command.pause is not None, is_about_rules]
-        if sum(wanted) != 1 or (is_about_one and not command.name) or (is_about_rules and command.name):
+        changes = [*tenant_changes, command.pause is not None, is_about_rules]
+        if sum(changes) != 1 or (is_about_tenant and not command.name) or (is_about_rules and command.name):
             remedy = "write one of: pause, alone or with a name; name and priority, share, slo or evict; gate or bound"
             line = line_of(text, ["commands", index, "at"])
             raise ConfigError(f"commands[{index}]", command.name, remedy, where=f"{where}:{line}")
     for index, device_fault in enumerate(scenario.device_faults):
-        named = (device_fault.lost, device_fault.mps_gone, device_fault.xid, device_fault.memory_used)
-        if sum(value is not None for value in named) != 1 or device_fault.gpu >= len(scenario.gpu):
+        kinds = (device_fault.lost, device_fault.mps_gone, device_fault.xid, device_fault.memory_used)
+        if sum(value is not None for value in kinds) != 1 or device_fault.gpu >= len(scenario.gpu):
             remedy = "write one of: lost, mps_gone, xid, memory_used; and the number of a GPU of this scenario"
             line = line_of(text, ["device_faults", index, "at"])
             raise ConfigError(f"device_faults[{index}].gpu", device_fault.gpu, remedy, where=f"{where}:{line}")

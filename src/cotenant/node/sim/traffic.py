@@ -28,8 +28,8 @@ from cotenant.units.share import WHOLE_PPM
 
 RETRY_NS: Final = 200 * MILLISECOND_NS
 """Retry interval of a tenant while the node is down."""
-_OBEY_NS: Final = 300 * MILLISECOND_NS
-"""Time that a program takes to exit or to move its memory once it is asked."""
+_REACTION_NS: Final = 300 * MILLISECOND_NS
+"""Time that a program takes to exit or to move its memory once it is asked to."""
 _UID: Final = 1000
 
 
@@ -37,8 +37,8 @@ class SimTenant:
     """A program under `cotenant run`: joins, stays, then leaves or crashes; resumes after a restart of the node."""
 
     __slots__ = (
-        *("_jitter", "_coming_back", "_crashes", "_loop", "_node", "_peer", "_pid", "_spec", "_stay_ns"),
-        *("_is_stubborn", "_stays", "ending", "grant"),
+        *("_jitter", "_resume_pending", "_crashes", "_loop", "_node", "_peer", "_pid", "_spec", "_stay_ns"),
+        *("_is_stubborn", "_end_scheduled", "ending", "grant"),
     )
 
     def __init__(
@@ -53,8 +53,8 @@ class SimTenant:
         self._pid = pid
         self._stay_ns, self._crashes, self._jitter, self._is_stubborn = life
         self._peer = 0
-        self._coming_back = False
-        self._stays = False  # whether its end is decided
+        self._resume_pending = False
+        self._end_scheduled = False  # whether the end of the program is scheduled
         self.grant: Grant | None = None
         self.ending = ""
 
@@ -67,27 +67,27 @@ class SimTenant:
         self._node.deliver(TenantJoined(self._peer, self._pid, _UID, self._spec), now)
 
     @property
-    def _homeless(self) -> bool:
+    def _has_no_grant(self) -> bool:
         return self.grant is None and not self.ending
 
-    def node_died(self, now: Instant) -> None:
+    def on_node_death(self, now: Instant) -> None:
         """Schedule a resume, unless one is scheduled since an earlier crash."""
-        if not self._coming_back:
-            self._coming_back = True
-            self._loop.at(now + int(RETRY_NS * self._jitter), self.come_back, None)
+        if not self._resume_pending:
+            self._resume_pending = True
+            self._loop.at(now + int(RETRY_NS * self._jitter), self.resume, None)
 
-    def come_back(self, _: Any, now: Instant) -> None:
+    def resume(self, _: Any, now: Instant) -> None:
         """Resume the slot as soon as the node runs."""
         if self.ending or self.grant is None:
             return
         if not self._node.up:
-            self._retry(self.come_back, now)
+            self._retry(self.resume, now)
             return
-        self._coming_back = False
+        self._resume_pending = False
         self._peer = self._node.listener.connect(self._receive)
         slot, generation = self.grant.slot, self.grant.generation
         self._node.deliver(TenantResumed(self._peer, self._pid, _UID, slot, generation), now)
-        if self._homeless:  # came back too late: start over as a new tenant
+        if self._has_no_grant:  # the slot was released meanwhile: join as a new tenant
             self._node.deliver(TenantJoined(self._peer, self._pid, _UID, self._spec), now)
 
     def end(self, _: Any, now: Instant) -> None:
@@ -106,8 +106,8 @@ class SimTenant:
         now = self._loop.now()
         if isinstance(message, Grant):
             self.grant = message
-            if not self._stays:
-                self._stays = True
+            if not self._end_scheduled:
+                self._end_scheduled = True
                 self._loop.at(now + self._stay_ns, self.end, None)
         elif isinstance(message, Reject):
             if message.retry_after_ns:
@@ -116,10 +116,10 @@ class SimTenant:
                 self.ending = f"refused: {message.reason.value}"
             self.grant = None
         elif isinstance(message, Signal | Suspend | Restore):
-            self._loop.at(now + _OBEY_NS, self._obey, (self._peer, message))
+            self._loop.at(now + _REACTION_NS, self._react, (self._peer, message))
 
-    def _obey(self, request: tuple[int, Push], now: Instant) -> None:
-        """Do what the node requested, unless that connection is closed."""
+    def _react(self, request: tuple[int, Push], now: Instant) -> None:
+        """React to the node's request, unless its connection is closed."""
         peer, message = request
         if self.ending or peer != self._peer:
             return
@@ -180,22 +180,22 @@ class Traffic:
 
     def command(self, command: CommandConfig) -> None:
         """Schedule a command; it is lost if the node is down then."""
-        self._loop.at(self._loop.now() + command.at, self._tell, command)
+        self._loop.at(self._loop.now() + command.at, self._send_command, command)
 
     def device_fault(self, events: Sequence[tuple[Instant, Event]]) -> None:
         """Schedule events of a device; they are lost if the node is down then."""
         for when, event in events:
             self._loop.at(self._loop.now() + when, self._node.deliver, event)
 
-    def _tell(self, command: CommandConfig, now: Instant) -> None:
+    def _send_command(self, command: CommandConfig, now: Instant) -> None:
         peer = self._node.listener.connect(lambda _: None)
         self._node.deliver(command.event(peer, _UID), now)
         self._node.listener.disconnect(peer)
 
     def _kill(self, _: Any, now: Instant) -> None:
         self._node.kill()
-        for tenant in self._alive():
-            tenant.node_died(now)
+        for tenant in self._present():
+            tenant.on_node_death(now)
 
-    def _alive(self) -> Sequence[SimTenant]:
+    def _present(self) -> Sequence[SimTenant]:
         return [tenant for tenant in self.tenants if tenant.grant is not None and not tenant.ending]

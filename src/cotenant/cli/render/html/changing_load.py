@@ -20,7 +20,7 @@ _BIN_NS: Final = 250_000_000
 
 
 class ChangingLoadRun(msgspec.Struct, frozen=True, kw_only=True):
-    """The same requests in one sharing mode."""
+    """A run of the requests in one sharing mode."""
 
     name: str
     number: int
@@ -61,8 +61,8 @@ def changing_load_chart(changing_load: ChangingLoad) -> str:
         ("training throughput relative to alone", _paces),
     )
     parts = []
-    for place, (title, draw) in enumerate(panels):
-        top = 24 + place * (_PANEL + _GAP)
+    for index, (title, draw) in enumerate(panels):
+        top = 24 + index * (_PANEL + _GAP)
         parts.append(f"<text x={LEFT} y={top - 6:.1f}>{escape(title)}</text>")
         parts.append(f"<line class=grid x1={LEFT} x2={WIDTH - RIGHT} y1={top + _PANEL} y2={top + _PANEL} />")
         parts += [
@@ -90,8 +90,8 @@ def _load(changing_load: ChangingLoad, x_of: Callable[[float], float], top: floa
     for due_ns, _ in changing_load.runs[0].requests:
         bins[min(due_ns // _BIN_NS, len(bins) - 1)] += 1
     max_value = max(*bins, 1)
-    for place, count in enumerate(bins):
-        x, width = x_of(place * _BIN_NS), x_of((place + 1) * _BIN_NS) - x_of(place * _BIN_NS)
+    for index, count in enumerate(bins):
+        x, width = x_of(index * _BIN_NS), x_of((index + 1) * _BIN_NS) - x_of(index * _BIN_NS)
         y = _y_of(top, count / max_value)
         yield f"<rect class=request x={x:.1f} y={y:.1f} width={max(width - 1, 1):.1f} height={top + _PANEL - y:.1f} />"
     yield _label(f"{max_value * SECOND_NS // _BIN_NS}", top)
@@ -100,8 +100,8 @@ def _load(changing_load: ChangingLoad, x_of: Callable[[float], float], top: floa
 
 
 def _latencies(changing_load: ChangingLoad, x_of: Callable[[float], float], top: float) -> Iterable[str]:
-    seen = [latency_ns for run in changing_load.runs for _, latency_ns in run.requests]
-    min_value, max_value = max(min(seen, default=1), 1), max([*seen, changing_load.slo_ns, 2])
+    latencies_ns = [latency_ns for run in changing_load.runs for _, latency_ns in run.requests]
+    min_value, max_value = max(min(latencies_ns, default=1), 1), max([*latencies_ns, changing_load.slo_ns, 2])
     low, high = math.log10(min_value), max(math.log10(max_value), math.log10(min_value) + 0.1)
 
     def y_of(latency_ns: float) -> float:
@@ -111,8 +111,8 @@ def _latencies(changing_load: ChangingLoad, x_of: Callable[[float], float], top:
         yield _label(f"{latency_ns / 1e6:g} ms", y_of(latency_ns))
     for run in changing_load.runs:
         for due_ns, latency_ns in run.requests:
-            place = f"cx={x_of(due_ns):.1f} cy={y_of(latency_ns):.1f}"
-            yield f"<circle class='dot series{run.number}' {place} r=1.3><title>{escape(run.name)}</title></circle>"
+            position = f"cx={x_of(due_ns):.1f} cy={y_of(latency_ns):.1f}"
+            yield f"<circle class='dot series{run.number}' {position} r=1.3><title>{escape(run.name)}</title></circle>"
     y = y_of(changing_load.slo_ns)
     yield f"<line class=objective x1={LEFT} x2={WIDTH - RIGHT} y1={y:.1f} y2={y:.1f} />"
 
@@ -122,10 +122,10 @@ def _shares(changing_load: ChangingLoad, x_of: Callable[[float], float], top: fl
         yield _label(f"{part:.0%}", _y_of(top, part))
     for run in changing_load.runs:
         points = []
-        for place, (at_ns, online_ppm) in enumerate(run.shares):
-            after_ns = run.shares[place + 1][0] if place + 1 < len(run.shares) else changing_load.span_ns
+        for index, (at_ns, online_ppm) in enumerate(run.shares):
+            until_ns = run.shares[index + 1][0] if index + 1 < len(run.shares) else changing_load.span_ns
             y = _y_of(top, online_ppm / 1e6)
-            points += [f"{x_of(at_ns):.1f},{y:.1f}", f"{x_of(after_ns):.1f},{y:.1f}"]
+            points += [f"{x_of(at_ns):.1f},{y:.1f}", f"{x_of(until_ns):.1f},{y:.1f}"]
         if points:
             yield f"<polyline class='curve series{run.number}' points='{' '.join(points)}' />"
 

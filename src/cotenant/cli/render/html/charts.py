@@ -16,7 +16,7 @@ _CURVE_HEIGHT: Final = 260
 _TRACK_HEIGHT: Final = 46
 _STEPS: Final = 200  # points of a curve, more than a screen can resolve
 _NS_PER_MS: Final = 1e6
-_THINNEST: Final = 0.3
+_MIN_WIDTH: Final = 0.3
 
 
 def curves(phases: Sequence[PhaseResult]) -> str:
@@ -34,8 +34,8 @@ def curves(phases: Sequence[PhaseResult]) -> str:
     parts = [_axes(x_of, y_of, min_value, max_value)]
     for number, phase in enumerate(phases):
         count = len(phase.latencies_ns)
-        places = [round(step * (count - 1) / _STEPS) for step in range(_STEPS + 1)] if count > _STEPS else range(count)
-        points = " ".join(f"{x_of(phase.latencies_ns[place]):.1f},{y_of((place + 1) / count):.1f}" for place in places)
+        indexes = [round(step * (count - 1) / _STEPS) for step in range(_STEPS + 1)] if count > _STEPS else range(count)
+        points = " ".join(f"{x_of(phase.latencies_ns[index]):.1f},{y_of((index + 1) / count):.1f}" for index in indexes)
         parts.append(
             f"<polyline class='curve series{number}' points='{points}'><title>{escape(phase.name)}</title></polyline>"
         )
@@ -58,19 +58,19 @@ def _axes(x_of: Callable[[float], float], y_of: Callable[[float], float], min_va
 
 def ticks(min_value: int, max_value: int) -> list[int]:
     """Return 1, 2 and 5 times powers of ten between two values."""
-    found = []
+    values = []
     power = 10 ** int(math.log10(min_value))
     while power <= max_value:
-        found += [factor * power for factor in (1, 2, 5) if min_value <= factor * power <= max_value]
+        values += [factor * power for factor in (1, 2, 5) if min_value <= factor * power <= max_value]
         power *= 10
-    return found
+    return values
 
 
 def bars(rows: Sequence[tuple[str, str, float, int]]) -> str:
     """Return bars; a row is a label, the text at the end of the bar, its length from 0 to 1, and its colour number."""
     parts = []
-    for place, (label, value, part, number) in enumerate(rows):
-        y = 8 + 26 * place
+    for index, (label, value, part, number) in enumerate(rows):
+        y = 8 + 26 * index
         width = max(0.0, min(part, 1.0)) * (WIDTH - 420)
         parts.append(f"<text x=0 y={y + 13}>{escape(label)}</text>")
         parts.append(f"<rect class='bar series{number}' x=300 y={y} width={width:.1f} height=16 rx=2 />")
@@ -83,16 +83,16 @@ def timeline_chart(timeline: TimelineWindow) -> str:
     span_ns = timeline.end_ns - timeline.begin_ns
 
     def x_of(at_ns: int) -> float:
-        inside_ns = min(max(at_ns, timeline.begin_ns), timeline.end_ns) - timeline.begin_ns
-        return LEFT + inside_ns / span_ns * (WIDTH - LEFT - RIGHT)
+        offset_ns = min(max(at_ns, timeline.begin_ns), timeline.end_ns) - timeline.begin_ns
+        return LEFT + offset_ns / span_ns * (WIDTH - LEFT - RIGHT)
 
     parts = [f"<text x=0 y={24 + track * _TRACK_HEIGHT}>{name}</text>" for track, name in enumerate(_TRACKS)]
     tracks = (("request", timeline.requests), ("online", timeline.online), ("offline", timeline.offline))
     for track, (kind, spans) in enumerate(tracks):
         for begin_ns, end_ns in spans:
-            width = max(x_of(end_ns) - x_of(begin_ns), _THINNEST)
-            place = f"x={x_of(begin_ns):.2f} y={8 + track * _TRACK_HEIGHT} width={width:.2f}"
-            parts.append(f"<rect class={kind} {place} height={_TRACK_HEIGHT - 18} />")
+            width = max(x_of(end_ns) - x_of(begin_ns), _MIN_WIDTH)
+            position = f"x={x_of(begin_ns):.2f} y={8 + track * _TRACK_HEIGHT} width={width:.2f}"
+            parts.append(f"<rect class={kind} {position} height={_TRACK_HEIGHT - 18} />")
     for milliseconds in range(0, round(span_ns / _NS_PER_MS) + 1, 5):
         x = x_of(timeline.begin_ns + milliseconds * 1_000_000)
         parts.append(f"<line class=grid x1={x:.1f} x2={x:.1f} y1=4 y2={3 * _TRACK_HEIGHT} />")

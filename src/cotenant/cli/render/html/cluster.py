@@ -20,18 +20,18 @@ _SHARED, _BEFORE = 3, 0
 
 
 def cluster_page(cluster_run: ClusterRun, name: str) -> str:
-    """Return the page."""
+    """Return the HTML page."""
     outcome, world = cluster_run.outcome, cluster_run.world
-    at_h, seen = world.measurements.series()
+    at_h, values = world.measurements.series()
 
-    def line(course: str, title: str, colour: int) -> Line:
-        return Line(title, colour, list(zip(at_h, seen[course], strict=True)))
+    def line(metric: str, title: str, colour: int) -> Line:
+        return Line(title, colour, list(zip(at_h, values[metric], strict=True)))
 
-    def pair(course: str) -> list[Line]:
-        return [line(course, "shared", _SHARED), line(f"{course}_before", "online only", _BEFORE)]
+    def pair(metric: str) -> list[Line]:
+        return [line(metric, "shared", _SHARED), line(f"{metric}_before", "online only", _BEFORE)]
 
-    slowest = max([1.05, *seen["slowdown_p99"]])
-    jobs = max([1.0, *seen["running"], *seen["waiting"]])
+    slowest = max([1.05, *values["slowdown_p99"]])
+    jobs = max([1.0, *values["running"], *values["waiting"]])
     return "\n".join(
         [
             "<!doctype html><html lang=en><meta charset=utf-8>",
@@ -39,11 +39,13 @@ def cluster_page(cluster_run: ClusterRun, name: str) -> str:
             f"<title>cotenant: {escape(name)}</title><style>{STYLE}</style>",
             f"<h1>{escape(name)}</h1><p>{escape(about(outcome))}</p>",
             *_table(metric_rows(outcome)),
-            *_part("GPU utilization", "the part of the time with work on a GPU, over all GPUs", pair("utilization")),
+            *_part(
+                "GPU utilization", "the fraction of the time with work on a GPU, over all GPUs", pair("utilization")
+            ),
             series(pair("utilization"), "utilization over time", _percent, max_value=1.0),
-            *_part("SM activity", "of SMs times time, the part with work", pair("sm_activity")),
+            *_part("SM activity", "the fraction of SM time with work", pair("sm_activity")),
             series(pair("sm_activity"), "SM activity over time", _percent, max_value=1.0),
-            *_part("Memory", "the part of all GPU memory that is held", pair("memory")),
+            *_part("Memory", "the fraction of all GPU memory that is allocated", pair("memory")),
             series(pair("memory"), "memory over time", _percent, max_value=1.0),
             *_part("Jobs", "", lines := [line("running", "running", 3), line("waiting", "waiting", 1)]),
             series(lines, "jobs over time", lambda count: f"{count:,.0f}", max_value=jobs),
@@ -51,24 +53,24 @@ def cluster_page(cluster_run: ClusterRun, name: str) -> str:
                 "Job completion time",
                 "cumulative fraction of the completed jobs",
                 lines := [
-                    Line("from submission to end", 3, _completions(cluster_run)),
-                    Line("alone on whole GPUs", 0, _works(cluster_run)),
+                    Line("from submission to end", 3, _completion_times(cluster_run)),
+                    Line("alone on whole GPUs", 0, _work_times(cluster_run)),
                 ],
             ),
             distribution(lines, "distribution of job completion times", _hours),
             *_part(
                 "Online slowdown over time",
-                "latency, with its queue, over that alone at the same load",
+                "latency including queueing, relative to the latency alone at the same load",
                 lines := [line("slowdown", "mean, by load", 3), line("slowdown_p99", "the worst GPU of 100", 1)],
             ),
             series(lines, "online slowdown over time", lambda times: f"{times:.2f}", min_value=1.0, max_value=slowest),
             *_part(
                 "Distribution of the online slowdown",
                 "cumulative fraction of the online work",
-                [slowed := Line("shared", 3, world.measurements.slowdown_curve())],
+                [slowdown := Line("shared", 3, world.measurements.slowdown_curve())],
             ),
-            slowdowns(slowed, "distribution of online slowdown"),
-            *_part("All GPUs", "utilization of neighbouring GPUs, together, over the time", []),
+            slowdowns(slowdown, "distribution of online slowdown"),
+            *_part("All GPUs", "mean utilization of groups of neighbouring GPUs over time", []),
             heat_map(world.measurements.heatmap(), outcome.hours, outcome.gpus),
             f"<p class=note>{escape(_NOTES)}</p></html>",
         ]
@@ -77,16 +79,16 @@ def cluster_page(cluster_run: ClusterRun, name: str) -> str:
 
 _NOTES: Final = (
     "Nothing here ran on a GPU. Speeds and slowdowns are those of the physics that "
-    "docs/how-to/simulate-a-cluster.md names, not what the cluster's controller predicted; online load is made up "
-    "or taken from a trace as the scenario says."
+    "docs/how-to/simulate-a-cluster.md names, not the predictions of the cluster's controller; the online load is "
+    "generated or taken from a trace, as the scenario says."
 )
 
 
 def _part(title: str, note: str, lines: Sequence[Line]) -> Iterable[str]:
     yield f"<h2>{escape(title)}</h2>"
-    keys = "".join(f"<span class='key series{one.colour}'></span>{escape(one.name)}" for one in lines)
-    said = f"{note}." if note else ""
-    yield f"<p class=note>{escape(said[:1].upper() + said[1:])}{keys}</p>"
+    keys = "".join(f"<span class='key series{line.colour}'></span>{escape(line.name)}" for line in lines)
+    sentence = f"{note}." if note else ""
+    yield f"<p class=note>{escape(sentence[:1].upper() + sentence[1:])}{keys}</p>"
 
 
 def _table(rows: Sequence[tuple[str, str, str]]) -> Iterable[str]:
@@ -96,19 +98,19 @@ def _table(rows: Sequence[tuple[str, str, str]]) -> Iterable[str]:
     yield "</table>"
 
 
-def _completions(cluster_run: ClusterRun) -> list[tuple[float, float]]:
+def _completion_times(cluster_run: ClusterRun) -> list[tuple[float, float]]:
     sim_jobs = cluster_run.world.sim_jobs
     done = sim_jobs.state == SimJobState.DONE
-    return _ranked(np.sort((sim_jobs.end_ns - sim_jobs.submit_ns)[done] / _HOUR_NS).tolist())
+    return _cumulative(np.sort((sim_jobs.end_ns - sim_jobs.submit_ns)[done] / _HOUR_NS).tolist())
 
 
-def _works(cluster_run: ClusterRun) -> list[tuple[float, float]]:
+def _work_times(cluster_run: ClusterRun) -> list[tuple[float, float]]:
     sim_jobs = cluster_run.world.sim_jobs
-    return _ranked(np.sort(sim_jobs.work[sim_jobs.state == SimJobState.DONE] / _HOUR_NS).tolist())
+    return _cumulative(np.sort(sim_jobs.work[sim_jobs.state == SimJobState.DONE] / _HOUR_NS).tolist())
 
 
-def _ranked(values: Sequence[float]) -> list[tuple[float, float]]:
-    return [(value, (place + 1) / len(values)) for place, value in enumerate(values)]
+def _cumulative(values: Sequence[float]) -> list[tuple[float, float]]:
+    return [(value, (index + 1) / len(values)) for index, value in enumerate(values)]
 
 
 def _percent(part: float) -> str:

@@ -13,8 +13,8 @@ _HEIGHT: Final = 220
 _TOP: Final = 14
 _BOTTOM: Final = 34
 _CELL: Final = 7
-_MOST_POINTS: Final = 400
-_NEARLY_ALL: Final = 0.999
+_POINTS_LIMIT: Final = 400
+_SHOWN_FRACTION: Final = 0.999
 _SHADES: Final = ("#eef3f6", "#3d7ea6", "#14283a")
 """Colours for 0 %, 50 % and 100 % utilization."""
 
@@ -60,13 +60,13 @@ def distribution(lines: Sequence[Line], label: str, format_value: Callable[[floa
 
 def slowdowns(line: Line, label: str) -> str:
     """Return the cumulative distribution of slowdowns from 1 to the 99.9th percentile."""
-    max_value = max(next((x for x, part in line.points if part >= _NEARLY_ALL), 1.0), 1.1)
+    max_value = max(next((x for x, part in line.points if part >= _SHOWN_FRACTION), 1.0), 1.1)
     inside = [point for point in line.points if point[0] <= max_value]
 
     def x_of(times: float) -> float:
         return LEFT + (times - 1) / (max_value - 1) * (WIDTH - LEFT - RIGHT)
 
-    ticks = [1 + (max_value - 1) * place / 5 for place in range(6)]
+    ticks = [1 + (max_value - 1) * index / 5 for index in range(6)]
     columns = _columns([(x_of(tick), f"{tick:.2f}") for tick in ticks])
     curve = _curves([line._replace(points=inside)], x_of, 0.0, 1.0)
     return svg(_HEIGHT, [*_rows(0.0, 1.0, _percent), *columns, *curve], label)
@@ -85,8 +85,8 @@ def heat_map(cells: Sequence[Sequence[float]], hours: float, gpus: int) -> str:
     parts = []
     for row, line in enumerate(cells):
         for column, value in enumerate(line):
-            place = f"x='{LEFT + column * width:.2f}' y='{_TOP + row * _CELL}' width='{width + 0.3:.2f}'"
-            parts.append(f"<rect {place} height='{_CELL + 0.3}' fill='{_shade(value)}'/>")
+            position = f"x='{LEFT + column * width:.2f}' y='{_TOP + row * _CELL}' width='{width + 0.3:.2f}'"
+            parts.append(f"<rect {position} height='{_CELL + 0.3}' fill='{_shade(value)}'/>")
     bottom = _TOP + len(cells) * _CELL
     step = _step(hours)
     for tick in range(int(hours / step + 1e-9) + 1):
@@ -95,16 +95,16 @@ def heat_map(cells: Sequence[Sequence[float]], hours: float, gpus: int) -> str:
     parts.append(f"<text x='{LEFT - 6}' y='{_TOP + 9}' text-anchor='end'>GPU 0</text>")
     parts.append(f"<text x='{LEFT - 6}' y='{bottom}' text-anchor='end'>{gpus - 1:,}</text>")
     for tenth in range(11):
-        left = LEFT + tenth * 24
-        parts.append(f"<rect x='{left}' y='{bottom + 26}' width='24.3' height='10' fill='{_shade(tenth / 10)}'/>")
+        x = LEFT + tenth * 24
+        parts.append(f"<rect x='{x}' y='{bottom + 26}' width='24.3' height='10' fill='{_shade(tenth / 10)}'/>")
     parts.append(f"<text x='{LEFT + 272}' y='{bottom + 35}'>utilization, 0 % to 100 %</text>")
     return svg(bottom + 44, parts, "utilization of GPUs over time")
 
 
 def _rows(min_value: float, max_value: float, format_value: Callable[[float], str]) -> list[str]:
     parts = []
-    for place in range(5):
-        value = min_value + (max_value - min_value) * place / 4
+    for index in range(5):
+        value = min_value + (max_value - min_value) * index / 4
         y = _y_of(value, min_value, max_value)
         parts.append(f"<line class='grid' x1='{LEFT}' x2='{WIDTH - RIGHT}' y1='{y:.1f}' y2='{y:.1f}'/>")
         parts.append(f"<text x='{LEFT - 6}' y='{y + 4:.1f}' text-anchor='end'>{escape(format_value(value))}</text>")
@@ -123,9 +123,9 @@ def _curves(lines: Sequence[Line], x_of: Callable[[float], float], min_value: fl
     parts = []
     for line in lines:
         points = line.points
-        if len(points) > _MOST_POINTS:
+        if len(points) > _POINTS_LIMIT:
             last = len(points) - 1
-            points = [points[round(place * last / _MOST_POINTS)] for place in range(_MOST_POINTS + 1)]
+            points = [points[round(index * last / _POINTS_LIMIT)] for index in range(_POINTS_LIMIT + 1)]
         text = " ".join(f"{x_of(x):.1f},{_y_of(y, min_value, max_value):.1f}" for x, y in points)
         if text:
             title = f"<title>{escape(line.name)}</title>"
@@ -146,9 +146,9 @@ def _step(hours: float) -> float:
 def _shade(value: float) -> str:
     part = min(max(value, 0.0), 1.0) * (len(_SHADES) - 1)
     index = min(int(part), len(_SHADES) - 2)
-    low, high = (_SHADES[index + one][1:] for one in (0, 1))
+    low, high = (_SHADES[index + offset][1:] for offset in (0, 1))
     mixed = [
         round(int(low[at : at + 2], 16) + (part - index) * (int(high[at : at + 2], 16) - int(low[at : at + 2], 16)))
         for at in (0, 2, 4)
     ]
-    return "#" + "".join(f"{one:02x}" for one in mixed)
+    return "#" + "".join(f"{channel:02x}" for channel in mixed)

@@ -153,12 +153,12 @@ def _timelines(phases: Sequence[PhaseResult]) -> Iterable[str]:
 
 def _notes(trace: str) -> str:
     file = Path(trace).name  # in the directory of the page, which may be moved
-    kept = (
-        f" What ran in the last second under cotenant is in {file}, for ui.perfetto.dev."
+    trace_note = (
+        f" The trace of the last second under cotenant is in {file}, for ui.perfetto.dev."
         if trace
         else " No trace was written."
     )
     return (
         "Latencies are by the service's clock, from when a request was due. Busy time, SM activity and waiting are the "
-        f"software GPU's counters. This has only ever run on the software GPU.{kept}"
+        f"software GPU's counters. All results are of the software GPU.{trace_note}"
     )

@@ -1,4 +1,4 @@
-"""Results of one phase of the demo: the service alone or beside the training job."""
+"""Results of one phase of the demo: the service alone or together with the training job."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Span: TypeAlias = tuple[int, int]
 
 
 class TimelineWindow(msgspec.Struct, frozen=True):
-    """A few milliseconds of a device, from its own records of what ran."""
+    """A few milliseconds of a device, from its own records."""
 
     begin_ns: int
     end_ns: int
     requests: list[Span]
-    """When each was due and when it was complete."""
+    """The instants at which each request was due and complete."""
     online: list[Span]
-    """When kernels of the service ran, without the time they were switched out."""
+    """The times in which kernels of the service ran, without the time they were switched out."""
     offline: list[Span]
 
 
@@ -38,5 +38,5 @@ class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):
     busy: float
     sm_activity: float
     waited_ns: int
-    """Time its kernels waited for another program, as the device counted it."""
+    """Time that the service's kernels waited for another program, as the device counted it."""
     timeline: TimelineWindow

@@ -24,9 +24,9 @@ td:last-child { overflow-wrap: anywhere; font-family: ui-monospace, monospace; f
 
 
 def profile_page(profile: Profile) -> str:
-    """Return the page."""
+    """Return the HTML page."""
     busy = percent(profile.busy_ns, profile.span_ns)
-    part = profile.busy_ns / profile.span_ns if profile.span_ns else 0.0
+    fraction = profile.busy_ns / profile.span_ns if profile.span_ns else 0.0
     head = (
         f"{profile.runs} runs on {profile.device or 'an unknown device'}: {duration(profile.span_ns)} observed, "
         f"device busy {busy}, idle {duration(profile.idle_ns)}"
@@ -37,7 +37,7 @@ def profile_page(profile: Profile) -> str:
             "<meta name=viewport content='width=device-width'>",
             f"<title>{escape(profile.task)}: profile</title><style>{_STYLE}</style>",
             f"<h1>{escape(profile.task)}</h1><p>{escape(head)}</p>",
-            f"<div class=split title='busy {escape(busy)}'><div style='width:{100 * part:.2f}%'></div></div>",
+            f"<div class=split title='busy {escape(busy)}'><div style='width:{100 * fraction:.2f}%'></div></div>",
             *_kernels(profile),
             *_gaps(profile),
             *_fill(profile),
@@ -72,14 +72,14 @@ def _kernels(profile: Profile) -> Iterable[str]:
 
 def _gaps(profile: Profile) -> Iterable[str]:
     classes = gap_classes(profile)
-    most_ns = max((total_ns for _, _, total_ns in classes), default=0) or 1
+    max_ns = max((total_ns for _, _, total_ns in classes), default=0) or 1
     yield "<h2>Gaps between kernels</h2>"
     rows = (
         [
             label,
             f"{count:,}",
             duration(total_ns),
-            f"<div class=bar style='width:{100 * total_ns / most_ns:.1f}%'></div>",
+            f"<div class=bar style='width:{100 * total_ns / max_ns:.1f}%'></div>",
         ]
         for label, count, total_ns in classes
     )
@@ -87,7 +87,7 @@ def _gaps(profile: Profile) -> Iterable[str]:
 
 
 def _fill(profile: Profile) -> Iterable[str]:
-    yield "<h2>What a co-tenant could fill</h2>"
+    yield "<h2>Idle time that a co-tenant could fill</h2>"
     rows = (
         [
             duration(fill.kernel_ns),

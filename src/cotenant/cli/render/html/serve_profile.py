@@ -36,7 +36,7 @@ def plotter(file: str) -> Callable[[Sequence[ProfileOutcome]], None]:
         raise ConfigError("--plot", file, f"cannot be written: {error.strerror}; choose another") from None
 
     def draw(outcomes: Sequence[ProfileOutcome]) -> None:
-        measured = [(one.profiled, one.knees) for one in outcomes if one.profiled and one.knees]
+        measured = [(outcome.profiled, outcome.knees) for outcome in outcomes if outcome.profiled and outcome.knees]
         drawing = _drawing(measured)
         path.write_text(drawing if path.suffix == ".svg" else _page(drawing, measured), encoding="utf-8")
 
@@ -45,8 +45,8 @@ def plotter(file: str) -> Callable[[Sequence[ProfileOutcome]], None]:
 
 def _drawing(measured: Sequence[tuple[ModelProfile, Knees]]) -> str:
     panels = [
-        f"<g transform='translate(0,{place * _PANEL})'>{''.join(_panel(profiled, knees))}</g>"
-        for place, (profiled, knees) in enumerate(measured)
+        f"<g transform='translate(0,{index * _PANEL})'>{''.join(_panel(profiled, knees))}</g>"
+        for index, (profiled, knees) in enumerate(measured)
     ]
     height = max(len(measured), 1) * _PANEL
     head = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {height}'><style>{_STYLE}</style>"
@@ -54,9 +54,9 @@ def _drawing(measured: Sequence[tuple[ModelProfile, Knees]]) -> str:
 
 
 def _panel(profiled: ModelProfile, knees: Knees) -> list[str]:
-    """Return one model: circles for runs alone, bars for runs beside others, dashed lines for the fitted model."""
+    """Return the panel of one model: circles for runs alone, bars for runs with others, dashed lines for the fit."""
     all_units, widths = profiled.times.all_units, profiled.times.widths()
-    times_ns = [one.typical_ns for one in (*profiled.alone, *profiled.times.times)]
+    times_ns = [time.typical_ns for time in (*profiled.alone, *profiled.times.times)]
     low, high = math.log10(max(min(times_ns), 1)), math.log10(max(*times_ns, 2))
     high = max(high, low + 0.1)
 
@@ -68,10 +68,10 @@ def _panel(profiled: ModelProfile, knees: Knees) -> list[str]:
         part = (math.log10(max(time_ns, 1)) - low) / (high - low)
         return _PANEL - _BOTTOM - min(max(part, 0.0), 1.0) * (_PANEL - _BOTTOM - _TOP)
 
-    surface = fit_surface([Point(one.units / all_units, one.rows, float(one.typical_ns)) for one in profiled.alone])
+    surface = fit_surface([Point(time.units / all_units, time.rows, float(time.typical_ns)) for time in profiled.alone])
     span = [widths[0] + (widths[-1] - widths[0]) * step / _STEPS for step in range(_STEPS + 1)]
     unit = "percent of the GPU" if profiled.percent else "cores"
-    title = f"{profiled.model}: circles alone, bars beside other runs, dashed lines fitted"
+    title = f"{profiled.model}: circles alone, bars with other runs, dashed lines fitted"
     parts = [f"<text x='{LEFT}' y='18'>{escape(title)}</text>"]
     for time_ns in ticks(round(10**low), round(10**high))[::2]:
         y = y_of(time_ns)
@@ -84,20 +84,20 @@ def _panel(profiled: ModelProfile, knees: Knees) -> list[str]:
     for units in (knees.curve_units, knees.model_units):
         x = x_of(units)
         parts.append(f"<line class='knee' x1='{x:.1f}' x2='{x:.1f}' y1='{_TOP}' y2='{_PANEL - _BOTTOM}'/>")
-    for place, rows in enumerate(profiled.times.batches()):
-        colour = _COLOURS[place % len(_COLOURS)]
+    for index, rows in enumerate(profiled.times.batches()):
+        colour = _COLOURS[index % len(_COLOURS)]
         fitted = [(units, surface.latency(units / all_units, rows)) for units in span]
         points = " ".join(f"{x_of(units):.1f},{y_of(time_ns):.1f}" for units, time_ns in fitted)
         parts.append(f"<polyline class='fit' stroke='{colour}' points='{points}'/>")
-        for one in profiled.alone:
-            if one.rows == rows:
-                x, y = x_of(one.units), y_of(one.typical_ns)
+        for time in profiled.alone:
+            if time.rows == rows:
+                x, y = x_of(time.units), y_of(time.typical_ns)
                 parts.append(f"<circle cx='{x:.1f}' cy='{y:.1f}' r='3' fill='{colour}'/>")
-        for one in profiled.times.times:
-            if one.rows == rows:
-                x, y = x_of(one.units) - 6, y_of(one.typical_ns) - 1
+        for time in profiled.times.times:
+            if time.rows == rows:
+                x, y = x_of(time.units) - 6, y_of(time.typical_ns) - 1
                 parts.append(f"<rect x='{x:.1f}' y='{y:.1f}' width='12' height='2' fill='{colour}'/>")
-        y = _TOP + 16 * place
+        y = _TOP + 16 * index
         label = f"{rows} row{'s' if rows > 1 else ''}"
         parts.append(f"<text x='{WIDTH - 140}' y='{y + 4}' fill='{colour}'>{label}</text>")
     y = _TOP + 16 * len(profiled.times.batches())

@@ -1,7 +1,7 @@
 """The metric families of /metrics, which docs/reference/metrics.md lists; a test compares both.
 
-Every family exists from the start, so that an alert rule finds zero and not nothing. The values of labels are bounded:
-tenants by the number of slots, and all others by closed lists.
+Every family exists from the start, so that an alert rule finds a zero instead of no series. The values of labels are
+bounded: tenants by the number of slots, and all others by closed lists.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _WORK: Final[tuple[tuple[str, str, Callable[[WorkCounters], float]], ...]] = (
 )
 _LATENCY_BOUNDS_NS: Final = tuple(1 << bits for bits in range(17, 35))
 """From 131 us to 17 s; the pages have finer buckets, of which these are some bounds."""
-_COUNTED: Final = (Source.CUDA, Source.XID, Source.MPS, Source.HANG)
+_FAULT_SOURCES: Final = (Source.CUDA, Source.XID, Source.MPS, Source.HANG)
 _TENANT_LABELS: Final = ("tenant", "gpu", "kind")
 _GPU_LABELS: Final = ("gpu", "name")
 
 
-class _Alone(Collector):
+class _SingleFamily(Collector):
     """A collector of one family, as the text encoder requires."""
 
     def __init__(self, family: Metric) -> None:
@@ -71,19 +71,19 @@ def page_of(collect: Callable[[], NodeMetrics]) -> Iterator[bytes]:
 def text_of(families: Iterable[Metric]) -> Iterator[bytes]:
     """Yield each family in the text format of Prometheus."""
     for family in families:
-        yield generate_latest(_Alone(family))
+        yield generate_latest(_SingleFamily(family))
 
 
 def _families(metrics: NodeMetrics) -> Iterator[Metric]:
     """Yield the families in the order of docs/reference/metrics.md."""
-    yield from _of_tenants(metrics.tenants)
-    yield from _of_kinds(metrics)
-    yield from _of_gpus(metrics.gpus)
-    yield from _of_node(metrics)
+    yield from _tenant_families(metrics.tenants)
+    yield from _kind_families(metrics)
+    yield from _gpu_families(metrics.gpus)
+    yield from _node_families(metrics)
 
 
-def _of_tenants(tenants: Iterable[TenantMetrics]) -> Iterator[Metric]:
-    labelled = [((tenant.name, _place(tenant.gpu), tenant.kind.value), tenant) for tenant in tenants]
+def _tenant_families(tenants: Iterable[TenantMetrics]) -> Iterator[Metric]:
+    labelled = [((tenant.name, _gpu_label(tenant.gpu), tenant.kind.value), tenant) for tenant in tenants]
     for name, about, value in _WORK:
         counter = CounterMetricFamily(
             f"cotenant_tenant_{name}", f"{about} Starts at zero with each tenant.", None, _TENANT_LABELS
@@ -107,49 +107,49 @@ def _of_tenants(tenants: Iterable[TenantMetrics]) -> Iterator[Metric]:
         paused.add_metric(labels, tenant.paused)
         phase.add_metric((*labels, tenant.phase.value), 1)
     yield from (restarts, held, quota, paused, phase)
-    yield from _of_latencies(labelled)
+    yield from _latency_families(labelled)
 
 
-def _of_latencies(labelled: Iterable[tuple[tuple[str, ...], TenantMetrics]]) -> Iterator[Metric]:
+def _latency_families(labelled: Iterable[tuple[tuple[str, ...], TenantMetrics]]) -> Iterator[Metric]:
     """Yield the objectives and the latency histograms of online tenants."""
     slo = gauge_of("tenant_slo_seconds", "Latency objective of tenants that have one.", _TENANT_LABELS)
     about = "Latency of requests of online tenants, reported or detected."
-    took = HistogramMetricFamily("cotenant_tenant_latency_seconds", about, labels=_TENANT_LABELS)
+    latency = HistogramMetricFamily("cotenant_tenant_latency_seconds", about, labels=_TENANT_LABELS)
     for labels, tenant in labelled:
         if tenant.slo_ns:
             slo.add_metric(labels, tenant.slo_ns / SECOND_NS)
         if tenant.latencies:
-            below = [(bound_ns, sum(tenant.latencies[: bucket_of(bound_ns)])) for bound_ns in _LATENCY_BOUNDS_NS]
-            buckets = [(repr(bound_ns / SECOND_NS), float(count)) for bound_ns, count in below]
-            all_of_them = ("+Inf", float(sum(tenant.latencies)))
-            took.add_metric(labels, [*buckets, all_of_them], tenant.work.request_ns / SECOND_NS)
-    yield from (slo, took)
+            cumulative = [(bound_ns, sum(tenant.latencies[: bucket_of(bound_ns)])) for bound_ns in _LATENCY_BOUNDS_NS]
+            buckets = [(repr(bound_ns / SECOND_NS), float(count)) for bound_ns, count in cumulative]
+            total = ("+Inf", float(sum(tenant.latencies)))
+            latency.add_metric(labels, [*buckets, total], tenant.work.request_ns / SECOND_NS)
+    yield from (slo, latency)
 
 
-def _of_kinds(metrics: NodeMetrics) -> Iterator[Metric]:
+def _kind_families(metrics: NodeMetrics) -> Iterator[Metric]:
     """Yield the sums over a kind, which include departed tenants."""
     sums = {(gpu, kind): WorkCounters() for gpu in range(len(metrics.gpus)) for kind in Kind}
-    for place, work in metrics.departed.items():
-        sums[place] = sums.get(place, WorkCounters()).plus(work)
+    for key, work in metrics.departed.items():
+        sums[key] = sums.get(key, WorkCounters()).add(work)
     for tenant in metrics.tenants:
-        place = (tenant.gpu, tenant.kind)
-        sums[place] = sums.get(place, WorkCounters()).plus(tenant.work)
+        key = (tenant.gpu, tenant.kind)
+        sums[key] = sums.get(key, WorkCounters()).add(tenant.work)
     for name, about, value in _WORK:
         text = f"{about} Sum over all tenants of a kind since the node started, departed ones included."
         counter = CounterMetricFamily(f"cotenant_kind_{name}", text, None, ("gpu", "kind"))
         for (gpu, kind), work in sums.items():
-            counter.add_metric((_place(gpu), kind.value), value(work))
+            counter.add_metric((_gpu_label(gpu), kind.value), value(work))
         yield counter
 
 
-def _of_gpus(gpus: Iterable[GpuMetrics]) -> Iterator[Metric]:
+def _gpu_families(gpus: Iterable[GpuMetrics]) -> Iterator[Metric]:
     labelled = [((str(index), gpu.name), gpu) for index, gpu in enumerate(gpus)]
     state = gauge_of("gpu_state", "1 for the state that the device is in, 0 for the others.", (*_GPU_LABELS, "state"))
     for labels, gpu in labelled:
         for health in Health:
             state.add_metric((*labels, health.value), gpu.health is health)
     yield state
-    for name, about, known in (
+    for name, about, read in (
         (
             "utilization_ratio",
             "Fraction of time in which the device was busy.",
@@ -160,9 +160,13 @@ def _of_gpus(gpus: Iterable[GpuMetrics]) -> Iterator[Metric]:
         (
             "memory_used_bytes",
             "Device memory in use, as the device reports it.",
-            lambda gpu: _known(gpu.sample.memory_used_bytes),
+            lambda gpu: _if_reported(gpu.sample.memory_used_bytes),
         ),
-        ("memory_total_bytes", "Device memory.", lambda gpu: _known(max(gpu.sample.memory_bytes, gpu.memory_bytes))),
+        (
+            "memory_total_bytes",
+            "Device memory.",
+            lambda gpu: _if_reported(max(gpu.sample.memory_bytes, gpu.memory_bytes)),
+        ),
         ("memory_held_bytes", "Device memory that tenants hold, by the ledger.", lambda gpu: gpu.held_bytes),
         ("memory_unaccounted_bytes", "Device memory in use that no tenant's ledger accounts for.", _unaccounted),
         (
@@ -174,7 +178,7 @@ def _of_gpus(gpus: Iterable[GpuMetrics]) -> Iterator[Metric]:
     ):
         gauge = gauge_of(f"gpu_{name}", about, _GPU_LABELS)
         for labels, gpu in labelled:
-            if (value := known(gpu)) is not None:
+            if (value := read(gpu)) is not None:
                 gauge.add_metric(labels, value)
         yield gauge
     evictions = CounterMetricFamily("cotenant_gpu_evictions", "Tenants that were asked to end.", None, _GPU_LABELS)
@@ -183,7 +187,7 @@ def _of_gpus(gpus: Iterable[GpuMetrics]) -> Iterator[Metric]:
     yield evictions
 
 
-def _of_node(metrics: NodeMetrics) -> Iterator[Metric]:
+def _node_families(metrics: NodeMetrics) -> Iterator[Metric]:
     info = gauge_of("node_info", "Always 1; the label is the version of the node.", ("version",))
     info.add_metric((metrics.version,), 1)
     yield info
@@ -201,19 +205,24 @@ def _of_node(metrics: NodeMetrics) -> Iterator[Metric]:
         tenants.add_metric((kind.value,), sum(tenant.kind is kind for tenant in metrics.tenants))
     yield tenants
     for name, about, label, counts in (
-        ("events", "Events, as `cotenant events` prints them.", "event", _all(LogEventKind, metrics.log_events)),
-        ("refusals", "Joins and commands that were refused.", "reason", _all(Reason, metrics.refusals)),
-        ("faults", "Errors of tenants and devices.", "class", _faults(metrics.faults)),
+        (
+            "events",
+            "Events, as `cotenant events` prints them.",
+            "event",
+            _counts_of_all(LogEventKind, metrics.log_events),
+        ),
+        ("refusals", "Joins and commands that were refused.", "reason", _counts_of_all(Reason, metrics.refusals)),
+        ("faults", "Errors of tenants and devices.", "class", _fault_counts(metrics.faults)),
         (
             "adjustments",
             "Changes of the online share of a device.",
             "cause",
-            _all(AdjustCause, metrics.adjustments),
+            _counts_of_all(AdjustCause, metrics.adjustments),
         ),
     ):
         counter = CounterMetricFamily(f"cotenant_node_{name}", about, None, (label,))
-        for word, count in counts.items():
-            counter.add_metric((word,), count)
+        for value, count in counts.items():
+            counter.add_metric((value,), count)
         yield counter
 
 
@@ -222,7 +231,7 @@ def gauge_of(name: str, about: str, labels: tuple[str, ...]) -> GaugeMetricFamil
     return GaugeMetricFamily(f"cotenant_{name}", about, None, labels)
 
 
-def _place(gpu: int) -> str:
+def _gpu_label(gpu: int) -> str:
     return str(gpu) if gpu >= 0 else "none"
 
 
@@ -230,7 +239,7 @@ def _ratio(ppm: int) -> float | None:
     return None if ppm < 0 else ppm / WHOLE_PPM
 
 
-def _known(amount: int) -> int | None:
+def _if_reported(amount: int) -> int | None:
     return None if amount < 0 else amount
 
 
@@ -239,21 +248,21 @@ def _unaccounted(gpu: GpuMetrics) -> int | None:
     return None if used_bytes < 0 else max(0, used_bytes - gpu.held_bytes)
 
 
-def histogram_of(name: str, about: str, seen: Histogram) -> HistogramMetricFamily:
+def histogram_of(name: str, about: str, histogram: Histogram) -> HistogramMetricFamily:
     """Return the histogram in coarser buckets; a value within 1/128 of a bound may be counted on its other side."""
     buckets = []
     for bound_ns in _TURN_BOUNDS_NS:
-        below = sum(times for bucket, times in seen.buckets if bucket_middle(bucket) <= bound_ns)
+        below = sum(times for bucket, times in histogram.buckets if bucket_middle(bucket) <= bound_ns)
         buckets.append((repr(bound_ns / SECOND_NS), float(below)))
-    return HistogramMetricFamily(name, about, [*buckets, ("+Inf", float(seen.count))], seen.total / SECOND_NS)
+    return HistogramMetricFamily(name, about, [*buckets, ("+Inf", float(histogram.count))], histogram.total / SECOND_NS)
 
 
-def _all(words: type[Enum], counts: Mapping[str, int]) -> dict[str, int]:
+def _counts_of_all(kinds: type[Enum], counts: Mapping[str, int]) -> dict[str, int]:
     """Return the counts with zero for every missing key."""
-    return {word.value: counts.get(word.value, 0) for word in words}
+    return {kind.value: counts.get(kind.value, 0) for kind in kinds}
 
 
-def _faults(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the names of all error classes that a tenant or a device can have."""
-    names = [each.name for each in CLASSES if each.source in _COUNTED]
+def _fault_counts(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts of all error classes that a tenant or a device can have."""
+    names = [error.name for error in CLASSES if error.source in _FAULT_SOURCES]
     return {name: counts.get(name, 0) for name in (*names, OTHER_FAULT)}

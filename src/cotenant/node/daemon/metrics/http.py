@@ -30,8 +30,8 @@ FRESH_NS: Final = SECOND_NS
 """How long a rendered page is reused."""
 _READ_BYTES: Final = 4096
 _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_FINE: Final = "200 OK"
-_PLAIN: Final = "text/plain; charset=utf-8"
+_OK: Final = "200 OK"
+_PLAIN_TEXT: Final = "text/plain; charset=utf-8"
 _HINT: Final = b"cotenant: the metrics are at /metrics\n"
 
 
@@ -89,7 +89,7 @@ class MetricsListener:
             self._full_until = None
             self._loop.watch(self._listener.fileno(), READ, self._accept)
         if self._page_in_progress is not None:
-            self._make(*self._page_in_progress)
+            self._render(*self._page_in_progress)
 
     def close(self) -> None:
         """Close all connections."""
@@ -136,28 +136,28 @@ class MetricsListener:
         client.head += data
         if b"\r\n\r\n" in client.head or b"\n\n" in client.head:
             status, kind, body = self._reply(client.head)
-            if status == _FINE and body is None:
+            if status == _OK and body is None:
                 self._await_page(client)
             else:
                 self._answer(client, status, kind, body or b"")
         elif len(client.head) > HEAD_LIMIT_BYTES:
-            self._answer(client, "431 Request Header Fields Too Large", _PLAIN, b"")
+            self._answer(client, "431 Request Header Fields Too Large", _PLAIN_TEXT, b"")
 
     def _reply(self, head: bytes) -> tuple[str, str, bytes | None]:
         """Return status, content type and body; None for the page, which may have to be rendered first."""
         words = head.split(b"\n", 1)[0].split()
         if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
-            return "400 Bad Request", _PLAIN, b""
+            return "400 Bad Request", _PLAIN_TEXT, b""
         if words[0] not in (b"GET", b"HEAD"):
-            return "405 Method Not Allowed", _PLAIN, b""
+            return "405 Method Not Allowed", _PLAIN_TEXT, b""
         if words[1].split(b"?", 1)[0] != b"/metrics":
-            return "404 Not Found", _PLAIN, _HINT
-        return _FINE, CONTENT_TYPE_LATEST, b"" if words[0] == b"HEAD" else None
+            return "404 Not Found", _PLAIN_TEXT, _HINT
+        return _OK, CONTENT_TYPE_LATEST, b"" if words[0] == b"HEAD" else None
 
     def _await_page(self, client: _Client) -> None:
         now = self._clock.now()
         if self._page_cache is not None and now < self._page_cache[0] + FRESH_NS:
-            self._answer(client, _FINE, CONTENT_TYPE_LATEST, self._page_cache[1])
+            self._answer(client, _OK, CONTENT_TYPE_LATEST, self._page_cache[1])
             return
         self._loop.forget(client.socket.fileno())  # further input is not read
         client.is_watched = False
@@ -165,16 +165,16 @@ class MetricsListener:
         if self._page_in_progress is None:
             self._page_in_progress = now, self._page(), []
 
-    def _make(self, begun: Instant, page: Iterator[bytes], chunks: list[bytes]) -> None:
+    def _render(self, started: Instant, page: Iterator[bytes], chunks: list[bytes]) -> None:
         chunk = next(page, None)
         if chunk is not None:
             chunks.append(chunk)
             return
-        self._page_in_progress, self._page_cache = None, (begun, b"".join(chunks))
+        self._page_in_progress, self._page_cache = None, (started, b"".join(chunks))
         awaiting, self._awaiting = self._awaiting, []
         for client in awaiting:
             if client.socket.fileno() >= 0:  # a client may have been closed meanwhile
-                self._answer(client, _FINE, CONTENT_TYPE_LATEST, self._page_cache[1])
+                self._answer(client, _OK, CONTENT_TYPE_LATEST, self._page_cache[1])
 
     def _answer(self, client: _Client, status: str, kind: str, body: bytes) -> None:
         head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"

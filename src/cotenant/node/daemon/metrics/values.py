@@ -24,13 +24,13 @@ class WorkCounters(NamedTuple):
     """Requests that exceeded the objective."""
     request_ns: int = 0
 
-    def plus(self, other: WorkCounters) -> WorkCounters:
+    def add(self, other: WorkCounters) -> WorkCounters:
         """Return the sum."""
-        return WorkCounters(*(one + two for one, two in zip(self, other, strict=True)))
+        return WorkCounters(*(own + others for own, others in zip(self, other, strict=True)))
 
 
 class TenantMetrics(NamedTuple):
-    """A present tenant."""
+    """The metrics of a present tenant."""
 
     name: str
     gpu: int
@@ -47,7 +47,7 @@ class TenantMetrics(NamedTuple):
 
 
 class GpuMetrics(NamedTuple):
-    """A device."""
+    """The metrics of a device."""
 
     name: str
     health: Health
@@ -61,7 +61,7 @@ class GpuMetrics(NamedTuple):
 
 
 class NodeMetrics(NamedTuple):
-    """A node."""
+    """The metrics of a node."""
 
     version: str
     slots: int

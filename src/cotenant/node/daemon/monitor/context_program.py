@@ -1,7 +1,8 @@
 """Measure the device memory of an empty CUDA context.
 
 `python -m cotenant.node.daemon.monitor.context_program` creates a context on the first visible device, prints what NVML
-accounts to its process, and exits. A process that loads a driver is a program on the device, so the node does not.
+accounts to its process, and exits. A process that loads a driver becomes a program on the device, so the node itself
+does not load it.
 """
 
 from __future__ import annotations
@@ -24,32 +25,32 @@ def measure(environ: Mapping[str, str]) -> int:
     """Return the bytes of a context on the first device; 0 if it is unknown or memory is scarce."""
     driver = ctypes.CDLL("libcuda.so.1")
     device, context, name = ctypes.c_int(), ctypes.c_void_p(), (ctypes.c_ubyte * 16)()
-    _must(driver.cuInit(0))
-    _must(driver.cuDeviceGet(ctypes.byref(device), 0))
-    _must(driver.cuDeviceGetUuid_v2(name, device))
+    _check(driver.cuInit(0))
+    _check(driver.cuDeviceGet(ctypes.byref(device), 0))
+    _check(driver.cuDeviceGetUuid_v2(name, device))
     pynvml.nvmlInit()
     handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.UUID(bytes=bytes(name))}".encode())
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     is_exclusive = pynvml.nvmlDeviceGetComputeMode(handle) != pynvml.NVML_COMPUTEMODE_DEFAULT
     if memory.total - memory.used < LEAST_FREE_BYTES or (is_exclusive and _PIPE_VARIABLE not in environ):
         return 0
-    _must(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
-    found = _held(handle, os.getpid())
+    _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+    used_bytes = _used_bytes(handle, os.getpid())
     driver.cuDevicePrimaryCtxRelease_v2(device)
-    return found
+    return used_bytes
 
 
-def _held(handle: Any, pid: int) -> int:
-    lists = (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetMPSComputeRunningProcesses)
-    for list_them in lists:
+def _used_bytes(handle: Any, pid: int) -> int:
+    queries = (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetMPSComputeRunningProcesses)
+    for list_processes in queries:
         with contextlib.suppress(pynvml.NVMLError):
-            for process in list_them(handle):
+            for process in list_processes(handle):
                 if process.pid == pid and process.usedGpuMemory:
                     return int(process.usedGpuMemory)
     return 0
 
 
-def _must(code: int) -> None:
+def _check(code: int) -> None:
     if code:
         raise SystemExit(1)
 

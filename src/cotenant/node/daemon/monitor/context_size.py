@@ -1,4 +1,4 @@
-"""Measures the memory of a CUDA context before a tenant has one, with a short-lived process beside the loop."""
+"""Measures the memory of a CUDA context before a tenant has one, with a short-lived process."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from cotenant.runner.background import BackgroundTasks
 from cotenant.softgpu import manage
 
 DEADLINE_S: Final = 20.0
-_LAST_S: Final = 1.0
-_HOOKS: Final = ("LD_PRELOAD", "COTENANT_SLOT", "COTENANT_RECORD")
+_KILL_WAIT_S: Final = 1.0
+_HOOK_VARIABLES: Final = ("LD_PRELOAD", "COTENANT_SLOT", "COTENANT_RECORD")
 
 
 class ContextProber:
@@ -38,7 +38,7 @@ class ContextProber:
         self._process: subprocess.Popen[str] | None = None
         self._is_closed = False
 
-    def ask(self, gpu: int, device: Gpu, on_result: Callable[[int], None]) -> None:
+    def measure(self, gpu: int, device: Gpu, on_result: Callable[[int], None]) -> None:
         """Call `on_result` in the loop with the bytes of a context on this device; 0: unknown."""
         self._tasks.submit(lambda: self._measure(gpu, device), lambda outcome: on_result(outcome.result()))
 
@@ -62,7 +62,7 @@ class ContextProber:
         except subprocess.TimeoutExpired:
             process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):  # a process that hangs in the kernel cannot be killed
-                process.wait(_LAST_S)
+                process.wait(_KILL_WAIT_S)
             assert process.stdout is not None
             process.stdout.close()
             output = ""
@@ -70,10 +70,10 @@ class ContextProber:
         return int(output) if output.strip().isdigit() and process.returncode == 0 else 0
 
     def _start(self, gpu: int, device: Gpu) -> subprocess.Popen[str]:
-        environ = {name: value for name, value in os.environ.items() if name not in _HOOKS}
-        soft = next((home for home in self._homes if any(found.alive for found in manage.gpus(home))), None)
-        if soft is not None:
-            environ |= manage.env(soft, base=environ)
+        environ = {name: value for name, value in os.environ.items() if name not in _HOOK_VARIABLES}
+        soft_home = next((home for home in self._homes if any(soft.alive for soft in manage.gpus(home))), None)
+        if soft_home is not None:
+            environ |= manage.env(soft_home, base=environ)
         environ |= {**self._environment(), "CUDA_VISIBLE_DEVICES": device.visible(gpu)}
         command = [sys.executable, "-m", "cotenant.node.daemon.monitor.context_program"]
         return subprocess.Popen(

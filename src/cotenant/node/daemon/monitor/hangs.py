@@ -10,15 +10,15 @@ from cotenant.node.model.protection import ProtectLimits
 from cotenant.node.policy.protect.hang import is_hung
 from cotenant.units.instant import MILLISECOND_NS, SECOND_NS, Duration, Instant
 
-_SETTLED_NS: Final = 20 * MILLISECOND_NS
+_END_TOLERANCE_NS: Final = 20 * MILLISECOND_NS
 """The tolerance of predicted ends of launches."""
-_NOTICED_NS: Final = 400 * MILLISECOND_NS
+_VISIBLE_AFTER_NS: Final = 400 * MILLISECOND_NS
 """NVML takes six samples per second: after two periods a launch is visible in them."""
-_FAR_NS: Final = 60 * SECOND_NS
+_MAX_AHEAD_NS: Final = 60 * SECOND_NS
 """No prediction is further ahead (native/gate/gate.h); a later instant on a page is invalid and ignored."""
-_AHEAD_NS: Final = SECOND_NS
+_CLOCK_SKEW_NS: Final = SECOND_NS
 """A tenant's processor counter may be slightly ahead of the kernel's clock."""
-_SILENT_NS: Final = 500 * MILLISECOND_NS
+_ASSUMED_END_NS: Final = 500 * MILLISECOND_NS
 """Without utilization data, work counts as ended this long after its predicted end."""
 
 
@@ -34,15 +34,19 @@ class WorkPage(msgspec.Struct, frozen=True):
     submitted: int = 0
     confirmed: int = 0
 
-    def is_of(self, generation: int) -> bool:
+    def is_used_by(self, generation: int) -> bool:
         """Return whether this generation has announced any launch."""
         return bool(self.generation == generation and self.at_ns)
 
-    def believed(self, now: Instant) -> WorkPage:
+    def without_invalid(self, now: Instant) -> WorkPage:
         """Return the page without impossible instants."""
         busy_ns, at_ns, unsure_ns = (
-            0 if word > now + far_ns else word
-            for word, far_ns in ((self.busy_ns, _FAR_NS), (self.at_ns, _AHEAD_NS), (self.unsure_ns, _AHEAD_NS))
+            0 if word > now + limit_ns else word
+            for word, limit_ns in (
+                (self.busy_ns, _MAX_AHEAD_NS),
+                (self.at_ns, _CLOCK_SKEW_NS),
+                (self.unsure_ns, _CLOCK_SKEW_NS),
+            )
         )
         return msgspec.structs.replace(self, busy_ns=busy_ns, at_ns=at_ns, unsure_ns=unsure_ns)
 
@@ -55,14 +59,14 @@ class WorkPage(msgspec.Struct, frozen=True):
 def is_drained(page: WorkPage, generation: int, now: Instant, *, is_at_work: bool | None) -> bool:
     """Return whether a tenant without new launches has no work left.
 
-    `is_at_work` is what the device reports about the tenant; None if it reports nothing.
+    `is_at_work` says whether the device reports activity of the tenant; None if it reports nothing.
     """
-    if not page.is_of(generation):
+    if not page.is_used_by(generation):
         return not is_at_work
     if is_at_work is not None:  # the device is more reliable, once it must have seen the latest launch
-        return not is_at_work and max(page.busy_ns + _SETTLED_NS, page.at_ns + _NOTICED_NS) <= now
+        return not is_at_work and max(page.busy_ns + _END_TOLERANCE_NS, page.at_ns + _VISIBLE_AFTER_NS) <= now
     is_awaited = bool(page.waits_ns) or page.submitted > page.confirmed
-    return page.busy_ns + (_SILENT_NS if is_awaited else _SETTLED_NS) <= now
+    return page.busy_ns + (_ASSUMED_END_NS if is_awaited else _END_TOLERANCE_NS) <= now
 
 
 class HangDetector:
@@ -87,7 +91,7 @@ class HangDetector:
             return None
         self.waited_ns += busy_ns
         expected_ns = max(0, page.busy_ns - page.at_ns)
-        # A kernel of unknown length may be what runs, if it was launched not longer ago than any may take.
+        # The running kernel may be one of unknown length, if it was launched no longer ago than such a kernel may take.
         may_be_unknown = bool(page.unsure_ns) and not is_hung(0, now - page.unsure_ns, limits)
         if self._is_reported or may_be_unknown or not is_hung(expected_ns, self.waited_ns, limits):
             return None

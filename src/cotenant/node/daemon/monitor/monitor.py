@@ -39,9 +39,9 @@ TICK_NS: Final = 50 * MILLISECOND_NS
 """The period of the monitor: the death of a process is noticed within it."""
 DEADLINE_NS: Final = 5 * SECOND_NS
 """A device that does not answer within this time counts as lost."""
-_HELD_BACK: Final = (ExitPhase.DRAINING, ExitPhase.FINISHING, ExitPhase.SUSPENDING)
+_DRAIN_PHASES: Final = (ExitPhase.DRAINING, ExitPhase.FINISHING, ExitPhase.SUSPENDING)
 _WHOLE_PCT: Final = 100
-_SAMPLES_AFTER: Final = 2
+_FINAL_SAMPLES: Final = 2
 """The samples taken after the last tenant left a device; the first may still cover the time before."""
 
 
@@ -67,19 +67,19 @@ class MonitorParts(msgspec.Struct, frozen=True):
     """Measures the size of a context before the first tenant; None: it is learned from tenants."""
 
 
-class _Place:
+class _DeviceState:
     """The monitor's state of one device."""
 
     def __init__(self, gpu: int, parts: MonitorParts, post: Callable[[Event], None]) -> None:
         self.gpu = gpu
         self.ledger = LedgerCheck(gpu, parts.ledgers, parts.processes, post)
         self.tenants: list[Tenant] = []
-        self.stalls: dict[tuple[int, int], HangDetector] = {}
+        self.hang_detectors: dict[tuple[int, int], HangDetector] = {}
         self.drained: dict[tuple[int, int], Instant] = {}
-        self.is_known = False  # NVML has listed it at least once
+        self.is_listed = False  # NVML has listed it at least once
         self.is_lost = False
         self.sampled_ns: Instant | None = None
-        self.judged_ns: Instant | None = None
+        self.checked_ns: Instant | None = None
         self.samples_left = 0
         self.free_bytes = 0  # at the latest sample
         self.is_probed = False
@@ -92,44 +92,44 @@ def _slots_and_generations(tenants: Sequence[Tenant]) -> set[tuple[int, int]]:
 class DeviceMonitor:
     """Wakes periodically while there are tenants or ledger lines; a node without tenants sleeps."""
 
-    def __init__(self, known: DeviceView, parts: MonitorParts, post: Callable[[Event], None]) -> None:
+    def __init__(self, node: DeviceView, parts: MonitorParts, post: Callable[[Event], None]) -> None:
         """Begin with the ledgers that an earlier node left."""
-        self._known = known
+        self._node = node
         self._parts = parts
         self._post = post
-        self._places: dict[int, _Place] = {}
+        self._devices: dict[int, _DeviceState] = {}
         self._turn = -1
         self._due: Instant = 0
-        self._asked_ns: Instant | None = None
-        self._asked: Sequence[DeviceQuery] = ()
-        self._vacated = set(parts.ledgers.devices())
+        self._query_ns: Instant | None = None
+        self._queries: Sequence[DeviceQuery] = ()
+        self._changed_devices = set(parts.ledgers.devices())
 
     # ---- timing ----------------------------------------------------------------------------------------------------
 
     def next_wakeup(self) -> Instant | None:
         """Return the next wake-up; None while no device needs monitoring."""
         self._refresh()
-        if self._asked_ns is None and not any(self._needs_looks(place) for place in self._places.values()):
+        if self._query_ns is None and not any(self._needs_monitoring(device) for device in self._devices.values()):
             return None
         return self._due
 
     def wake(self, now: Instant) -> None:
         """Read the ledgers and pages, and query the devices in the background."""
         self._due = now + TICK_NS
-        if self._asked_ns is not None:
-            if now - self._asked_ns > DEADLINE_NS:
-                self._give_up()
+        if self._query_ns is not None:
+            if now - self._query_ns > DEADLINE_NS:
+                self._on_timeout()
             return
-        for place in self._places.values():
-            if self._is_to_be_probed(place):
-                self._probe(place)
-        questions = [self._read(place, now) for place in self._places.values() if self._needs_looks(place)]
-        self._vacated.clear()
-        self._asked = [question for question in questions if question is not None]
-        if self._asked:
-            asked, devices = self._asked, self._parts.devices
-            self._asked_ns = now
-            self._parts.tasks.submit(lambda: devices.look(asked), self._answered)
+        for device in self._devices.values():
+            if self._is_to_be_probed(device):
+                self._probe(device)
+        queries = [self._read(device, now) for device in self._devices.values() if self._needs_monitoring(device)]
+        self._changed_devices.clear()
+        self._queries = [query for query in queries if query is not None]
+        if self._queries:
+            pending, sampler = self._queries, self._parts.devices
+            self._query_ns = now
+            self._parts.tasks.submit(lambda: sampler.read(pending), self._on_readings)
 
     def close(self) -> None:
         """Release all processes; the background thread ends after its last query."""
@@ -140,178 +140,180 @@ class DeviceMonitor:
 
     def _refresh(self) -> None:
         """Group the tenants by device, after any turn that may have changed them."""
-        if self._turn == self._known.turn:
+        if self._turn == self._node.turn:
             return
-        self._turn = self._known.turn
-        for gpu in range(len(self._known.settings.gpus)):
-            if gpu not in self._places:
-                self._places[gpu] = _Place(gpu, self._parts, self._post)
-        before = {gpu: _slots_and_generations(place.tenants) for gpu, place in self._places.items()}
-        for place in self._places.values():
-            place.tenants = []
-        for view in self._known.tenants():
+        self._turn = self._node.turn
+        for gpu in range(len(self._node.settings.gpus)):
+            if gpu not in self._devices:
+                self._devices[gpu] = _DeviceState(gpu, self._parts, self._post)
+        before = {gpu: _slots_and_generations(device.tenants) for gpu, device in self._devices.items()}
+        for device in self._devices.values():
+            device.tenants = []
+        for view in self._node.tenants():
             grant = view.tenant.grant
-            if grant.gpu in self._places:
-                self._places[grant.gpu].tenants.append(view.tenant)
-        for place in self._places.values():
-            entries = _slots_and_generations(place.tenants)
-            if before[place.gpu] - entries:  # its last process may have come and died since the last check
-                self._vacated.add(place.gpu)
-            place.stalls = {key: stall for key, stall in place.stalls.items() if key in entries}
-            place.drained = {key: at for key, at in place.drained.items() if key in entries}
+            if grant.gpu in self._devices:
+                self._devices[grant.gpu].tenants.append(view.tenant)
+        for device in self._devices.values():
+            entries = _slots_and_generations(device.tenants)
+            if before[device.gpu] - entries:  # its last process may have started and died since the last check
+                self._changed_devices.add(device.gpu)
+            device.hang_detectors = {key: detector for key, detector in device.hang_detectors.items() if key in entries}
+            device.drained = {key: at for key, at in device.drained.items() if key in entries}
 
-    def _needs_looks(self, place: _Place) -> bool:
-        is_wanted = place.samples_left or place.gpu in self._vacated or self._is_to_be_probed(place)
-        if place.tenants or not place.ledger.is_empty or is_wanted:
+    def _needs_monitoring(self, device: _DeviceState) -> bool:
+        is_wanted = device.samples_left or device.gpu in self._changed_devices or self._is_to_be_probed(device)
+        if device.tenants or not device.ledger.is_empty or is_wanted:
             return True
         # A device is also monitored until it is healthy; one that NVML never listed has no state to monitor.
-        is_visible = place.is_known or place.is_lost or place.sampled_ns is None
-        return is_visible and self._health(place.gpu) is not Health.HEALTHY
+        is_visible = device.is_listed or device.is_lost or device.sampled_ns is None
+        return is_visible and self._health(device.gpu) is not Health.HEALTHY
 
-    def _is_to_be_probed(self, place: _Place) -> bool:
+    def _is_to_be_probed(self, device: _DeviceState) -> bool:
         """Return whether to measure the context size: once, on a healthy device with enough free memory."""
-        is_wanted = self._parts.prober is not None and not place.is_probed and place.free_bytes >= LEAST_FREE_BYTES
-        return is_wanted and not place.is_lost and self._health(place.gpu) is Health.HEALTHY
+        is_wanted = self._parts.prober is not None and not device.is_probed and device.free_bytes >= LEAST_FREE_BYTES
+        return is_wanted and not device.is_lost and self._health(device.gpu) is Health.HEALTHY
 
-    def _probe(self, place: _Place) -> None:
-        place.is_probed = True
+    def _probe(self, device: _DeviceState) -> None:
+        device.is_probed = True
         if self._parts.prober is not None:
-            self._parts.prober.ask(place.gpu, self._known.settings.gpus[place.gpu], place.ledger.expect)
+            self._parts.prober.measure(device.gpu, self._node.settings.gpus[device.gpu], device.ledger.expect)
 
     def _health(self, gpu: int) -> Health:
-        watches = self._known.watches()
+        watches = self._node.watches()
         return watches[gpu].health if gpu < len(watches) else Health.INIT
 
     # ---- before the query ------------------------------------------------------------------------------
 
-    def _read(self, place: _Place, now: Instant) -> DeviceQuery | None:
-        entries = {tenant.grant.slot: tenant.grant.generation for tenant in place.tenants}
-        is_unsettled = place.ledger.read(entries, now)
-        period_ns = self._known.settings.limits.period_ns
-        is_due = place.sampled_ns is None or now - place.sampled_ns >= period_ns
-        held_back = [tenant for tenant in place.tenants if tenant.lifecycle.phase in _HELD_BACK]
+    def _read(self, device: _DeviceState, now: Instant) -> DeviceQuery | None:
+        entries = {tenant.grant.slot: tenant.grant.generation for tenant in device.tenants}
+        needs_query = device.ledger.read(entries, now)
+        period_ns = self._node.settings.limits.period_ns
+        is_due = device.sampled_ns is None or now - device.sampled_ns >= period_ns
+        draining = [tenant for tenant in device.tenants if tenant.lifecycle.phase in _DRAIN_PHASES]
         if is_due:
-            place.sampled_ns = now
-        if not (is_unsettled or is_due or held_back or (place.tenants and place.is_known)):
+            device.sampled_ns = now
+        if not (needs_query or is_due or draining or (device.tenants and device.is_listed)):
             return None
         return DeviceQuery(
-            place.gpu,
-            self._known.settings.gpus[place.gpu],
+            device.gpu,
+            self._node.settings.gpus[device.gpu],
             sample=is_due,
-            held=is_due or is_unsettled,
-            uses=bool(held_back) or (is_due and any(tenant.spec.kind is Kind.OFFLINE for tenant in place.tenants)),
+            held=is_due or needs_query,
+            uses=bool(draining) or (is_due and any(tenant.spec.kind is Kind.OFFLINE for tenant in device.tenants)),
         )
 
     # ---- after the query ------------------------------------------------------------------------
 
-    def _answered(self, outcome: TaskResult[list[DeviceReading]]) -> None:
-        asked, self._asked, self._asked_ns = self._asked, (), None
-        for question, seen in zip(asked, outcome.result(), strict=True):
-            self._take(self._places[seen.gpu], question, seen)
+    def _on_readings(self, outcome: TaskResult[list[DeviceReading]]) -> None:
+        queries, self._queries, self._query_ns = self._queries, (), None
+        for query, reading in zip(queries, outcome.result(), strict=True):
+            self._on_reading(self._devices[reading.gpu], query, reading)
 
-    def _take(self, place: _Place, question: DeviceQuery, seen: DeviceReading) -> None:
-        self._report_xids(place, seen)
-        if not seen.is_there or seen.lost:
+    def _on_reading(self, device: _DeviceState, query: DeviceQuery, reading: DeviceReading) -> None:
+        self._report_xids(device, reading)
+        if not reading.is_there or reading.lost:
             # A device that NVML listed once is lost; a device from the config may be unknown to NVML.
-            if place.is_known or question.device.called:
-                self._lose(place, seen.lost or "NVML does not list it")
-            place.ledger.settle(None)
-            place.samples_left = 0
-            self._judge_drains(place, None)
+            if device.is_listed or query.device.called:
+                self._mark_lost(device, reading.lost or "NVML does not list it")
+            device.ledger.settle(None)
+            device.samples_left = 0
+            self._check_drains(device, None)
             return
-        place.is_known = True
-        if place.is_lost:
-            place.is_lost = False
-            self._post(GpuRecovered(place.gpu))
-        if seen.held_bytes is not None:
-            place.ledger.settle(seen.held_bytes)
-        self._judge_drains(place, seen.uses_pct)
-        if question.sample:
-            self._judge_stalls(place, seen)
-            self._report_sample(place, seen)
+        device.is_listed = True
+        if device.is_lost:
+            device.is_lost = False
+            self._post(GpuRecovered(device.gpu))
+        if reading.held_bytes is not None:
+            device.ledger.settle(reading.held_bytes)
+        self._check_drains(device, reading.uses_pct)
+        if query.sample:
+            self._check_hangs(device, reading)
+            self._report_sample(device, reading)
 
-    def _give_up(self) -> None:
+    def _on_timeout(self) -> None:
         """Handle a query that hangs in the driver: its device is lost; the others are not sampled meanwhile."""
-        place = self._places.get(self._parts.devices.asking)
-        if place is not None and place.is_known and not place.is_lost:
-            self._lose(place, f"NVML has not answered for {DEADLINE_NS // SECOND_NS} s")
+        device = self._devices.get(self._parts.devices.pending_gpu)
+        if device is not None and device.is_listed and not device.is_lost:
+            self._mark_lost(device, f"NVML has not answered for {DEADLINE_NS // SECOND_NS} s")
 
-    def _lose(self, place: _Place, why: str) -> None:
-        if not place.is_lost:
-            place.is_lost = True
-            self._post(GpuLost(place.gpu, clipped(why)))
+    def _mark_lost(self, device: _DeviceState, why: str) -> None:
+        if not device.is_lost:
+            device.is_lost = True
+            self._post(GpuLost(device.gpu, clipped(why)))
 
-    def _report_sample(self, place: _Place, seen: DeviceReading) -> None:
-        if seen.sample is None:
+    def _report_sample(self, device: _DeviceState, reading: DeviceReading) -> None:
+        if reading.sample is None:
             return
-        is_deserted = not place.tenants and place.ledger.is_empty
-        place.samples_left = max(0, place.samples_left - 1) if is_deserted else _SAMPLES_AFTER
-        place.free_bytes = seen.sample.memory_bytes - seen.sample.memory_used_bytes
+        is_unused = not device.tenants and device.ledger.is_empty
+        device.samples_left = max(0, device.samples_left - 1) if is_unused else _FINAL_SAMPLES
+        device.free_bytes = reading.sample.memory_bytes - reading.sample.memory_used_bytes
         held = {Kind.ONLINE: 0, Kind.OFFLINE: 0}
-        for tenant in place.tenants:
-            held[tenant.spec.kind] += place.ledger.held(tenant.grant.slot)
+        for tenant in device.tenants:
+            held[tenant.spec.kind] += device.ledger.held(tenant.grant.slot)
         sample = msgspec.structs.replace(
-            seen.sample, online_memory_bytes=held[Kind.ONLINE], offline_memory_bytes=held[Kind.OFFLINE]
+            reading.sample, online_memory_bytes=held[Kind.ONLINE], offline_memory_bytes=held[Kind.OFFLINE]
         )
-        self._post(GpuSampled(place.gpu, sample))
+        self._post(GpuSampled(device.gpu, sample))
 
-    def _report_xids(self, place: _Place, seen: DeviceReading) -> None:
-        for xid, pid in seen.xids:
-            whose = next((tenant for tenant in place.tenants if pid and self._was_of(place, tenant, pid)), None)
-            slot, generation = (-1, 0) if whose is None else (whose.grant.slot, whose.grant.generation)
-            self._post(GpuFaulted(place.gpu, xid, slot, generation))
+    def _report_xids(self, device: _DeviceState, reading: DeviceReading) -> None:
+        for xid, pid in reading.xids:
+            owner = next(
+                (tenant for tenant in device.tenants if pid and self._was_process_of(device, tenant, pid)), None
+            )
+            slot, generation = (-1, 0) if owner is None else (owner.grant.slot, owner.grant.generation)
+            self._post(GpuFaulted(device.gpu, xid, slot, generation))
 
-    def _was_of(self, place: _Place, tenant: Tenant, pid: int) -> bool:
+    def _was_process_of(self, device: _DeviceState, tenant: Tenant, pid: int) -> bool:
         """Return whether a process is or was the tenant's: it may have ended before the check."""
-        return self._is_of(place, tenant, pid) or place.ledger.had(tenant.grant.slot, pid)
+        return self._is_process_of(device, tenant, pid) or device.ledger.had_process(tenant.grant.slot, pid)
 
-    def _is_of(self, place: _Place, tenant: Tenant, pid: int) -> bool:
+    def _is_process_of(self, device: _DeviceState, tenant: Tenant, pid: int) -> bool:
         """Return whether a process is the tenant's, by the ledger or, without the hook, by its ancestors."""
-        owners = place.ledger.owners(tenant.grant.slot)
+        owners = device.ledger.owners(tenant.grant.slot)
         return any(self._parts.processes.find(owner) == pid for owner in owners) or tenant.pid in ancestors(pid)
 
     def _page(self, tenant: Tenant) -> WorkPage:
         page = msgspec.convert(self._parts.gates.page(tenant.grant.gpu, tenant.grant.slot), WorkPage)
-        return page.believed(monotonic_ns())
+        return page.without_invalid(monotonic_ns())
 
-    def _judge_drains(self, place: _Place, uses_pct: Mapping[int, int] | None) -> None:
-        for tenant in list(place.tenants):
+    def _check_drains(self, device: _DeviceState, uses_pct: Mapping[int, int] | None) -> None:
+        for tenant in list(device.tenants):
             key = tenant.grant.slot, tenant.grant.generation
             lifecycle = tenant.lifecycle
-            if lifecycle.phase not in _HELD_BACK or place.drained.get(key) == lifecycle.since_ns:
+            if lifecycle.phase not in _DRAIN_PHASES or device.drained.get(key) == lifecycle.since_ns:
                 continue
-            is_at_work = None if uses_pct is None else any(self._is_of(place, tenant, pid) for pid in uses_pct)
+            is_at_work = None if uses_pct is None else any(self._is_process_of(device, tenant, pid) for pid in uses_pct)
             if is_drained(self._page(tenant), key[1], monotonic_ns(), is_at_work=is_at_work):
-                place.drained[key] = lifecycle.since_ns
+                device.drained[key] = lifecycle.since_ns
                 self._post(TenantDrained(*key))
 
-    def _judge_stalls(self, place: _Place, seen: DeviceReading) -> None:
-        now, limits = monotonic_ns(), self._known.settings.limits
-        passed_ns = 0 if place.judged_ns is None else min(now - place.judged_ns, 2 * limits.period_ns)
-        place.judged_ns = now
-        for tenant in list(place.tenants):
+    def _check_hangs(self, device: _DeviceState, reading: DeviceReading) -> None:
+        now, limits = monotonic_ns(), self._node.settings.limits
+        elapsed_ns = 0 if device.checked_ns is None else min(now - device.checked_ns, 2 * limits.period_ns)
+        device.checked_ns = now
+        for tenant in list(device.tenants):
             if tenant.spec.kind is not Kind.OFFLINE or tenant.paused or tenant.lifecycle.phase is not ExitPhase.RUNNING:
                 continue
             page = self._page(tenant)
-            if not page.is_of(tenant.grant.generation) or self._is_stopped(place, tenant):
+            if not page.is_used_by(tenant.grant.generation) or self._is_stopped(device, tenant):
                 continue
             key = tenant.grant.slot, tenant.grant.generation
-            stall = place.stalls.setdefault(key, HangDetector())
-            busy_ns = passed_ns * self._use_pct(place, tenant, seen) // _WHOLE_PCT
-            expected_ns = stall.check(page, busy_ns, now, limits)
+            detector = device.hang_detectors.setdefault(key, HangDetector())
+            busy_ns = elapsed_ns * self._use_pct(device, tenant, reading) // _WHOLE_PCT
+            expected_ns = detector.check(page, busy_ns, now, limits)
             if expected_ns is not None:
-                self._post(TenantHung(*key, self._latest_kernel(place, tenant), expected_ns, stall.waited_ns))
+                self._post(TenantHung(*key, self._latest_kernel(device, tenant), expected_ns, detector.waited_ns))
 
-    def _use_pct(self, place: _Place, tenant: Tenant, seen: DeviceReading) -> int:
+    def _use_pct(self, device: _DeviceState, tenant: Tenant, reading: DeviceReading) -> int:
         """Return the device's utilization by a tenant; the total utilization if the device reports no processes."""
-        if seen.uses_pct is None:
-            return 0 if seen.sample is None else max(0, seen.sample.utilization_ppm) * _WHOLE_PCT // 1_000_000
-        own = (use_pct for pid, use_pct in seen.uses_pct.items() if self._is_of(place, tenant, pid))
+        if reading.uses_pct is None:
+            return 0 if reading.sample is None else max(0, reading.sample.utilization_ppm) * _WHOLE_PCT // 1_000_000
+        own = (use_pct for pid, use_pct in reading.uses_pct.items() if self._is_process_of(device, tenant, pid))
         return min(_WHOLE_PCT, sum(own))
 
-    def _is_stopped(self, place: _Place, tenant: Tenant) -> bool:
-        return any(self._parts.processes.state(owner) in STOPPED for owner in place.ledger.owners(tenant.grant.slot))
+    def _is_stopped(self, device: _DeviceState, tenant: Tenant) -> bool:
+        return any(self._parts.processes.state(owner) in STOPPED for owner in device.ledger.owners(tenant.grant.slot))
 
-    def _latest_kernel(self, place: _Place, tenant: Tenant) -> str:
-        numbers = [split_identity(owner).pid for owner in place.ledger.owners(tenant.grant.slot)]
-        return latest_kernel(self._parts.records, numbers)[:WHY_LIMIT]
+    def _latest_kernel(self, device: _DeviceState, tenant: Tenant) -> str:
+        pids = [split_identity(owner).pid for owner in device.ledger.owners(tenant.grant.slot)]
+        return latest_kernel(self._parts.records, pids)[:WHY_LIMIT]

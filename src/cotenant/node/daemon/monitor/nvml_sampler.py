@@ -19,14 +19,14 @@ from cotenant.runner.clock import monotonic_ns
 from cotenant.softgpu import manage
 from cotenant.units.share import WHOLE_PPM
 
-_AGAIN_NS: Final = 1_000_000_000  # the interval of searches for a device that NVML does not know
-_XIDS_AT_ONCE: Final = 64
+_RETRY_NS: Final = 1_000_000_000  # the interval of searches for a device that NVML does not know
+_XIDS_LIMIT: Final = 64
 _PERCENT_PPM: Final = WHOLE_PPM // 100
 _RECENT_US: Final = 200_000  # of a process's use: a sample period of a device that keeps six samples per second
 
 
 class DeviceQuery(msgspec.Struct, frozen=True):
-    """A device to query, and what to query besides its Xids."""
+    """A device to query, and the values to query besides its Xids."""
 
     gpu: int
     device: Gpu
@@ -59,18 +59,18 @@ class NvmlSampler:
         """Software GPUs in the first of these directories precede the machine's own."""
         self._homes = homes
         self._session: _Session | None = None
-        self._tried_ns: int | None = None
-        self.asking = -1
+        self._last_try_ns: int | None = None
+        self.pending_gpu = -1
         """The device whose answer is pending; the loop reads it when an answer takes too long."""
 
-    def look(self, questions: Sequence[DeviceQuery]) -> list[DeviceReading]:
+    def read(self, queries: Sequence[DeviceQuery]) -> list[DeviceReading]:
         """Return a reading of every given device."""
-        seen = []
-        for question in questions:
-            self.asking = question.gpu
-            seen.append(self._look(question))
-        self.asking = -1
-        return seen
+        readings = []
+        for device_query in queries:
+            self.pending_gpu = device_query.gpu
+            readings.append(self._read(device_query))
+        self.pending_gpu = -1
+        return readings
 
     def close(self) -> None:
         """Shut NVML down."""
@@ -78,29 +78,29 @@ class NvmlSampler:
             self._session.close()
             self._session = None
 
-    def _look(self, question: DeviceQuery) -> DeviceReading:
-        found = self._ask(question)
-        if (found.is_there and not found.lost) or not self._may_open_again():
-            return found
+    def _read(self, device_query: DeviceQuery) -> DeviceReading:
+        reading = self._try_read(device_query)
+        if (reading.is_there and not reading.lost) or not self._may_retry():
+            return reading
         # Software GPUs come and go, and NVML knows only those that were there when it was initialised.
         self.close()
         with contextlib.suppress(WorldError):
             self._session = _Session(self._homes)
-        return self._ask(question)
+        return self._try_read(device_query)
 
-    def _ask(self, question: DeviceQuery) -> DeviceReading:
+    def _try_read(self, device_query: DeviceQuery) -> DeviceReading:
         if self._session is None:
-            return DeviceReading(question.gpu)
+            return DeviceReading(device_query.gpu)
         try:
-            return self._session.look(question)
+            return self._session.read(device_query)
         except pynvml.NVMLError as error:
-            return DeviceReading(question.gpu, is_there=True, lost=str(error))
+            return DeviceReading(device_query.gpu, is_there=True, lost=str(error))
 
-    def _may_open_again(self) -> bool:
+    def _may_retry(self) -> bool:
         now = monotonic_ns()
-        if self._tried_ns is not None and now - self._tried_ns < _AGAIN_NS:
+        if self._last_try_ns is not None and now - self._last_try_ns < _RETRY_NS:
             return False
-        self._tried_ns = now
+        self._last_try_ns = now
         return True
 
 
@@ -109,76 +109,76 @@ class _Session:
 
     def __init__(self, homes: Sequence[Path]) -> None:
         self._soft = next((home for home in homes if any(gpu.alive for gpu in manage.gpus(home))), None)
-        self._open = contextlib.ExitStack()
-        self._open.enter_context(nvml(self._soft))
-        self._known: dict[str, _Device] = {}
-        self._set: Any = None
+        self._exit_stack = contextlib.ExitStack()
+        self._exit_stack.enter_context(nvml(self._soft))
+        self._devices: dict[str, _Device] = {}
+        self._event_set: Any = None
 
     def close(self) -> None:
-        for device in self._known.values():
+        for device in self._devices.values():
             device.close()
         with contextlib.suppress(pynvml.NVMLError):
-            if self._set is not None:
-                pynvml.nvmlEventSetFree(self._set)
-        self._open.close()
+            if self._event_set is not None:
+                pynvml.nvmlEventSetFree(self._event_set)
+        self._exit_stack.close()
 
-    def look(self, question: DeviceQuery) -> DeviceReading:
-        names = question.device.names(question.gpu)
-        device = self._known.get(names[0])
+    def read(self, device_query: DeviceQuery) -> DeviceReading:
+        names = device_query.device.names(device_query.gpu)
+        device = self._devices.get(names[0])
         if device is None:
             handle = self._find(names)
             if handle is None:
-                return DeviceReading(question.gpu)
-            self._listen(handle)
-            device = self._known[names[0]] = _Device(handle, self._soft)
-        self._receive()
+                return DeviceReading(device_query.gpu)
+            self._register_events(handle)
+            device = self._devices[names[0]] = _Device(handle, self._soft)
+        self._receive_xids()
         xids = tuple(device.take_xids())
         try:
             return DeviceReading(
-                question.gpu,
+                device_query.gpu,
                 is_there=True,
-                sample=device.sample() if question.sample else None,
-                held_bytes=device.held() if question.held else None,
-                uses_pct=device.uses() if question.uses else None,
+                sample=device.sample() if device_query.sample else None,
+                held_bytes=device.held() if device_query.held else None,
+                uses_pct=device.uses() if device_query.uses else None,
                 xids=xids,
             )
-        except pynvml.NVMLError as error:  # its reports before the loss are still useful
-            return DeviceReading(question.gpu, is_there=True, lost=str(error), xids=xids)
+        except pynvml.NVMLError as error:  # the Xids before the loss are still useful
+            return DeviceReading(device_query.gpu, is_there=True, lost=str(error), xids=xids)
 
     def _find(self, names: Sequence[str]) -> Any:
-        """Return the device of one of these names, the surest first."""
+        """Return the handle of the device with one of these names, the most specific name first."""
         for name in names:
             for index in range(pynvml.nvmlDeviceGetCount()):
                 with contextlib.suppress(pynvml.NVMLError):  # another lost device must not hide this one
                     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-                    if self._is_called(handle, index, name):
+                    if self._has_name(handle, index, name):
                         return handle
         return None
 
-    def _is_called(self, handle: Any, index: int, name: str) -> bool:
+    def _has_name(self, handle: Any, index: int, name: str) -> bool:
         if name.startswith(UUID_PREFIX):
             return text_of(pynvml.nvmlDeviceGetUUID(handle)) == name
         if name.startswith(SOFT_PREFIX):
             return self._soft is not None and name == f"{SOFT_PREFIX}{pynvml.nvmlDeviceGetMinorNumber(handle)}"
         return self._soft is None and name == str(index)
 
-    def _listen(self, handle: Any) -> None:
+    def _register_events(self, handle: Any) -> None:
         """Register for this device's Xids, if it reports them."""
-        if self._set is None:
-            self._set = query(pynvml.nvmlEventSetCreate)
-        if self._set is not None:
-            query(pynvml.nvmlDeviceRegisterEvents, handle, pynvml.nvmlEventTypeXidCriticalError, self._set)
+        if self._event_set is None:
+            self._event_set = query(pynvml.nvmlEventSetCreate)
+        if self._event_set is not None:
+            query(pynvml.nvmlDeviceRegisterEvents, handle, pynvml.nvmlEventTypeXidCriticalError, self._event_set)
 
-    def _receive(self) -> None:
+    def _receive_xids(self) -> None:
         """Read the reported Xids without waiting; a caller that polls every few milliseconds needs no thread."""
-        for _ in range(_XIDS_AT_ONCE if self._set is not None else 0):
+        for _ in range(_XIDS_LIMIT if self._event_set is not None else 0):
             try:
-                event = pynvml.nvmlEventSetWait_v2(self._set, 0)
+                event = pynvml.nvmlEventSetWait_v2(self._event_set, 0)
             except pynvml.NVMLError as error:
                 if error.value != pynvml.NVML_ERROR_TIMEOUT:
                     raise
                 return
-            for device in self._known.values():
+            for device in self._devices.values():
                 if device.address == _address(event.device):
                     device.reported.append(int(event.eventData))
 
@@ -192,7 +192,7 @@ class _Device:
         self._number = pynvml.nvmlDeviceGetMinorNumber(handle) if soft is not None else -1
         self._top_mhz = query(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM)
         self._gpm = _gpm_of(handle)
-        self._known_xids = max((entry["sequence"] for entry in self._recorded_xids()), default=0)
+        self._last_xid = max((entry["sequence"] for entry in self._recorded_xids()), default=0)
         self.address = _address(handle)
         self.reported: list[int] = []
 
@@ -202,15 +202,15 @@ class _Device:
 
     def held(self) -> dict[int, int | None]:
         """Return memory by process; a process with several kinds of context is counted once."""
-        found: dict[int, int | None] = {}
-        for list_them in (
+        used: dict[int, int | None] = {}
+        for list_processes in (
             pynvml.nvmlDeviceGetComputeRunningProcesses,
             pynvml.nvmlDeviceGetGraphicsRunningProcesses,
             pynvml.nvmlDeviceGetMPSComputeRunningProcesses,
         ):
-            for process in query(list_them, self._handle) or ():
-                found[process.pid] = process.usedGpuMemory
-        return found
+            for process in query(list_processes, self._handle) or ():
+                used[process.pid] = process.usedGpuMemory
+        return used
 
     def uses(self) -> dict[int, int] | None:
         """Return the recent activity by process in per cent of the time; None: not reported.
@@ -240,11 +240,13 @@ class _Device:
 
     def take_xids(self) -> Iterator[tuple[int, int]]:
         """Return the Xids since the last call. NVML does not name the process; the counters of a software GPU do."""
-        ledger = self._recorded_xids() if self.reported else ()
+        records = self._recorded_xids() if self.reported else ()
         for xid in self.reported:
-            entry = next((one for one in ledger if one["sequence"] > self._known_xids and one["xid"] == xid), None)
+            entry = next(
+                (record for record in records if record["sequence"] > self._last_xid and record["xid"] == xid), None
+            )
             if entry is not None:
-                self._known_xids = entry["sequence"]
+                self._last_xid = entry["sequence"]
             yield xid, 0 if entry is None else max(0, entry["pid"])
         self.reported.clear()
 
@@ -252,10 +254,10 @@ class _Device:
         if self._soft is None:
             return ()
         try:
-            ledger: list[Mapping[str, int]] = manage.inspect(self._soft, self._number)["xids"]
+            xids: list[Mapping[str, int]] = manage.inspect(self._soft, self._number)["xids"]
         except (WorldError, PeerError):
             return ()
-        return ledger
+        return xids
 
 
 class _Gpm:
@@ -271,18 +273,18 @@ class _Gpm:
         """Return the fraction of SMs with work since the last call."""
         self._before, self._latest = self._latest, self._before
         pynvml.nvmlGpmSampleGet(self._handle, self._latest)
-        asked = pynvml.c_nvmlGpmMetricsGet_t()
-        asked.version = pynvml.NVML_GPM_METRICS_GET_VERSION
-        asked.numMetrics = 1
-        asked.sample1, asked.sample2 = self._before, self._latest
-        asked.metrics[0].metricId = pynvml.NVML_GPM_METRIC_SM_UTIL
+        request = pynvml.c_nvmlGpmMetricsGet_t()
+        request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        request.numMetrics = 1
+        request.sample1, request.sample2 = self._before, self._latest
+        request.metrics[0].metricId = pynvml.NVML_GPM_METRIC_SM_UTIL
         try:
-            pynvml.nvmlGpmMetricsGet(asked)
+            pynvml.nvmlGpmMetricsGet(request)
         except pynvml.NVMLError as error:
             if error.value == pynvml.NVML_ERROR_GPU_IS_LOST:
                 raise
             return None  # for example if no time has passed between the two
-        return None if asked.metrics[0].nvmlReturn != pynvml.NVML_SUCCESS else float(asked.metrics[0].value)
+        return None if request.metrics[0].nvmlReturn != pynvml.NVML_SUCCESS else float(request.metrics[0].value)
 
     def close(self) -> None:
         with contextlib.suppress(pynvml.NVMLError):

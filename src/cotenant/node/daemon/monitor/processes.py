@@ -1,7 +1,7 @@
 """Find the process of a ledger line and whether it lives, also in containers.
 
-A ledger identifies a process by a word (`ct_ledger_identity` of native/ledger/ledger.h) of its number in its own pid
-namespace, that namespace, and its start time. The number alone would soon be reused.
+A ledger identifies a process by a word (`ct_ledger_identity` of native/ledger/ledger.h) that is made of its number in
+its own pid namespace, that namespace, and its start time. The number alone would soon be reused.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ def split_identity(owner: int) -> ProcessIdentity:
 
 def is_anonymous(owner: int) -> bool:
     """Return whether an identity has no namespace and start time: the process has no /proc and cannot be found."""
-    word = split_identity(owner)
-    return not word.space and not word.start
+    identity = split_identity(owner)
+    return not identity.space and not identity.start
 
 
 def identity_of(pid: int, space_inode: int, start_ticks: int) -> int:
     """Return an identity as `ct_ledger_identity` computes it."""
     parts = ((pid, _PID_BITS), (space_inode, _SPACE_BITS), (start_ticks, _START_BITS))
-    word = 0
+    identity = 0
     for part, bits in parts:
-        word = word << bits | part & ((1 << bits) - 1)
-    return word
+        identity = identity << bits | part & ((1 << bits) - 1)
+    return identity
 
 
 class ProcessStat(NamedTuple):
@@ -84,7 +84,7 @@ def parse_numbers(status: bytes) -> tuple[int, ...]:
     for line in status.splitlines():
         if line.startswith(b"NSpid:"):
             words = line.split()[1:]
-            return tuple(map(int, words)) if all(word.isdigit() for word in words) else ()
+            return tuple(map(int, words)) if all(identity.isdigit() for identity in words) else ()
     return ()
 
 
@@ -95,32 +95,32 @@ class ProcessTable:
         """Use this proc filesystem."""
         self._proc = proc
         self._space = _inode(proc / "self" / "ns" / "pid")
-        self._held: dict[int, _ProcessHandle] = {}
+        self._handles: dict[int, _ProcessHandle] = {}
 
     def find(self, owner: int) -> int | None:
         """Return the process number in this namespace; None if the process is gone."""
-        held = self._held.get(owner)
-        if held is None:
+        handle = self._handles.get(owner)
+        if handle is None:
             pid = None if is_anonymous(owner) else self._search(split_identity(owner))
             if pid is None:
                 return None
-            held = self._held[owner] = _ProcessHandle(pid, _pidfd(pid))
-            if not self._is(pid, split_identity(owner)):  # the number was reused before the pidfd was opened
+            handle = self._handles[owner] = _ProcessHandle(pid, _pidfd(pid))
+            if not self._matches(pid, split_identity(owner)):  # the number was reused before the pidfd was opened
                 self.release(owner)
                 return None
-        return held.pid
+        return handle.pid
 
     def is_alive(self, owner: int) -> bool:
-        """Return whether any thread of it is left; a zombie is dead, as the kernel has closed its files."""
+        """Return whether any thread of the process is left; a zombie is dead, as the kernel has closed its files."""
         pid = self.find(owner)
         if pid is None:
             return False
-        held = self._held[owner]
-        if held.pidfd < 0:
-            return self._is(pid, split_identity(owner))
-        ended = select.poll()
-        ended.register(held.pidfd, select.POLLIN)
-        return not ended.poll(0)
+        handle = self._handles[owner]
+        if handle.pidfd < 0:
+            return self._matches(pid, split_identity(owner))
+        poller = select.poll()
+        poller.register(handle.pidfd, select.POLLIN)
+        return not poller.poll(0)
 
     def state(self, owner: int) -> str:
         """Return the state as in /proc (R, S, D, T...); empty if the process is gone."""
@@ -128,73 +128,73 @@ class ProcessTable:
         stat = None if pid is None else stat_of(pid, self._proc)
         return "" if stat is None else stat.state
 
-    def was(self, owner: int, pid: int) -> bool:
+    def had_pid(self, owner: int, pid: int) -> bool:
         """Return whether an ended process had this number, as far as the number is known."""
-        held = self._held.get(owner)
-        if held is not None:
-            return held.pid == pid
-        word = split_identity(owner)
-        return word.space == self._space and word.pid == pid
+        handle = self._handles.get(owner)
+        if handle is not None:
+            return handle.pid == pid
+        identity = split_identity(owner)
+        return identity.space == self._space and identity.pid == pid
 
     def could_be(self, owner: int, pid: int) -> bool:
         """Return whether a number that a device lists may be this ended process.
 
-        The number of another living process is not. A number without a process may be: the device may still list a
-        process that has ended.
+        A number that another live process has is not. A number without a process may be: the device may still list
+        a process that has ended.
         """
-        word = split_identity(owner)
-        held = self._held.get(owner)
-        if held is not None:
-            return held.pid == pid
-        if word.space == self._space:
-            return word.pid == pid
+        identity = split_identity(owner)
+        handle = self._handles.get(owner)
+        if handle is not None:
+            return handle.pid == pid
+        if identity.space == self._space:
+            return identity.pid == pid
         return stat_of(pid, self._proc) is None
 
     def kill(self, owner: int) -> None:
         """Kill the process if it still lives."""
         if self.find(owner) is not None:
-            held = self._held[owner]
+            handle = self._handles[owner]
             with contextlib.suppress(ProcessLookupError):
-                if held.pidfd < 0:
-                    os.kill(held.pid, signal.SIGKILL)
+                if handle.pidfd < 0:
+                    os.kill(handle.pid, signal.SIGKILL)
                 else:
-                    signal.pidfd_send_signal(held.pidfd, signal.SIGKILL)
+                    signal.pidfd_send_signal(handle.pidfd, signal.SIGKILL)
 
     def release(self, owner: int) -> None:
         """Close the pidfd of a process."""
-        held = self._held.pop(owner, None)
-        if held is not None and held.pidfd >= 0:
-            os.close(held.pidfd)
+        handle = self._handles.pop(owner, None)
+        if handle is not None and handle.pidfd >= 0:
+            os.close(handle.pidfd)
 
     def keep_only(self, owners: Iterable[int]) -> None:
         """Release all other processes."""
-        kept = dict.fromkeys(owners)
-        for owner in [owner for owner in self._held if owner not in kept]:
+        wanted = dict.fromkeys(owners)
+        for owner in [owner for owner in self._handles if owner not in wanted]:
             self.release(owner)
 
-    def _search(self, word: ProcessIdentity) -> int | None:
-        if word.space == self._space:
-            return word.pid if self._is(word.pid, word) else None
+    def _search(self, identity: ProcessIdentity) -> int | None:
+        if identity.space == self._space:
+            return identity.pid if self._matches(identity.pid, identity) else None
         for entry in self._proc.iterdir():
-            if entry.name.isdigit() and self._is(int(entry.name), word):
+            if entry.name.isdigit() and self._matches(int(entry.name), identity):
                 return int(entry.name)
         return None
 
-    def _is(self, pid: int, word: ProcessIdentity) -> bool:
+    def _matches(self, pid: int, identity: ProcessIdentity) -> bool:
         """Return whether the process of this number has this identity."""
         stat = stat_of(pid, self._proc)
-        if stat is None or stat.start_ticks & ((1 << _START_BITS) - 1) != word.start:
+        if stat is None or stat.start_ticks & ((1 << _START_BITS) - 1) != identity.start:
             return False
         try:
             numbers = parse_numbers((self._proc / str(pid) / "status").read_bytes())
         except OSError:
             return False
-        if not numbers or numbers[-1] & ((1 << _PID_BITS) - 1) != word.pid:
+        if not numbers or numbers[-1] & ((1 << _PID_BITS) - 1) != identity.pid:
             return False
         space = _inode(self._proc / str(pid) / "ns" / "pid")
         return space in (
             None,
-            word.space,
+            identity.space,
         )  # the namespace of another user's process may be unreadable; number and start then decide
 
 

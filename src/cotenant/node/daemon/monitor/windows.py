@@ -53,7 +53,7 @@ class ObjectiveMonitor:
 
     def __init__(
         self,
-        known: NodeView,
+        node: NodeView,
         gates: PageReader,
         setpoints: Callable[[], Mapping[int, OnlineShareSetpoint]],
         post: Callable[[Event], None],
@@ -62,9 +62,9 @@ class ObjectiveMonitor:
     ) -> None:
         """Start without windows; `setpoints` returns the online shares in force, from which adjustment continues.
 
-        `days` holds the diurnal profiles of programs, and converts instants of this clock to the time of day.
+        `profiles` holds the diurnal profiles of programs, and converts instants of this clock to the time of day.
         """
-        self._known = known
+        self._node = node
         self._gates = gates
         self._setpoints = setpoints
         self._post = post
@@ -95,7 +95,7 @@ class ObjectiveMonitor:
 
     def wake(self, now: Instant) -> None:
         """Take a window of every device that has a tenant with an objective."""
-        self._due = now + self._known.settings.control.period_ns
+        self._due = now + self._node.settings.control.period_ns
         at_ns = self._clock()
         for gpu, occupants in self._occupants.items():
             windows = self._windows.get(gpu)
@@ -112,10 +112,10 @@ class ObjectiveMonitor:
 
     def _refresh(self) -> None:
         """Update tenants and limits, after any turn that may have changed them."""
-        if self._turn == self._known.turn:
+        if self._turn == self._node.turn:
             return
-        self._turn = self._known.turn
-        limits = self._known.settings.control
+        self._turn = self._node.turn
+        limits = self._node.settings.control
         if limits != self._limits:
             self._limits = limits
             self.remember()
@@ -124,7 +124,7 @@ class ObjectiveMonitor:
                 self._control.restore(gpu, setpoint.online_ppm)
         by_gpu: dict[int, list[Occupant]] = {}
         self._uses, self._programs = {}, {}
-        for view in self._known.tenants():
+        for view in self._node.tenants():
             grant = view.tenant.grant
             is_online = grant.kind is Kind.ONLINE
             # A paused tenant misses its objective by the operator's choice.
