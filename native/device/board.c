@@ -71,8 +71,8 @@ static double settled_c(const struct ct_board *board, double power_mw)
 
 double ct_board_temperature_c(const struct ct_board *board, double before_c, double power_mw, uint64_t passed_ns)
 {
-    double goal_c = settled_c(board, power_mw < board->limit_mw ? power_mw : board->limit_mw);
-    return goal_c + (before_c - goal_c) * exp(-(double)passed_ns / 1e9 / settle_s);
+    double target_c = settled_c(board, power_mw < board->limit_mw ? power_mw : board->limit_mw);
+    return target_c + (before_c - target_c) * exp(-(double)passed_ns / 1e9 / settle_s);
 }
 
 double ct_board_idle_c(const struct ct_board *board)

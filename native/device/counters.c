@@ -3,7 +3,8 @@
 
 #include <string.h>
 
-static void settle(struct ct_usage *usage, struct ct_device_counters *counters, uint64_t now_ns)
+/* Adds the time since the last call to the counters. */
+static void settle_usage(struct ct_usage *usage, struct ct_device_counters *counters, uint64_t now_ns)
 {
     uint64_t passed_ns = now_ns - usage->settled_ns;
     usage->settled_ns = now_ns;
@@ -21,8 +22,8 @@ static uint64_t within_cap(const struct ct_usage *usage, uint64_t sms)
     return usage->is_capped ? ct_min(sms, usage->sm_limit) : sms;
 }
 
-/* Returns by how many SMs this changes the usage that contains it. */
-static uint64_t change(struct ct_usage *usage, uint64_t blocks, uint64_t sms, uint64_t threads)
+/* Changes a usage, and returns by how many SMs this changes the usage that contains it. */
+static uint64_t change_usage(struct ct_usage *usage, uint64_t blocks, uint64_t sms, uint64_t threads)
 {
     usage->blocks += blocks;
     usage->sms += sms;
@@ -43,15 +44,15 @@ static void change_device_usage(struct ct_device *d, const struct ct_client *cli
 {
     if (!client->usage.on)
         return;
-    settle(&d->usage, &d->counters, d->now_ns);
-    change(&d->usage, blocks, sms, threads);
+    settle_usage(&d->usage, &d->counters, d->now_ns);
+    change_usage(&d->usage, blocks, sms, threads);
 }
 
 static void change_client_usage(struct ct_device *d, struct ct_client *client, uint64_t blocks, uint64_t sms,
                                 uint64_t threads)
 {
-    settle(&client->usage, &client->counters, d->now_ns);
-    change_device_usage(d, client, blocks, change(&client->usage, blocks, sms, threads), threads);
+    settle_usage(&client->usage, &client->counters, d->now_ns);
+    change_device_usage(d, client, blocks, change_usage(&client->usage, blocks, sms, threads), threads);
 }
 
 void ct_counters_blocks(struct ct_device *d, const struct ct_op *op, uint64_t before, uint64_t after)
@@ -63,15 +64,15 @@ void ct_counters_blocks(struct ct_device *d, const struct ct_op *op, uint64_t be
     uint64_t sms = ct_min(after, d->config.sm_count) - ct_min(before, d->config.sm_count);
     uint64_t blocks = after - before; /* unsigned differences, here and below */
     uint64_t threads = blocks * op->threads_per_block;
-    settle(&context->usage, &context->counters, d->now_ns);
-    change_client_usage(d, client, blocks, change(&context->usage, blocks, sms, threads), threads);
+    settle_usage(&context->usage, &context->counters, d->now_ns);
+    change_client_usage(d, client, blocks, change_usage(&context->usage, blocks, sms, threads), threads);
 }
 
 void ct_counters_context_cap(struct ct_device *d, struct ct_context *context)
 {
     if (d->is_ahead)
         return;
-    settle(&context->usage, &context->counters, d->now_ns);
+    settle_usage(&context->usage, &context->counters, d->now_ns);
     uint64_t sms = change_cap(d, &context->usage, context->sm_cap);
     change_client_usage(d, &ct_clients(d)[context->client], 0, sms, 0);
 }
@@ -80,7 +81,7 @@ void ct_counters_client_cap(struct ct_device *d, struct ct_client *client)
 {
     if (d->is_ahead)
         return;
-    settle(&client->usage, &client->counters, d->now_ns);
+    settle_usage(&client->usage, &client->counters, d->now_ns);
     change_device_usage(d, client, 0, change_cap(d, &client->usage, client->sm_cap), 0);
 }
 
@@ -123,17 +124,17 @@ void ct_counters_group_on(struct ct_device *d, uint32_t group, uint32_t on)
 {
     if (d->is_ahead)
         return;
-    settle(&d->usage, &d->counters, d->now_ns);
+    settle_usage(&d->usage, &d->counters, d->now_ns);
     for (uint64_t mask = ct_groups(d)[group].member_mask; mask; mask &= mask - 1) {
         struct ct_client *client = &ct_clients(d)[ct_lowest(mask)];
         uint64_t sign = on ? 1 : UINT64_MAX;
-        settle(&client->usage, &client->counters, d->now_ns);
+        settle_usage(&client->usage, &client->counters, d->now_ns);
         client->usage.on = (uint16_t)on;
         record_switch(d, ct_lowest(mask), on ? CT_RECORD_ON : CT_RECORD_OFF);
-        change(&d->usage, sign * client->usage.blocks, sign * within_cap(&client->usage, client->usage.sms),
-               sign * client->usage.threads);
+        change_usage(&d->usage, sign * client->usage.blocks, sign * within_cap(&client->usage, client->usage.sms),
+                     sign * client->usage.threads);
         for (uint32_t c = client->first_context; c != CT_NONE; c = ct_contexts(d)[c].next) {
-            settle(&ct_contexts(d)[c].usage, &ct_contexts(d)[c].counters, d->now_ns);
+            settle_usage(&ct_contexts(d)[c].usage, &ct_contexts(d)[c].counters, d->now_ns);
             ct_contexts(d)[c].usage.on = (uint16_t)on;
         }
     }
@@ -141,14 +142,14 @@ void ct_counters_group_on(struct ct_device *d, uint32_t group, uint32_t on)
 
 void ct_counters_settle(struct ct_device *d)
 {
-    settle(&d->usage, &d->counters, d->now_ns);
+    settle_usage(&d->usage, &d->counters, d->now_ns);
     for (uint32_t i = 0; i < d->limits.clients; i++) {
         struct ct_client *client = &ct_clients(d)[i];
         if (!client->used)
             continue;
-        settle(&client->usage, &client->counters, d->now_ns);
+        settle_usage(&client->usage, &client->counters, d->now_ns);
         for (uint32_t c = client->first_context; c != CT_NONE; c = ct_contexts(d)[c].next)
-            settle(&ct_contexts(d)[c].usage, &ct_contexts(d)[c].counters, d->now_ns);
+            settle_usage(&ct_contexts(d)[c].usage, &ct_contexts(d)[c].counters, d->now_ns);
     }
 }
 
@@ -167,7 +168,7 @@ void ct_counters_retired(struct ct_device *d, const struct ct_op *op, uint64_t b
     d->counters.traffic_bytes += bytes;
 }
 
-static void count_done(struct ct_device_counters *counters, const struct ct_op *op)
+static void count_completed(struct ct_device_counters *counters, const struct ct_op *op)
 {
     switch (op->kind) {
     case CT_OP_KERNEL:
@@ -199,9 +200,9 @@ void ct_counters_done(struct ct_device *d, const struct ct_op *op)
     if (d->is_ahead)
         return;
     struct ct_context *context = ct_context_of(d, op);
-    count_done(&context->counters, op);
-    count_done(&ct_clients(d)[context->client].counters, op);
-    count_done(&d->counters, op);
+    count_completed(&context->counters, op);
+    count_completed(&ct_clients(d)[context->client].counters, op);
+    count_completed(&d->counters, op);
 }
 
 void ct_counters_record(struct ct_device *d, uint32_t op, int what)
@@ -235,13 +236,13 @@ void ct_device_record_kinds(struct ct_device *d, uint32_t kinds)
 size_t ct_device_drain(struct ct_device *d, struct ct_device_record *records, size_t capacity)
 {
     const struct ct_device_record *ring = ct_at(d, d->records_offset);
-    size_t taken = 0;
-    while (taken < capacity && d->record_count > 0) {
-        records[taken++] = ring[d->record_first];
+    size_t count = 0;
+    while (count < capacity && d->record_count > 0) {
+        records[count++] = ring[d->record_first];
         d->record_first = d->record_first + 1 == d->limits.records ? 0 : d->record_first + 1;
         d->record_count--;
     }
-    return taken;
+    return count;
 }
 
 size_t ct_device_records(const struct ct_device *d, uint64_t from, const struct ct_device_record **records,

@@ -2,30 +2,32 @@
  * clients. device.h defines it, above struct ct_device_counters. */
 #include "device/state.h"
 
-struct alone {
+/* Blocks that a kernel would have on the SMs without other clients. */
+struct solo_placement {
     uint32_t op;
     uint64_t blocks;
 };
 
 /* Returns what a capped kernel may still claim, given what this placement has assigned to other kernels of its
  * client. */
-static uint64_t within_cap(const struct ct_device *d, const struct ct_op *op, const struct alone *placed,
+static uint64_t within_cap(const struct ct_device *d, const struct ct_op *op, const struct solo_placement *placed,
                            uint32_t count)
 {
     uint64_t of_context = 0, of_client = 0;
     for (uint32_t i = 0; i < count; i++) {
         const struct ct_op *other = &ct_ops(d)[placed[i].op];
-        uint64_t more = (placed[i].blocks - other->running_blocks) * other->share;
-        of_client += more;
+        uint64_t added = (placed[i].blocks - other->running_blocks) * other->share;
+        of_client += added;
         if (ct_context_of(d, other) == ct_context_of(d, op))
-            of_context += more;
+            of_context += added;
     }
     return ct_cap_available(d, op, of_context, of_client);
 }
 
 /* Computes which kernels of a client would have blocks on the SMs now without the other clients, and how many
  * blocks. */
-static uint32_t placed_alone(const struct ct_device *d, const struct ct_group *g, uint32_t owner, struct alone *placed)
+static uint32_t place_alone(const struct ct_device *d, const struct ct_group *g, uint32_t owner,
+                            struct solo_placement *placed)
 {
     uint64_t free_share = d->capacity_share - ct_clients(d)[owner].held_share;
     uint32_t count = 0;
@@ -38,14 +40,14 @@ static uint32_t placed_alone(const struct ct_device *d, const struct ct_group *g
         uint64_t blocks = o->running_blocks;
         if (o->pending_blocks > 0 && !blocked) {
             uint64_t own = context->is_capped ? within_cap(d, o, placed, count) : free_share;
-            uint64_t more = ct_min(o->pending_blocks, ct_min(free_share, own) / o->share);
-            blocked = more < o->pending_blocks && own >= free_share; /* because of missing SMs, not because of its
+            uint64_t added = ct_min(o->pending_blocks, ct_min(free_share, own) / o->share);
+            blocked = added < o->pending_blocks && own >= free_share; /* because of missing SMs, not because of its
                                                                       * cap */
-            free_share -= more * o->share;
-            blocks += more;
+            free_share -= added * o->share;
+            blocks += added;
         }
         if (blocks > 0)
-            placed[count++] = (struct alone){op, blocks};
+            placed[count++] = (struct solo_placement){op, blocks};
     }
     return count;
 }
@@ -74,31 +76,32 @@ static void charge_delay(struct ct_device *d, struct ct_op *op, uint64_t lost_ns
     waiter->delayed_by_ns[first] += remaining_ns;
 }
 
-/* A group that is switched out, or is being switched in: every runnable kernel loses all of this time to the group on
- * the device. */
+/* Charges the delay of a group that is switched out or is being switched in: every runnable kernel loses all of this
+ * time to the group on the device. */
 static void settle_waiting(struct ct_device *d, uint32_t group, uint64_t passed_ns)
 {
     const struct ct_group *g = &ct_groups(d)[group];
     uint32_t holder = d->switching && d->active == group ? d->outgoing : d->active;
-    struct alone placed[CT_RESIDENT_LIMIT];
+    struct solo_placement placed[CT_RESIDENT_LIMIT];
     if (holder == CT_NONE)
         return;
     const struct ct_group *other = &ct_groups(d)[holder];
     uint64_t culprits = other->ready_mask ? other->ready_mask : other->blame_mask;
     for (uint64_t mask = g->ready_mask; mask; mask &= mask - 1) {
-        uint32_t count = placed_alone(d, g, ct_lowest(mask), placed);
+        uint32_t count = place_alone(d, g, ct_lowest(mask), placed);
         for (uint32_t i = 0; i < count; i++)
             charge_delay(d, &ct_ops(d)[placed[i].op], passed_ns, culprits);
     }
 }
 
-/* A group on the device with several clients: they lose slots and bandwidth to each other. */
+/* Charges the delay of a client in a group on the device with several clients, which lose slots and bandwidth to each
+ * other. */
 static void settle_sharing(struct ct_device *d, uint32_t group, uint32_t owner, uint64_t passed_ns)
 {
     const struct ct_group *g = &ct_groups(d)[group];
-    struct alone placed[CT_RESIDENT_LIMIT];
+    struct solo_placement placed[CT_RESIDENT_LIMIT];
     struct ct_flow flows[CT_RESIDENT_LIMIT];
-    uint32_t count = placed_alone(d, g, owner, placed);
+    uint32_t count = place_alone(d, g, owner, placed);
     uint64_t demand = 0;
     for (uint32_t i = 0; i < count; i++) {
         const struct ct_op *o = &ct_ops(d)[placed[i].op];
@@ -109,9 +112,9 @@ static void settle_sharing(struct ct_device *d, uint32_t group, uint32_t owner, 
         ct_rate_share(flows, count, d->config.memory_bytes_per_s);
     for (uint32_t i = 0; i < count; i++) {
         struct ct_op *o = &ct_ops(d)[placed[i].op];
-        uint64_t service = o->running_blocks * o->rate, alone = placed[i].blocks * flows[i].rate;
-        if (service < alone)
-            charge_delay(d, o, ct_scale(passed_ns, alone - service, alone, 0), g->ready_mask & ~(UINT64_C(1) << owner));
+        uint64_t service = o->running_blocks * o->rate, solo = placed[i].blocks * flows[i].rate;
+        if (service < solo)
+            charge_delay(d, o, ct_scale(passed_ns, solo - service, solo, 0), g->ready_mask & ~(UINT64_C(1) << owner));
     }
 }
 

@@ -29,20 +29,21 @@ static void refresh_next_end(struct ct_device *d, uint32_t group)
     g->next_end_ns = next_ns;
 }
 
-/* Returns the waves that have not begun, so that another kernel may take the slots at the next boundary. */
+/* Makes the blocks of waves that have not begun pending again, so that another kernel may take the slots at the next
+ * boundary. */
 static void split_waves(struct ct_device *d, uint32_t group, struct ct_chunk *chunk)
 {
     struct ct_op *op = &ct_ops(d)[chunk->op];
     uint64_t from_ns = ct_group_is_on(d, group) ? d->now_ns : 0;
-    uint64_t left_ns = chunk->end_ns - from_ns;
-    if (chunk->waves == 1 || left_ns == 0)
+    uint64_t remaining_ns = chunk->end_ns - from_ns;
+    if (chunk->waves == 1 || remaining_ns == 0)
         return;
-    uint64_t pace = ct_pace(d, op->rate), work_ns = ct_max(1, ct_scale(left_ns, pace, CT_RATE_FULL, 0));
-    uint64_t unbegun = ct_min((work_ns - 1) / op->block_ns, chunk->waves - 1);
-    op->pending_blocks += unbegun * chunk->blocks;
-    ct_counters_retired(d, op, (chunk->waves - 1 - unbegun) * chunk->blocks);
+    uint64_t pace = ct_pace(d, op->rate), work_ns = ct_max(1, ct_scale(remaining_ns, pace, CT_RATE_FULL, 0));
+    uint64_t unstarted_waves = ct_min((work_ns - 1) / op->block_ns, chunk->waves - 1);
+    op->pending_blocks += unstarted_waves * chunk->blocks;
+    ct_counters_retired(d, op, (chunk->waves - 1 - unstarted_waves) * chunk->blocks);
     chunk->waves = 1;
-    chunk->end_ns = from_ns + ct_scale(work_ns - unbegun * op->block_ns, CT_RATE_FULL, pace, pace - 1);
+    chunk->end_ns = from_ns + ct_scale(work_ns - unstarted_waves * op->block_ns, CT_RATE_FULL, pace, pace - 1);
     d->dispatch_due = 1;
 }
 
@@ -60,15 +61,15 @@ void ct_grid_split_waves(struct ct_device *d, uint32_t group)
 static int stop_waves(struct ct_device *d, uint32_t group, struct ct_chunk *chunk)
 {
     struct ct_op *op = &ct_ops(d)[chunk->op];
-    uint64_t left_ns = chunk->end_ns - d->now_ns;
-    uint64_t unbegun = left_ns / op->block_ns;
+    uint64_t remaining_ns = chunk->end_ns - d->now_ns;
+    uint64_t unstarted_waves = remaining_ns / op->block_ns;
     if (!d->in_step || !ct_group_is_on(d, group) || ct_pace(d, op->rate) != CT_RATE_FULL ||
-        left_ns % op->block_ns != 0 ||
-        unbegun >= chunk->waves)
+        remaining_ns % op->block_ns != 0 ||
+        unstarted_waves >= chunk->waves)
         return 0;
-    op->pending_blocks += unbegun * chunk->blocks;
+    op->pending_blocks += unstarted_waves * chunk->blocks;
     op->chunks--;
-    ct_counters_retired(d, op, (chunk->waves - unbegun) * chunk->blocks);
+    ct_counters_retired(d, op, (chunk->waves - unstarted_waves) * chunk->blocks);
     set_running(d, op, op->running_blocks - chunk->blocks);
     *chunk = ct_chunks(d, group)[--ct_groups(d)[group].chunk_count];
     return 1;
@@ -118,7 +119,7 @@ void ct_grid_ready(struct ct_device *d, uint32_t op)
     d->dispatch_due = 1;
 }
 
-static void unlist(struct ct_device *d, uint32_t op)
+static void remove_ready(struct ct_device *d, uint32_t op)
 {
     struct ct_op *o = &ct_ops(d)[op];
     uint32_t owner = ct_context_of(d, o)->client;
@@ -156,7 +157,7 @@ void ct_grid_remove(struct ct_device *d, uint32_t op)
         chunks[i] = chunks[--g->chunk_count];
     }
     set_running(d, o, 0);
-    unlist(d, op);
+    remove_ready(d, op);
     ct_rate_update(d, group);
     refresh_next_end(d, group);
     d->dispatch_due = 1;
@@ -183,9 +184,9 @@ static uint32_t first_waiting(const struct ct_device *d, const struct ct_group *
     return op;
 }
 
-/* The common case of a long grid: every block that ends is replaced by the next one of the same kernel and nothing else
- * changes, so shares, rates and delays stay the same. Returns 0 if this is not the case. With enough waiting blocks for
- * a whole device, the solo rate stays the same too. */
+/* Handles the common case of a long grid: every block that ends is replaced by the next one of the same kernel and
+ * nothing else changes, so shares, rates and delays stay the same. Returns 0 if this is not the case. With enough
+ * waiting blocks for a whole device, the solo rate stays the same too. */
 int ct_grid_refill(struct ct_device *d, uint32_t group)
 {
     struct ct_group *g = &ct_groups(d)[group];
@@ -218,7 +219,7 @@ int ct_grid_refill(struct ct_device *d, uint32_t group)
     return 1;
 }
 
-/* All blocks that end now are removed together, so that their slots are assigned together. Kernels that end at the same
+/* Removes all blocks that end now together, so that their slots are assigned together. Kernels that end at the same
  * instant complete in the order of the list: by priority, then by readiness. */
 void ct_grid_retire(struct ct_device *d, uint32_t group)
 {
@@ -244,7 +245,7 @@ void ct_grid_retire(struct ct_device *d, uint32_t group)
         next = o->ready_next;
         if (o->pending_blocks > 0 || o->running_blocks > 0)
             continue;
-        unlist(d, op);
+        remove_ready(d, op);
         ct_order_complete(d, op);
         finished--;
     }
@@ -252,33 +253,33 @@ void ct_grid_retire(struct ct_device *d, uint32_t group)
     d->dispatch_due = 1;
 }
 
-/* Too many chunks in flight: the new blocks join the kernel's latest chunk, whose end becomes the mean weighted by
+/* Adds blocks to the kernel's latest chunk, because too many chunks are in flight. Its end becomes the mean weighted by
  * blocks. */
-static void merge(struct ct_device *d, uint32_t group, uint32_t op, uint64_t blocks, uint64_t end_ns)
+static void merge_into_latest(struct ct_device *d, uint32_t group, uint32_t op, uint64_t blocks, uint64_t end_ns)
 {
-    struct ct_chunk *youngest = NULL;
+    struct ct_chunk *latest = NULL;
     for (uint32_t i = 0; i < ct_groups(d)[group].chunk_count; i++) {
         struct ct_chunk *chunk = &ct_chunks(d, group)[i];
-        if (chunk->op == op && (youngest == NULL || chunk->end_ns > youngest->end_ns))
-            youngest = chunk;
+        if (chunk->op == op && (latest == NULL || chunk->end_ns > latest->end_ns))
+            latest = chunk;
     }
-    uint64_t early_ns = ct_min(youngest->end_ns, end_ns);
-    uint64_t early = youngest->end_ns < end_ns ? youngest->blocks : blocks;
-    uint64_t both = youngest->blocks + blocks;
-    youngest->end_ns = ct_max(youngest->end_ns, end_ns) -
-                       ct_scale(ct_max(youngest->end_ns, end_ns) - early_ns, early, both, 0);
-    youngest->blocks = (uint32_t)both;
+    uint64_t early_ns = ct_min(latest->end_ns, end_ns);
+    uint64_t early_blocks = latest->end_ns < end_ns ? latest->blocks : blocks;
+    uint64_t total_blocks = latest->blocks + blocks;
+    latest->end_ns = ct_max(latest->end_ns, end_ns) -
+                       ct_scale(ct_max(latest->end_ns, end_ns) - early_ns, early_blocks, total_blocks, 0);
+    latest->blocks = (uint32_t)total_blocks;
     d->counters.merged_chunks++;
 }
 
-/* Places this many blocks in free slots; returns 0 if no further kernel can be resident. `first`: no earlier kernel
+/* Places this many blocks in free slots; returns 0 if no further kernel can be resident. `is_first`: no earlier kernel
  * waits for slots. */
-static int place(struct ct_device *d, uint32_t group, uint32_t op, uint64_t blocks, int first)
+static int place_blocks(struct ct_device *d, uint32_t group, uint32_t op, uint64_t blocks, int is_first)
 {
     struct ct_group *g = &ct_groups(d)[group];
     struct ct_op *o = &ct_ops(d)[op];
-    int crowded = o->chunks >= CT_KERNEL_CHUNKS || g->chunk_count == CT_GROUP_CHUNKS;
-    if ((!o->resident && g->resident_grids >= d->config.resident_kernels) || (crowded && o->chunks == 0))
+    int must_merge = o->chunks >= CT_KERNEL_CHUNKS || g->chunk_count == CT_GROUP_CHUNKS;
+    if ((!o->resident && g->resident_grids >= d->config.resident_kernels) || (must_merge && o->chunks == 0))
         return 0;
     if (!o->resident) {
         o->resident = 1;
@@ -286,14 +287,14 @@ static int place(struct ct_device *d, uint32_t group, uint32_t op, uint64_t bloc
         g->resident_grids++;
     }
     uint64_t wave_ns = block_time_ns(d, o);
-    if (crowded) {
-        merge(d, group, op, blocks, ct_instant_after(d->now_ns, wave_ns));
+    if (must_merge) {
+        merge_into_latest(d, group, op, blocks, ct_instant_after(d->now_ns, wave_ns));
         o->pending_blocks -= blocks;
     } else {
         /* A kernel that is alone on the SMs and first in order uses the same slots again and again: one chunk of
          * several waves. A later kernel cannot interrupt it; an earlier one splits the chunk. The last, partial wave is
          * separate. */
-        uint64_t waves = g->chunk_count == 0 && first ? o->pending_blocks / blocks : 1;
+        uint64_t waves = g->chunk_count == 0 && is_first ? o->pending_blocks / blocks : 1;
         uint64_t end_ns = ct_instant_after(d->now_ns, ct_scale(wave_ns, waves, 1, 0));
         ct_chunks(d, group)[g->chunk_count++] = (struct ct_chunk){op, (uint32_t)blocks, waves, end_ns};
         o->chunks++;
@@ -309,28 +310,28 @@ void ct_grid_dispatch(struct ct_device *d, uint32_t group)
     if (!ct_group_is_on(d, group))
         return;
     ct_delay_settle(d, group);
-    int first = 1;
+    int is_first = 1;
     for (uint32_t op = g->first_ready; op != CT_NONE; op = ct_ops(d)[op].ready_next) {
         struct ct_op *o = &ct_ops(d)[op];
         if (o->pending_blocks == 0)
             continue;
         uint64_t free_share = d->capacity_share - g->held_share;
-        int capped = 0;
+        int is_cap_reached = 0;
         if (free_share == 0)
             break;
         if (ct_context_of(d, o)->is_capped) {
             uint64_t own = ct_cap_available(d, o, 0, 0);
-            capped = own < free_share;
+            is_cap_reached = own < free_share;
             free_share = ct_min(free_share, own);
         }
         uint64_t blocks = ct_min(o->pending_blocks, free_share / o->share);
-        if (blocks > 0 && !place(d, group, op, blocks, first)) {
-            first = 0;
+        if (blocks > 0 && !place_blocks(d, group, op, blocks, is_first)) {
+            is_first = 0;
             continue; /* kernels that are already resident continue, otherwise their slots would never become free */
         }
         /* Strict order up to the last block: no kernel overtakes one that waits for slots, unless that one waits
          * because of its own cap. */
-        if (o->pending_blocks > 0 && !capped)
+        if (o->pending_blocks > 0 && !is_cap_reached)
             break;
     }
     ct_rate_update(d, group);

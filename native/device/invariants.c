@@ -9,11 +9,11 @@ static const char *check_streams(const struct ct_device *d)
         if (!stream->used)
             continue;
         if (stream->in_work)
-            return "a stream is still to be looked at";
+            return "a stream is still in the work list";
         if (!ct_contexts(d)[stream->context].used)
             return "a stream outlived its context";
         if (!stream->open && stream->first == CT_NONE)
-            return "a destroyed stream was not given back";
+            return "a destroyed and drained stream was not freed";
         uint64_t order = 0;
         uint32_t last = CT_NONE;
         for (uint32_t op = stream->first; op != CT_NONE; op = ct_ops(d)[op].next) {
@@ -21,37 +21,37 @@ static const char *check_streams(const struct ct_device *d)
             if (o->state == CT_OP_FREE || o->stream != s)
                 return "a stream holds an op that is not its own";
             if (op != stream->first && (o->order <= order || o->state != CT_OP_QUEUED))
-                return "an op overtook its stream";
+                return "the ops of a stream are out of order";
             order = o->order;
             last = op;
             if (++ops > d->ops.used)
-                return "streams hold more ops than there are";
+                return "streams hold more ops than are in use";
         }
         if (last != stream->last)
-            return "a stream does not know its last op";
+            return "the last op of a stream is wrong";
     }
-    return ops == d->ops.used ? NULL : "ops belong to no stream";
+    return ops == d->ops.used ? NULL : "some ops belong to no stream";
 }
 
-/* Every chunk's op is ready in this group, and the op's numbers of blocks and chunks agree. */
+/* Checks that every chunk's op is ready in this group, and that the op's numbers of blocks and chunks agree. */
 static const char *check_chunks(const struct ct_device *d, uint32_t group)
 {
     const struct ct_group *g = &ct_groups(d)[group];
     const struct ct_chunk *chunks = ct_chunks(d, group);
     int on = ct_group_is_on(d, group);
-    uint64_t next_ns = CT_DEVICE_NEVER, all = 0;
+    uint64_t next_ns = CT_DEVICE_NEVER, blocks_left = 0;
     for (uint32_t i = 0; i < g->chunk_count; i++) {
         if (chunks[i].blocks == 0 || chunks[i].waves == 0 || ct_ops(d)[chunks[i].op].state != CT_OP_READY)
-            return "an empty chunk, or one without a kernel";
+            return "a chunk is empty or belongs to no ready kernel";
         if (on && chunks[i].end_ns <= d->now_ns)
-            return "blocks outlived their end";
+            return "blocks are running beyond their end";
         next_ns = ct_min(next_ns, chunks[i].end_ns);
-        all += chunks[i].blocks;
+        blocks_left += chunks[i].blocks;
     }
     if (on && g->ready_grids > 0 && g->chunk_count == 0)
-        return "a group is on the device and nothing of it runs";
+        return "a group with work is on the device, and none of its blocks runs";
     if (g->next_end_ns != (on ? next_ns : CT_DEVICE_NEVER))
-        return "the next end of a block is not known";
+        return "the next end of a block is wrong";
     for (uint32_t op = g->first_ready; op != CT_NONE; op = ct_ops(d)[op].ready_next) {
         const struct ct_op *o = &ct_ops(d)[op];
         uint64_t blocks = 0;
@@ -63,10 +63,10 @@ static const char *check_chunks(const struct ct_device *d, uint32_t group)
             }
         }
         if (blocks != o->running_blocks || count != o->chunks)
-            return "a kernel miscounts its running blocks";
-        all -= blocks;
+            return "a kernel's number of running blocks or chunks is wrong";
+        blocks_left -= blocks;
     }
-    return all == 0 ? NULL : "blocks of no ready kernel are running";
+    return blocks_left == 0 ? NULL : "blocks are running that belong to no ready kernel";
 }
 
 static const char *check_group(const struct ct_device *d, uint32_t group)
@@ -92,9 +92,9 @@ static const char *check_group(const struct ct_device *d, uint32_t group)
         grids++;
     }
     if (grids != g->ready_grids || previous != g->last_ready || mask != g->ready_mask || resident != g->resident_grids)
-        return "a group miscounts its ready kernels";
+        return "a group's number or list of ready kernels is wrong";
     if (held != g->held_share || demand != g->demand || held > d->capacity_share)
-        return "blocks claim other than what is held, or more than there is";
+        return "the shares of the blocks differ from the held share, or exceed the capacity";
     if ((grids > 0) != (d->runnable_mask >> group & 1))
         return "a group with work is not marked as runnable";
     if ((mask & ~g->member_mask) != 0)
@@ -110,13 +110,13 @@ static const char *check_timeslices(const struct ct_device *d)
         return "a group without work is on the device";
     int contested = d->active != CT_NONE && !d->switching && (d->runnable_mask & ~(UINT64_C(1) << d->active)) != 0;
     if (contested != (d->slice_end_ns != CT_DEVICE_NEVER))
-        return "the end of the slice is set without need, or needed and not set";
+        return "the end of the slice is set without competition, or not set despite it";
     if (ct_device_next_change(d) <= d->now_ns)
         return "a change is overdue";
     return NULL;
 }
 
-/* Memory and counters: the parts add up to the whole. */
+/* Checks that memory and counters of contexts and clients add up to those of the device. */
 static const char *check_counters(const struct ct_device *d)
 {
     uint64_t memory = 0, blocks = 0;
@@ -126,11 +126,11 @@ static const char *check_counters(const struct ct_device *d)
         for (uint32_t k = 0; k < d->limits.clients; k++)
             delayed += client->delayed_by_ns[k];
         if (delayed > client->counters.delayed_ns) /* less: a culprit's slot was reused */
-            return "more delay has a culprit than there was";
+            return "the attributed delay exceeds the delay of the client";
         if (client->delayed_by_ns[i] > 0)
             return "a client delayed itself";
         if (!client->used && (client->counters.memory_bytes > 0 || client->held_share > 0))
-            return "a dead client still holds something";
+            return "a removed client still holds memory or SMs";
         if (!client->used)
             continue;
         for (uint32_t c = client->first_context; c != CT_NONE; c = ct_contexts(d)[c].next) {
@@ -141,22 +141,22 @@ static const char *check_counters(const struct ct_device *d)
             held += context->held_share;
         }
         if (owned != client->counters.memory_bytes || held != client->held_share)
-            return "contexts do not add up to their client";
+            return "the sums over contexts differ from those of their client";
         memory += owned;
         blocks += client->usage.on ? client->usage.blocks : 0;
     }
     if (memory != d->counters.memory_bytes || memory > d->config.memory_bytes)
-        return "memory does not add up";
-    return blocks == d->usage.blocks ? NULL : "running blocks do not add up";
+        return "the sum of the clients' memory differs from the device's, or exceeds its capacity";
+    return blocks == d->usage.blocks ? NULL : "the sum of the clients' running blocks differs from the device's";
 }
 
 const char *ct_device_check(const struct ct_device *d)
 {
-    const char *wrong = check_streams(d);
-    for (uint32_t i = 0; wrong == NULL && i < d->limits.clients; i++)
+    const char *violation = check_streams(d);
+    for (uint32_t i = 0; violation == NULL && i < d->limits.clients; i++)
         if (ct_groups(d)[i].members > 0)
-            wrong = check_group(d, i);
-    if (wrong == NULL)
-        wrong = check_timeslices(d);
-    return wrong ? wrong : check_counters(d);
+            violation = check_group(d, i);
+    if (violation == NULL)
+        violation = check_timeslices(d);
+    return violation ? violation : check_counters(d);
 }

@@ -18,7 +18,7 @@ int ct_device_client_take(struct ct_device *d, uint32_t client, uint64_t bytes)
     return CT_DEVICE_OK;
 }
 
-static void give(struct ct_device *d, struct ct_client *client, uint64_t bytes)
+static void release_bytes(struct ct_device *d, struct ct_client *client, uint64_t bytes)
 {
     client->loose_bytes -= bytes;
     client->counters.memory_bytes -= bytes;
@@ -32,7 +32,7 @@ int ct_device_client_give(struct ct_device *d, uint32_t client, uint64_t bytes)
         return CT_DEVICE_STALE;
     if (bytes > ct_clients(d)[slot].loose_bytes)
         return CT_DEVICE_INVALID;
-    give(d, &ct_clients(d)[slot], bytes);
+    release_bytes(d, &ct_clients(d)[slot], bytes);
     return CT_DEVICE_OK;
 }
 
@@ -60,7 +60,7 @@ int ct_device_client_park(struct ct_device *d, uint32_t client)
         return CT_DEVICE_STALE;
     struct ct_client *owner = &ct_clients(d)[slot];
     owner->parked_bytes += owner->loose_bytes;
-    give(d, owner, owner->loose_bytes);
+    release_bytes(d, owner, owner->loose_bytes);
     for (uint32_t c = owner->first_context; c != CT_NONE; c = ct_contexts(d)[c].next) {
         struct ct_context *context = &ct_contexts(d)[c];
         context->parked_bytes += context->counters.memory_bytes;
@@ -89,6 +89,6 @@ int ct_device_client_unpark(struct ct_device *d, uint32_t client)
 
 void ct_memory_free_client(struct ct_device *d, struct ct_client *client)
 {
-    give(d, client, client->loose_bytes);
+    release_bytes(d, client, client->loose_bytes);
     client->parked_bytes = 0;
 }

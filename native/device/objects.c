@@ -14,7 +14,7 @@ static uint32_t handle_of(uint16_t generation, uint32_t slot)
 }
 
 /* Returns a slot that was never used, or CT_NONE; the caller tries its free list first. */
-static uint32_t fresh(struct ct_table *table)
+static uint32_t take_unused_slot(struct ct_table *table)
 {
     return table->touched < table->slots ? table->touched++ : CT_NONE;
 }
@@ -116,7 +116,7 @@ static void destroy_context(struct ct_device *d, uint32_t slot)
         struct ct_stream *stream = &ct_streams(d)[s];
         stream->open = 0;
         while (stream->first != CT_NONE)
-            ct_order_vanish(d, stream->first);
+            ct_order_discard(d, stream->first);
     }
     ct_order_run(d); /* releases waiters in other contexts, and removes our streams from the work list */
     for (uint32_t s = context->first_stream, next; s != CT_NONE; s = next) {
@@ -172,7 +172,7 @@ int ct_device_client_stop(struct ct_device *d, uint64_t now_ns, uint32_t client)
     for (uint32_t c = ct_clients(d)[slot].first_context; c != CT_NONE; c = ct_contexts(d)[c].next)
         for (uint32_t s = ct_contexts(d)[c].first_stream; s != CT_NONE; s = ct_streams(d)[s].next)
             while (ct_streams(d)[s].first != CT_NONE)
-                ct_order_vanish(d, ct_streams(d)[s].first);
+                ct_order_discard(d, ct_streams(d)[s].first);
     ct_time_settle(d);
     return CT_DEVICE_OK;
 }
@@ -211,7 +211,7 @@ int ct_device_context_create(struct ct_device *d, uint64_t now_ns, uint32_t clie
     uint32_t slot = d->contexts.free;
     if (slot != CT_NONE)
         d->contexts.free = ct_contexts(d)[slot].next;
-    else if ((slot = fresh(&d->contexts)) == CT_NONE)
+    else if ((slot = take_unused_slot(&d->contexts)) == CT_NONE)
         return CT_DEVICE_FULL;
     d->contexts.used++;
     struct ct_context *c = &ct_contexts(d)[slot];
@@ -315,7 +315,7 @@ int ct_device_stream_create(struct ct_device *d, uint64_t now_ns, uint32_t conte
     uint32_t slot = d->streams.free;
     if (slot != CT_NONE)
         d->streams.free = ct_streams(d)[slot].next;
-    else if ((slot = fresh(&d->streams)) == CT_NONE)
+    else if ((slot = take_unused_slot(&d->streams)) == CT_NONE)
         return CT_DEVICE_FULL;
     d->streams.used++;
     struct ct_stream *s = &ct_streams(d)[slot];
@@ -357,7 +357,7 @@ int ct_device_event_create(struct ct_device *d, uint32_t context, uint32_t *even
     uint32_t slot = d->events.free;
     if (slot != CT_NONE)
         d->events.free = ct_events(d)[slot].next;
-    else if ((slot = fresh(&d->events)) == CT_NONE)
+    else if ((slot = take_unused_slot(&d->events)) == CT_NONE)
         return CT_DEVICE_FULL;
     d->events.used++;
     struct ct_event *e = &ct_events(d)[slot];

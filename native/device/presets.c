@@ -1,4 +1,4 @@
-/* The presets of known devices, with the sources of their figures. */
+/* The presets of known devices, with the sources of their values. */
 #include "device/device.h"
 
 #include <string.h>
@@ -17,7 +17,7 @@
  * Bandwidths are the published peaks. Capacities are the nominal ones in GiB; a driver reports a little less.
  * Host copies: pinned copies reach about four fifths of the link's raw rate (gen3 x16 15.75, gen4 31.5, gen5 63 GB/s per
  * direction); 12.5, 25 and 50 GB/s are our rounding of that. Copy engines: as asyncEngineCount is commonly reported;
- * only the first two matter to the model. Stream priorities 0 to -5: as current drivers report; older ones said 0 to
+ * only the first two matter to the model. Stream priorities 0 to -5: as current drivers report; older ones report 0 to
  * -1 for some of these. */
 
 #define GIB (UINT64_C(1) << 30)
@@ -92,19 +92,19 @@ uint32_t ct_device_occupancy(const struct ct_device_config *config, uint32_t thr
         shared_bytes_per_block > config->shared_bytes_per_block_optin)
         return 0;
     uint32_t warps = (threads_per_block + warp - 1) / warp;
-    uint32_t least = config->blocks_per_sm;
+    uint32_t blocks = config->blocks_per_sm;
     uint32_t by_threads = config->threads_per_sm / (warps * warp);
-    if (by_threads < least)
-        least = by_threads;
+    if (by_threads < blocks)
+        blocks = by_threads;
     if (registers_per_thread > 0) {
         uint32_t per_warp = round_up(registers_per_thread * warp, config->register_granularity);
         uint32_t by_registers = config->registers_per_sm / per_warp / warps;
-        if (by_registers < least)
-            least = by_registers;
+        if (by_registers < blocks)
+            blocks = by_registers;
     }
     uint32_t shared = round_up(shared_bytes_per_block + config->shared_reserved_bytes,
                                config->shared_granularity_bytes);
-    if (shared > 0 && config->shared_bytes_per_sm / shared < least)
-        least = config->shared_bytes_per_sm / shared;
-    return least;
+    if (shared > 0 && config->shared_bytes_per_sm / shared < blocks)
+        blocks = config->shared_bytes_per_sm / shared;
+    return blocks;
 }

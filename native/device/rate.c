@@ -6,7 +6,7 @@
 void ct_rate_share(struct ct_flow *flows, uint32_t count, uint64_t bytes_per_s)
 {
     ct_u128 weights = 0;
-    uint64_t left = bytes_per_s;
+    uint64_t remaining = bytes_per_s;
     for (uint32_t i = 0; i < count; i++) {
         flows[i].rate = 0;
         weights += flows[i].weight;
@@ -14,10 +14,10 @@ void ct_rate_share(struct ct_flow *flows, uint32_t count, uint64_t bytes_per_s)
     for (int changed = 1; changed;) {
         changed = 0;
         for (uint32_t i = 0; i < count; i++) {
-            if (flows[i].rate || (ct_u128)flows[i].demand * weights > (ct_u128)left * flows[i].weight)
+            if (flows[i].rate || (ct_u128)flows[i].demand * weights > (ct_u128)remaining * flows[i].weight)
                 continue;
             flows[i].rate = CT_RATE_FULL;
-            left -= flows[i].demand;
+            remaining -= flows[i].demand;
             weights -= flows[i].weight;
             changed = 1;
         }
@@ -25,13 +25,13 @@ void ct_rate_share(struct ct_flow *flows, uint32_t count, uint64_t bytes_per_s)
     for (uint32_t i = 0; i < count; i++) {
         if (flows[i].rate)
             continue;
-        ct_u128 granted = (ct_u128)left * flows[i].weight / weights;
+        ct_u128 granted = (ct_u128)remaining * flows[i].weight / weights;
         flows[i].rate = ct_max(1, ct_min(CT_RATE_FULL, (uint64_t)(granted * CT_RATE_FULL / flows[i].demand)));
     }
 }
 
 /* Returns the end of work that continues at another rate. */
-static uint64_t repaced(uint64_t end_ns, uint64_t from_ns, uint64_t pace, uint64_t next_pace)
+static uint64_t rescaled_end(uint64_t end_ns, uint64_t from_ns, uint64_t pace, uint64_t next_pace)
 {
     return ct_instant_after(from_ns, ct_scale(end_ns - from_ns, pace, next_pace, next_pace - 1));
 }
@@ -54,7 +54,7 @@ int ct_device_set_speed(struct ct_device *d, uint64_t now_ns, uint32_t speed)
             d->speed = before;
             uint64_t pace = ct_pace(d, rate);
             d->speed = speed;
-            chunks[i].end_ns = repaced(chunks[i].end_ns, from_ns, pace, ct_pace(d, rate));
+            chunks[i].end_ns = rescaled_end(chunks[i].end_ns, from_ns, pace, ct_pace(d, rate));
             next_ns = ct_min(next_ns, chunks[i].end_ns);
         }
         if (is_on)
@@ -98,7 +98,7 @@ void ct_rate_update(struct ct_device *d, uint32_t group)
     for (uint32_t i = 0; i < g->chunk_count; i++) {
         const struct ct_op *o = &ct_ops(d)[chunks[i].op];
         if (o->next_rate != o->rate)
-            chunks[i].end_ns = repaced(chunks[i].end_ns, from_ns, ct_pace(d, o->rate), ct_pace(d, o->next_rate));
+            chunks[i].end_ns = rescaled_end(chunks[i].end_ns, from_ns, ct_pace(d, o->rate), ct_pace(d, o->next_rate));
     }
     for (uint32_t op = g->first_ready; op != CT_NONE; op = ct_ops(d)[op].ready_next)
         if (ct_ops(d)[op].running_blocks > 0)

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-enum { DEFAULT_AHEAD = 1024, DRAIN = 64, TAG_CLIENT_SHIFT = 48 };
+enum { DEFAULT_AHEAD = 1024, DRAIN_RECORDS = 64, TAG_CLIENT_SHIFT = 48 };
 
 enum host_state { HOST_LAUNCHING, HOST_IN_SYNC, HOST_AT_LIMIT, HOST_DONE };
 
@@ -13,7 +13,7 @@ struct host {
     uint64_t waiting_since_ns;
     size_t step;
     uint64_t repeat;
-    uint64_t under_way;
+    uint64_t in_flight;
     uint64_t ahead_limit;
     uint32_t streams[CT_SCRIPT_MAX_STREAMS];
 };
@@ -60,18 +60,19 @@ static void end_step(struct run *run, size_t i, uint64_t now_ns)
     host->step = 0;
     host->repeat++;
     begin_repeat(run, i, now_ns);
-    if (host->state == HOST_DONE && host->under_way == 0)
+    if (host->state == HOST_DONE && host->in_flight == 0)
         client->finished_ns = now_ns;
 }
 
-static void completed(struct run *run, const struct ct_device_record *record)
+/* Handles a completed launch: stores its times, and resumes the host if it waited for it. */
+static void on_completion(struct run *run, const struct ct_device_record *record)
 {
     size_t i = (size_t)(record->tag >> TAG_CLIENT_SHIFT);
     uint64_t launch = record->tag & ((UINT64_C(1) << TAG_CLIENT_SHIFT) - 1);
     struct ct_script_client *client = &run->clients[i];
     struct host *host = &run->hosts[i];
     client->completions++;
-    host->under_way--;
+    host->in_flight--;
     if (launch < client->launch_capacity) {
         if (client->starts_ns)
             client->starts_ns[launch] = record->start_ns;
@@ -85,24 +86,24 @@ static void completed(struct run *run, const struct ct_device_record *record)
         client->blocked_ns += record->end_ns - host->waiting_since_ns;
         host->state = HOST_LAUNCHING;
         host->step_ns = record->end_ns;
-    } else if (host->state == HOST_IN_SYNC && host->under_way == 0) {
+    } else if (host->state == HOST_IN_SYNC && host->in_flight == 0) {
         run->waiting--;
         client->blocked_ns += record->end_ns - host->waiting_since_ns;
         end_step(run, i, record->end_ns);
-    } else if (host->state == HOST_DONE && host->under_way == 0) {
+    } else if (host->state == HOST_DONE && host->in_flight == 0) {
         client->finished_ns = record->end_ns;
     }
 }
 
 static void collect(struct run *run)
 {
-    struct ct_device_record records[DRAIN];
+    struct ct_device_record records[DRAIN_RECORDS];
     size_t count;
     do {
-        count = ct_device_drain(run->device, records, DRAIN);
+        count = ct_device_drain(run->device, records, DRAIN_RECORDS);
         for (size_t i = 0; i < count; i++)
-            completed(run, &records[i]);
-    } while (count == DRAIN);
+            on_completion(run, &records[i]);
+    } while (count == DRAIN_RECORDS);
 }
 
 static void wait_for(struct run *run, struct host *host, enum host_state state, uint64_t now_ns)
@@ -113,37 +114,37 @@ static void wait_for(struct run *run, struct host *host, enum host_state state, 
 }
 
 /* Executes the next step of client i's host. Completions up to this instant have been collected. */
-static int act(struct run *run, size_t i)
+static int execute_step(struct run *run, size_t i)
 {
     struct ct_script_client *client = &run->clients[i];
     struct host *host = &run->hosts[i];
     const struct ct_script_step *step = &client->steps[host->step];
     uint64_t now_ns = host->step_ns;
     if (step->kernel != CT_SCRIPT_NO_KERNEL) {
-        if (host->under_way >= host->ahead_limit) {
+        if (host->in_flight >= host->ahead_limit) {
             wait_for(run, host, HOST_AT_LIMIT, now_ns);
             return CT_DEVICE_OK;
         }
         uint64_t tag = (uint64_t)i << TAG_CLIENT_SHIFT | client->launches;
         int result = ct_device_launch(run->device, now_ns, host->streams[step->stream], &run->kernels[step->kernel],
                                       tag, NULL);
-        if (result == CT_DEVICE_FULL && host->under_way > 0) {
+        if (result == CT_DEVICE_FULL && host->in_flight > 0) {
             wait_for(run, host, HOST_AT_LIMIT, now_ns);
             return CT_DEVICE_OK;
         }
         if (result != CT_DEVICE_OK)
             return result;
-        host->under_way++;
+        host->in_flight++;
         client->launches++;
     }
-    if ((step->flags & CT_SCRIPT_SYNC) && host->under_way > 0)
+    if ((step->flags & CT_SCRIPT_SYNC) && host->in_flight > 0)
         wait_for(run, host, HOST_IN_SYNC, now_ns);
     else
         end_step(run, i, now_ns);
     return CT_DEVICE_OK;
 }
 
-static int well_formed(const struct ct_script_client *client, size_t kernel_count)
+static int is_valid_script(const struct ct_script_client *client, size_t kernel_count)
 {
     if (client->step_count == 0 || client->stream_count == 0 || client->stream_count > CT_SCRIPT_MAX_STREAMS)
         return 0;
@@ -156,7 +157,7 @@ static int well_formed(const struct ct_script_client *client, size_t kernel_coun
     return 1;
 }
 
-static int set_up(struct run *run, size_t i)
+static int add_client(struct run *run, size_t i)
 {
     struct ct_script_client *client = &run->clients[i];
     struct host *host = &run->hosts[i];
@@ -213,7 +214,7 @@ static int run_until(struct run *run, uint64_t until_ns)
             return CT_DEVICE_OK;
         ct_device_advance(run->device, step_ns);
         collect(run);
-        int result = act(run, next);
+        int result = execute_step(run, next);
         if (result != CT_DEVICE_OK)
             return result;
     }
@@ -223,17 +224,17 @@ int ct_script_run(struct ct_device *device, const struct ct_kernel *kernels, siz
                   struct ct_script_client *clients, size_t client_count, uint64_t until_ns)
 {
     struct run run = {.device = device, .kernels = kernels, .clients = clients, .client_count = client_count};
-    struct ct_device_record dropped[DRAIN];
+    struct ct_device_record dropped[DRAIN_RECORDS];
     if (client_count > CT_SCRIPT_MAX_CLIENTS)
         return CT_DEVICE_INVALID;
     for (size_t i = 0; i < client_count; i++)
-        if (!well_formed(&clients[i], kernel_count))
+        if (!is_valid_script(&clients[i], kernel_count))
             return CT_DEVICE_INVALID;
-    while (ct_device_drain(device, dropped, DRAIN) > 0)
+    while (ct_device_drain(device, dropped, DRAIN_RECORDS) > 0)
         continue;
     ct_device_record_kinds(device, 1u << CT_OP_KERNEL);
     for (size_t i = 0; i < client_count; i++) {
-        int result = set_up(&run, i);
+        int result = add_client(&run, i);
         if (result != CT_DEVICE_OK)
             return result;
     }

@@ -242,7 +242,7 @@ void ct_order_append(struct ct_device *d, uint32_t stream, uint32_t op);
 void ct_order_touch(struct ct_device *d, uint32_t stream);
 void ct_order_run(struct ct_device *d);
 void ct_order_complete(struct ct_device *d, uint32_t op);
-void ct_order_vanish(struct ct_device *d, uint32_t op); /* the same without a record, for killed clients */
+void ct_order_discard(struct ct_device *d, uint32_t op); /* the same without a record, for killed clients */
 
 /* engine.c: copies to and from the host. */
 void ct_engine_enter(struct ct_device *d, uint32_t op);

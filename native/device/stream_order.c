@@ -115,7 +115,7 @@ static void unlink_waiter(struct ct_device *d, uint32_t op)
         *link = ct_ops(d)[op].next_waiter;
 }
 
-static void event_happened(struct ct_device *d, uint32_t op)
+static void complete_event(struct ct_device *d, uint32_t op)
 {
     const struct ct_op *o = &ct_ops(d)[op];
     struct ct_event *event = &ct_events(d)[o->event];
@@ -134,7 +134,7 @@ static void leave_stream(struct ct_device *d, uint32_t op)
     struct ct_stream *stream = &ct_streams(d)[o->stream];
     struct ct_context *context = &ct_contexts(d)[stream->context];
     if (o->kind == CT_OP_EVENT_RECORD)
-        event_happened(d, op);
+        complete_event(d, op);
     stream->first = o->next;
     if (stream->first == CT_NONE)
         stream->last = CT_NONE;
@@ -166,7 +166,7 @@ void ct_order_complete(struct ct_device *d, uint32_t op)
     leave_stream(d, op);
 }
 
-void ct_order_vanish(struct ct_device *d, uint32_t op)
+void ct_order_discard(struct ct_device *d, uint32_t op)
 {
     struct ct_op *o = &ct_ops(d)[op];
     struct ct_context *context = ct_context_of(d, o);

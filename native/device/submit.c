@@ -8,8 +8,9 @@ static const uint64_t DEMAND_MAX = UINT64_C(1) << 48;
  * SMs once; together the blocks ask for the whole bandwidth, or what one block per SM can use. */
 enum { MOVER_BYTES = 256 * 1024, MOVER_THREADS = 512, MOVER_BLOCKS_PER_SM = 2 };
 
-static int begin(struct ct_device *d, uint64_t now_ns, uint32_t stream, int kind, uint64_t tag, uint32_t *slot,
-                 uint32_t *op)
+/* Advances to the instant and takes an op for the stream. */
+static int begin_op(struct ct_device *d, uint64_t now_ns, uint32_t stream, int kind, uint64_t tag, uint32_t *slot,
+                    uint32_t *op)
 {
     ct_time_enter(d, now_ns);
     *slot = ct_slot_stream(d, stream);
@@ -23,7 +24,8 @@ static int begin(struct ct_device *d, uint64_t now_ns, uint32_t stream, int kind
     return CT_DEVICE_OK;
 }
 
-static int finish(struct ct_device *d, uint32_t stream, uint32_t op, uint64_t *id)
+/* Appends the op to its stream and processes the consequences. */
+static int append_op(struct ct_device *d, uint32_t stream, uint32_t op, uint64_t *id)
 {
     if (id)
         *id = ct_op_id(d, op);
@@ -32,7 +34,8 @@ static int finish(struct ct_device *d, uint32_t stream, uint32_t op, uint64_t *i
     return CT_DEVICE_OK;
 }
 
-static void shape(struct ct_op *op, uint64_t blocks, uint64_t block_ns, uint64_t bytes_per_block, uint32_t occupancy)
+static void set_shape(struct ct_op *op, uint64_t blocks, uint64_t block_ns, uint64_t bytes_per_block,
+                      uint32_t occupancy)
 {
     op->pending_blocks = blocks;
     op->block_ns = ct_max(block_ns, 1);
@@ -53,24 +56,25 @@ int ct_device_launch(struct ct_device *d, uint64_t now_ns, uint32_t stream, cons
                                         kernel->shared_bytes_per_block);
     if (occupancy == 0 || occupancy > CT_MAX_OCCUPANCY)
         return CT_DEVICE_NO_FIT;
-    int result = begin(d, now_ns, stream, CT_OP_KERNEL, tag, &slot, &op);
+    int result = begin_op(d, now_ns, stream, CT_OP_KERNEL, tag, &slot, &op);
     if (result != CT_DEVICE_OK)
         return result;
-    shape(&ct_ops(d)[op], kernel->blocks, kernel->block_ns, kernel->bytes_per_block, occupancy);
+    set_shape(&ct_ops(d)[op], kernel->blocks, kernel->block_ns, kernel->bytes_per_block, occupancy);
     ct_ops(d)[op].threads_per_block = kernel->threads_per_block;
-    return finish(d, slot, op, id);
+    return append_op(d, slot, op, id);
 }
 
-/* Computes the bytes moved within the device: read and written for a copy, written for a memset. */
-static void shape_mover(const struct ct_device *d, struct ct_op *op, uint64_t moved_bytes)
+/* Sets the shape of a copy within the device or a memset. `moved_bytes` are read and written for a copy, written for a
+ * memset. */
+static void set_mover_shape(const struct ct_device *d, struct ct_op *op, uint64_t moved_bytes)
 {
     uint64_t limit = (uint64_t)d->config.sm_count * MOVER_BLOCKS_PER_SM;
     uint64_t blocks = ct_max(1, ct_min(limit, (moved_bytes + MOVER_BYTES - 1) / MOVER_BYTES));
     uint64_t bytes = (moved_bytes + blocks - 1) / blocks;
     /* A few blocks cannot use the whole bandwidth: the blocks of an SM can use an SM's share of it. */
     uint64_t per_block_bytes_per_s = ct_max(1, d->config.memory_bytes_per_s / ct_max(blocks, d->config.sm_count));
-    shape(op, blocks, ct_scale(bytes, 1000000000, per_block_bytes_per_s, per_block_bytes_per_s - 1), bytes,
-          MOVER_BLOCKS_PER_SM);
+    set_shape(op, blocks, ct_scale(bytes, 1000000000, per_block_bytes_per_s, per_block_bytes_per_s - 1), bytes,
+              MOVER_BLOCKS_PER_SM);
     op->threads_per_block = MOVER_THREADS;
 }
 
@@ -80,30 +84,31 @@ int ct_device_copy(struct ct_device *d, uint64_t now_ns, uint32_t stream, int ki
     uint32_t slot, op;
     if (kind < CT_OP_COPY_HTOD || kind > CT_OP_MEMSET || bytes > UINT64_C(1) << 48)
         return CT_DEVICE_INVALID;
-    int result = begin(d, now_ns, stream, kind, tag, &slot, &op);
+    int result = begin_op(d, now_ns, stream, kind, tag, &slot, &op);
     if (result != CT_DEVICE_OK)
         return result;
     ct_ops(d)[op].bytes = bytes;
     if (kind == CT_OP_COPY_DTOD || kind == CT_OP_MEMSET)
-        shape_mover(d, &ct_ops(d)[op], kind == CT_OP_COPY_DTOD ? 2 * bytes : bytes);
-    return finish(d, slot, op, id);
+        set_mover_shape(d, &ct_ops(d)[op], kind == CT_OP_COPY_DTOD ? 2 * bytes : bytes);
+    return append_op(d, slot, op, id);
 }
 
-static int plain(struct ct_device *d, uint64_t now_ns, uint32_t stream, int kind, uint64_t tag, uint64_t *id)
+/* Submits an op that has no further parameters. */
+static int submit_plain(struct ct_device *d, uint64_t now_ns, uint32_t stream, int kind, uint64_t tag, uint64_t *id)
 {
     uint32_t slot, op;
-    int result = begin(d, now_ns, stream, kind, tag, &slot, &op);
-    return result != CT_DEVICE_OK ? result : finish(d, slot, op, id);
+    int result = begin_op(d, now_ns, stream, kind, tag, &slot, &op);
+    return result != CT_DEVICE_OK ? result : append_op(d, slot, op, id);
 }
 
 int ct_device_marker(struct ct_device *d, uint64_t now_ns, uint32_t stream, uint64_t tag, uint64_t *id)
 {
-    return plain(d, now_ns, stream, CT_OP_MARKER, tag, id);
+    return submit_plain(d, now_ns, stream, CT_OP_MARKER, tag, id);
 }
 
 int ct_device_host(struct ct_device *d, uint64_t now_ns, uint32_t stream, uint64_t tag, uint64_t *id)
 {
-    return plain(d, now_ns, stream, CT_OP_HOST, tag, id);
+    return submit_plain(d, now_ns, stream, CT_OP_HOST, tag, id);
 }
 
 int ct_device_op_cut(struct ct_device *d, uint64_t now_ns, uint64_t id)
@@ -145,13 +150,13 @@ int ct_device_event_record(struct ct_device *d, uint64_t now_ns, uint32_t stream
     uint32_t event_slot = ct_slot_event(d, event);
     if (event_slot == CT_NONE)
         return CT_DEVICE_STALE;
-    int result = begin(d, now_ns, stream, CT_OP_EVENT_RECORD, tag, &slot, &op);
+    int result = begin_op(d, now_ns, stream, CT_OP_EVENT_RECORD, tag, &slot, &op);
     if (result != CT_DEVICE_OK)
         return result;
     ct_ops(d)[op].event = event_slot;
     ct_events(d)[event_slot].record = ct_op_id(d, op);
     ct_events(d)[event_slot].done = 0;
-    return finish(d, slot, op, id);
+    return append_op(d, slot, op, id);
 }
 
 int ct_device_event_wait(struct ct_device *d, uint64_t now_ns, uint32_t stream, uint32_t event, uint64_t tag,
@@ -161,7 +166,7 @@ int ct_device_event_wait(struct ct_device *d, uint64_t now_ns, uint32_t stream, 
     uint32_t event_slot = ct_slot_event(d, event);
     if (event_slot == CT_NONE)
         return CT_DEVICE_STALE;
-    int result = begin(d, now_ns, stream, CT_OP_EVENT_WAIT, tag, &slot, &op);
+    int result = begin_op(d, now_ns, stream, CT_OP_EVENT_WAIT, tag, &slot, &op);
     if (result != CT_DEVICE_OK)
         return result;
     struct ct_op *o = &ct_ops(d)[op];
@@ -171,7 +176,7 @@ int ct_device_event_wait(struct ct_device *d, uint64_t now_ns, uint32_t stream, 
         o->next_waiter = ct_ops(d)[record].first_waiter;
         ct_ops(d)[record].first_waiter = op;
     }
-    return finish(d, slot, op, id);
+    return append_op(d, slot, op, id);
 }
 
 int ct_device_op_query(const struct ct_device *d, uint64_t op)

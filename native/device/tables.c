@@ -3,31 +3,33 @@
 
 #include <string.h>
 
-static size_t cut(size_t *total, size_t bytes)
+/* Reserves bytes for a table, aligned to a cache line, and returns its offset. */
+static size_t reserve_bytes(size_t *total, size_t bytes)
 {
     size_t offset = *total;
     *total += (bytes + 63) / 64 * 64;
     return offset;
 }
 
-/* First the live state, then the records, then the state of projections, with the same offsets. */
+/* Computes the offsets of all tables and returns the total size: first the live state, then the state of projections
+ * with the same offsets, then the records. */
 static size_t lay_out(const struct ct_device_limits *limits, struct ct_device *d)
 {
     size_t total = 0;
-    cut(&total, sizeof *d);
-    d->groups_offset = cut(&total, limits->clients * sizeof(struct ct_group));
-    d->clients_offset = cut(&total, limits->clients * sizeof(struct ct_client));
-    d->chunks_offset = cut(&total, (size_t)limits->clients * CT_GROUP_CHUNKS * sizeof(struct ct_chunk));
-    d->contexts.offset = cut(&total, limits->contexts * sizeof(struct ct_context));
-    d->streams.offset = cut(&total, limits->streams * sizeof(struct ct_stream));
-    d->events.offset = cut(&total, limits->events * sizeof(struct ct_event));
-    d->ops.offset = cut(&total, limits->ops * sizeof(struct ct_op));
-    d->ahead_offset = cut(&total, total);
-    d->records_offset = cut(&total, limits->records * sizeof(struct ct_device_record));
+    reserve_bytes(&total, sizeof *d);
+    d->groups_offset = reserve_bytes(&total, limits->clients * sizeof(struct ct_group));
+    d->clients_offset = reserve_bytes(&total, limits->clients * sizeof(struct ct_client));
+    d->chunks_offset = reserve_bytes(&total, (size_t)limits->clients * CT_GROUP_CHUNKS * sizeof(struct ct_chunk));
+    d->contexts.offset = reserve_bytes(&total, limits->contexts * sizeof(struct ct_context));
+    d->streams.offset = reserve_bytes(&total, limits->streams * sizeof(struct ct_stream));
+    d->events.offset = reserve_bytes(&total, limits->events * sizeof(struct ct_event));
+    d->ops.offset = reserve_bytes(&total, limits->ops * sizeof(struct ct_op));
+    d->ahead_offset = reserve_bytes(&total, total);
+    d->records_offset = reserve_bytes(&total, limits->records * sizeof(struct ct_device_record));
     return total;
 }
 
-static int within(uint32_t value, uint32_t limit)
+static int is_in_range(uint32_t value, uint32_t limit)
 {
     return value >= 1 && value <= limit;
 }
@@ -35,18 +37,19 @@ static int within(uint32_t value, uint32_t limit)
 size_t ct_device_bytes(const struct ct_device_limits *limits)
 {
     struct ct_device scratch;
-    if (!within(limits->clients, CT_DEVICE_MAX_CLIENTS) || !within(limits->contexts, CT_DEVICE_MAX_HANDLES) ||
-        !within(limits->streams, CT_DEVICE_MAX_HANDLES) || !within(limits->events, CT_DEVICE_MAX_HANDLES) ||
-        !within(limits->ops, 1u << 24) || !within(limits->records, 1u << 25))
+    if (!is_in_range(limits->clients, CT_DEVICE_MAX_CLIENTS) || !is_in_range(limits->contexts, CT_DEVICE_MAX_HANDLES) ||
+        !is_in_range(limits->streams, CT_DEVICE_MAX_HANDLES) || !is_in_range(limits->events, CT_DEVICE_MAX_HANDLES) ||
+        !is_in_range(limits->ops, 1u << 24) || !is_in_range(limits->records, 1u << 25))
         return 0;
     return lay_out(limits, &scratch);
 }
 
-static int sound(const struct ct_device_config *c)
+static int is_valid_config(const struct ct_device_config *c)
 {
-    return within(c->sm_count, 1024) && within(c->blocks_per_sm, CT_MAX_OCCUPANCY) && c->threads_per_sm >= 1 &&
-           within(c->threads_per_block, 1u << 16) && c->registers_per_sm >= 1 &&
-           within(c->resident_kernels, CT_RESIDENT_LIMIT) && c->copy_engines >= 1 && c->memory_bytes_per_s >= 1 &&
+    return is_in_range(c->sm_count, 1024) && is_in_range(c->blocks_per_sm, CT_MAX_OCCUPANCY) &&
+        c->threads_per_sm >= 1 &&
+           is_in_range(c->threads_per_block, 1u << 16) && c->registers_per_sm >= 1 &&
+           is_in_range(c->resident_kernels, CT_RESIDENT_LIMIT) && c->copy_engines >= 1 && c->memory_bytes_per_s >= 1 &&
            c->host_bytes_per_s >= 1 && c->slice_ns >= 1 && c->priority_greatest <= c->priority_least;
 }
 
@@ -62,14 +65,14 @@ int ct_device_init(void *memory, size_t bytes, const struct ct_device_config *co
 {
     struct ct_device *d = memory;
     size_t needed = ct_device_bytes(limits);
-    if (needed == 0 || bytes < needed || (uintptr_t)memory % 64 != 0 || !sound(config))
+    if (needed == 0 || bytes < needed || (uintptr_t)memory % 64 != 0 || !is_valid_config(config))
         return CT_DEVICE_INVALID;
-    struct ct_device places;
-    lay_out(limits, &places);
+    struct ct_device layout;
+    lay_out(limits, &layout);
     /* The ops, by far the largest part, are not cleared: each is written when it is taken, and untouched memory costs
      * nothing. */
-    memset(memory, 0, places.ops.offset);
-    memset((char *)memory + places.ahead_offset, 0, places.ops.offset);
+    memset(memory, 0, layout.ops.offset);
+    memset((char *)memory + layout.ahead_offset, 0, layout.ops.offset);
     lay_out(limits, d);
     d->config = *config;
     d->limits = *limits;

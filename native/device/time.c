@@ -28,7 +28,8 @@ void ct_time_settle(struct ct_device *d)
     d->dispatch_due = 0;
 }
 
-static void step(struct ct_device *d, uint64_t instant_ns)
+/* Processes all changes at one instant. */
+static void run_step(struct ct_device *d, uint64_t instant_ns)
 {
     d->now_ns = instant_ns;
     d->in_step = 1;
@@ -52,10 +53,10 @@ static void step(struct ct_device *d, uint64_t instant_ns)
     d->in_step = 0;
 }
 
-static void run_to(struct ct_device *d, uint64_t now_ns)
+static void advance_to(struct ct_device *d, uint64_t now_ns)
 {
     for (uint64_t next_ns; (next_ns = ct_device_next_change(d)) <= now_ns && next_ns != CT_DEVICE_NEVER;)
-        step(d, next_ns);
+        run_step(d, next_ns);
     d->now_ns = ct_max(d->now_ns, now_ns);
 }
 
@@ -63,7 +64,7 @@ void ct_device_advance(struct ct_device *d, uint64_t now_ns)
 {
     if (now_ns < d->now_ns)
         d->counters.late_calls++;
-    run_to(d, now_ns);
+    advance_to(d, now_ns);
 }
 
 uint64_t ct_time_enter(struct ct_device *d, uint64_t now_ns)
@@ -113,6 +114,7 @@ static void copy_work(struct ct_device *to, const struct ct_device *from)
     }
 }
 
+/* Copies the live state into the one in which projections run. */
 static struct ct_device *fork_ahead(struct ct_device *d)
 {
     struct ct_device *ahead = ct_at(d, d->ahead_offset);
@@ -124,8 +126,8 @@ static struct ct_device *fork_ahead(struct ct_device *d)
     return ahead;
 }
 
-/* Returns the end of an op that completes at the very next change, if this is easy to see. */
-static uint64_t obvious(const struct ct_device *d, uint32_t slot)
+/* Returns the end of an op that obviously completes at the next change; otherwise CT_DEVICE_NEVER. */
+static uint64_t end_at_next_change(const struct ct_device *d, uint32_t slot)
 {
     const struct ct_op *op = &ct_ops(d)[slot];
     for (int i = 0; i < CT_ENGINES; i++)
@@ -149,7 +151,7 @@ int ct_device_project_within(struct ct_device *d, uint64_t op, uint64_t steps, u
     if (slot == CT_NONE)
         return CT_DEVICE_OK;
     struct ct_op *o = &ct_ops(d)[slot];
-    *instant_ns = o->projected_epoch == d->epoch ? o->projected_ns : obvious(d, slot);
+    *instant_ns = o->projected_epoch == d->epoch ? o->projected_ns : end_at_next_change(d, slot);
     if (*instant_ns != CT_DEVICE_NEVER)
         return CT_DEVICE_OK;
     struct ct_device *ahead = d->ahead_epoch == d->epoch ? ct_at(d, d->ahead_offset) : fork_ahead(d);
@@ -161,7 +163,7 @@ int ct_device_project_within(struct ct_device *d, uint64_t op, uint64_t steps, u
             *instant_ns = ct_max(ahead->now_ns, d->now_ns);
             return CT_DEVICE_NOT_READY;
         }
-        step(ahead, next_ns);
+        run_step(ahead, next_ns);
     }
     *instant_ns = o->projected_ns;
     return CT_DEVICE_OK;

@@ -63,11 +63,11 @@ static uint32_t next_group(const struct ct_device *d, uint32_t after)
 void ct_timeslice_update(struct ct_device *d)
 {
     if (d->active != CT_NONE && ct_groups(d)[d->active].ready_grids == 0) {
-        uint32_t idle = d->active;
+        uint32_t previous = d->active;
         ct_delay_settle_all(d);
         switch_out(d);
         if (d->runnable_mask)
-            switch_to(d, next_group(d, idle));
+            switch_to(d, next_group(d, previous));
     } else if (d->active == CT_NONE && d->runnable_mask) {
         ct_delay_settle_all(d);
         switch_to(d, next_group(d, d->resident == CT_NONE ? 63 : d->resident));

@@ -7,10 +7,11 @@
 #include "gate/cost.h"
 #include "gate/internal.h"
 
-enum { PAUSE_RECHECK_NS = 5 * 1000 * 1000, RETRY_NS = 2 * 1000, AWAITED_NS = 50 * 1000 };
+enum { PAUSE_RECHECK_NS = 5 * 1000 * 1000, RETRY_NS = 2 * 1000, OVERDUE_EXTENSION_NS = 50 * 1000 };
 
 /* ---- a snapshot of the other tenants ----------------------------------------------------------------------------- */
 
+/* Returns whether the tenant waits for admission: it has a request, and asked recently. */
 static int is_asking(const struct ct_gate_page *page, uint64_t now_ns)
 {
     uint64_t asked_ns = load_acquire(&page->asked_ns);
@@ -19,7 +20,7 @@ static int is_asking(const struct ct_gate_page *page, uint64_t now_ns)
 }
 
 /* Returns how many kernels per second the tenant launched recently. */
-static uint64_t pace_of(const struct ct_gate_page *page, uint64_t sequence)
+static uint64_t kernel_rate(const struct ct_gate_page *page, uint64_t sequence)
 {
     /* The oldest instant may be overwritten during the read, or belong to the previous tenant of the slot. */
     const uint64_t recorded = min_u64(load_relaxed(&page->counts.launches), CT_GATE_RECENT - 2);
@@ -30,18 +31,19 @@ static uint64_t pace_of(const struct ct_gate_page *page, uint64_t sequence)
     return min_u64((recorded - 1) * UINT64_C(100000000) * ct_gate_kernels_per_launch(page) / span_ns, UINT32_MAX);
 }
 
+/* Reads the pages of all higher-priority tenants. */
 static void take_snapshot(struct ct_gate *gate, uint64_t now_ns, struct snapshot *snapshot)
 {
     snapshot->is_active = 0;
-    snapshot->open_ns = snapshot->quiet_ns = now_ns;
-    snapshot->end_ns = snapshot->latest_ns = snapshot->opens_ns = CT_GATE_NEVER;
+    snapshot->gap_begin_ns = snapshot->quiet_ns = now_ns;
+    snapshot->gap_end_ns = snapshot->gap_end_latest_ns = snapshot->next_gap_ns = CT_GATE_NEVER;
     snapshot->kernels_per_s = 0;
     for (uint32_t i = 0; i < gate->higher_count; i++) {
         struct ct_gate_peer *peer = &gate->higher[i];
         const struct ct_gate_page *page = peer->page;
         /* The loads are in the opposite order of the stores: with a sequence number come the words of that launch or of
          * a later one. */
-        peer->observed = snapshot->sequence[i] = load_acquire(&page->sequence);
+        peer->latest_sequence = snapshot->sequence[i] = load_acquire(&page->sequence);
         if (!snapshot->sequence[i] || load_acquire(&page->generation) != peer->generation)
             continue;
         uint64_t quiet_ns = plausible(load_acquire(&page->quiet_ns), now_ns),
@@ -51,32 +53,35 @@ static void take_snapshot(struct ct_gate *gate, uint64_t now_ns, struct snapshot
         /* Work that a host still waits for is not complete, whatever was predicted: other tenants may have delayed
          * it. */
         if (load_relaxed(&page->waits_ns) && busy_ns <= now_ns && now_ns - busy_ns < gate->patience_ns)
-            busy_ns = sat_add_u64(now_ns, AWAITED_NS);
+            busy_ns = sat_add_u64(now_ns, OVERDUE_EXTENSION_NS);
         /* A tenant that itself waits for admission launches when it is admitted, not when it was predicted to. */
         int is_expected = now_ns < quiet_ns && !is_asking(page, now_ns);
         if (!is_expected && busy_ns <= now_ns)
             continue;
         snapshot->is_active = 1;
-        snapshot->kernels_per_s = min_u64(snapshot->kernels_per_s + pace_of(page, snapshot->sequence[i]), UINT32_MAX);
-        snapshot->open_ns = max_u64(snapshot->open_ns, busy_ns);
+        snapshot->kernels_per_s =
+            min_u64(snapshot->kernels_per_s + kernel_rate(page, snapshot->sequence[i]), UINT32_MAX);
+        snapshot->gap_begin_ns = max_u64(snapshot->gap_begin_ns, busy_ns);
         snapshot->quiet_ns = max_u64(snapshot->quiet_ns, is_expected ? max_u64(quiet_ns, busy_ns) : busy_ns);
-        if (is_expected && next_ns < snapshot->end_ns) {
-            snapshot->end_ns = next_ns;
-            snapshot->latest_ns = plausible(load_relaxed(&page->latest_ns), now_ns);
-            snapshot->opens_ns = sat_add_u64(next_ns, last_ns);
+        if (is_expected && next_ns < snapshot->gap_end_ns) {
+            snapshot->gap_end_ns = next_ns;
+            snapshot->gap_end_latest_ns = plausible(load_relaxed(&page->latest_ns), now_ns);
+            snapshot->next_gap_ns = sat_add_u64(next_ns, last_ns);
         }
     }
 }
 
-static int has_changed(struct ct_gate *gate, const struct snapshot *snapshot)
+/* Returns whether a higher-priority tenant has launched since the snapshot. */
+static int holder_launched(struct ct_gate *gate, const struct snapshot *snapshot)
 {
     for (uint32_t i = 0; i < gate->higher_count; i++)
-        if ((gate->higher[i].observed = load_acquire(&gate->higher[i].page->sequence)) != snapshot->sequence[i])
+        if ((gate->higher[i].latest_sequence = load_acquire(&gate->higher[i].page->sequence)) != snapshot->sequence[i])
             return 1;
     return 0;
 }
 
-static uint64_t submitted_by(const struct ct_gate *gate, uint64_t now_ns)
+/* Returns the expected remaining device time of what this tenant and its peers have submitted. */
+static uint64_t submitted_work(const struct ct_gate *gate, uint64_t now_ns)
 {
     uint64_t sum_ns = sat_sub_u64(plausible(load_relaxed(&gate->mine->busy_ns), now_ns), now_ns);
     for (uint32_t i = 0; i < gate->peer_count; i++)
@@ -87,31 +92,35 @@ static uint64_t submitted_by(const struct ct_gate *gate, uint64_t now_ns)
 
 /* Returns whether this waiting peer goes before us: by priority, then the longest kernel that fits, then the lower
  * slot. */
-static int is_better(const struct ct_gate *gate, const struct ct_gate_peer *peer, uint64_t upper_ns,
-                     uint64_t remaining_ns,
-                     int is_old, uint64_t now_ns)
+static int goes_first(const struct ct_gate *gate, const struct ct_gate_peer *peer, uint64_t upper_ns,
+                      uint64_t remaining_ns,
+                      int has_waited_long, uint64_t now_ns)
 {
-    if (peer->priority > gate->priority || (is_old && peer->priority == gate->priority) ||
+    if (peer->priority > gate->priority || (has_waited_long && peer->priority == gate->priority) ||
         load_acquire(&peer->page->generation) != peer->generation || !is_asking(peer->page, now_ns))
         return 0;
-    const uint64_t its_ns = load_relaxed(&peer->page->wanted_ns) - 1; /* wraps to the maximum, and so never fits, if the
-                                                                       * peer does not wait or may not fill gaps */
-    if (its_ns > remaining_ns)
+    const uint64_t wanted_ns = load_relaxed(&peer->page->wanted_ns) - 1; /* wraps to the maximum, and so never fits, if
+                                                                          * the peer does not wait or may not fill
+                                                                          * gaps */
+    if (wanted_ns > remaining_ns)
         return 0;
-    return peer->priority < gate->priority || its_ns > upper_ns || (its_ns == upper_ns && peer->slot < gate->slot);
+    return peer->priority < gate->priority || wanted_ns > upper_ns ||
+        (wanted_ns == upper_ns && peer->slot < gate->slot);
 }
 
-static int better_waits(const struct ct_gate *gate, uint64_t upper_ns, uint64_t remaining_ns, uint64_t since_ns,
-                        uint64_t now_ns)
+/* Returns whether another waiting tenant should get the gap. */
+static int better_candidate_waits(const struct ct_gate *gate, uint64_t upper_ns, uint64_t remaining_ns,
+                                  uint64_t since_ns,
+                                  uint64_t now_ns)
 {
     /* After a long wait only tenants of better priority go first. Otherwise the longer kernels of an equal could keep
      * this one out forever. */
-    const int is_old = sat_sub_u64(now_ns, since_ns) >= CT_GATE_WAITED_LONG_NS;
+    const int has_waited_long = sat_sub_u64(now_ns, since_ns) >= CT_GATE_WAITED_LONG_NS;
     for (uint32_t i = 0; i < gate->higher_count; i++)
-        if (is_better(gate, &gate->higher[i], upper_ns, remaining_ns, is_old, now_ns))
+        if (goes_first(gate, &gate->higher[i], upper_ns, remaining_ns, has_waited_long, now_ns))
             return 1;
     for (uint32_t i = 0; i < gate->peer_count; i++)
-        if (is_better(gate, &gate->peers[i], upper_ns, remaining_ns, is_old, now_ns))
+        if (goes_first(gate, &gate->peers[i], upper_ns, remaining_ns, has_waited_long, now_ns))
             return 1;
     return 0;
 }
@@ -125,8 +134,8 @@ static struct ct_gate_answer wait_for(uint32_t reason, uint64_t until_ns)
 
 /* Charges the certain loss of higher-priority tenants to the debt at once, and spends the expected loss from their
  * budget. */
-static void charge_upfront(struct ct_gate *gate, const struct ct_launch_request *request, uint32_t reason,
-                           const struct snapshot *snapshot, uint64_t now_ns)
+static void charge_expected_loss(struct ct_gate *gate, const struct ct_launch_request *request, uint32_t reason,
+                                 const struct snapshot *snapshot, uint64_t now_ns)
 {
     if (reason == CT_GATE_RISK) {
         ct_gate_spend(gate, sat_add_u64(weight_of(gate, request->expect_ns), 1), now_ns);
@@ -142,7 +151,8 @@ static void charge_upfront(struct ct_gate *gate, const struct ct_launch_request 
         ct_gate_charge(gate, ct_cost_switch(gate), now_ns);
 }
 
-/* The word is in the tenant's page because the minimum share is granted to the tenant, not to each of its processes. */
+/* Counts a launch against the minimum share. The count is in the tenant's page because the share is granted to the
+ * tenant, not to each of its processes. */
 static void use_min_share(struct ct_gate *gate, uint64_t weight_ns, uint64_t now_ns)
 {
     const uint64_t earned_ns = ct_gate_time_to_earn(sat_add_u64(weight_ns, 1), gate->min_share_ppm);
@@ -161,11 +171,11 @@ static struct ct_gate_answer pass(struct ct_gate *gate, const struct ct_launch_r
 {
     struct ct_gate_counts *counts = &gate->mine->counts;
     for (uint32_t i = 0; i < gate->higher_count; i++) {
-        if (gate->higher[i].observed != snapshot->sequence[i])
+        if (gate->higher[i].latest_sequence != snapshot->sequence[i])
             add_single_writer(&counts->stale, 1);
-        gate->higher[i].seen = snapshot->sequence[i];
+        gate->higher[i].admission_sequence = snapshot->sequence[i];
     }
-    charge_upfront(gate, request, reason, snapshot, now_ns);
+    charge_expected_loss(gate, request, reason, snapshot, now_ns);
     ct_limit_charge(gate, request, now_ns);
     gate->has_switched = 1;
     if (gate->charged_until_ns <= now_ns)
@@ -176,7 +186,8 @@ static struct ct_gate_answer pass(struct ct_gate *gate, const struct ct_launch_r
     ct_loss_publish(gate, now_ns);
     store_relaxed(&gate->mine->wanted_ns, 0);
     gate->charged_from_ns = now_ns;
-    gate->charged_until_ns = reason == CT_GATE_MIN_SHARE ? 0 : load_relaxed(&gate->mine->busy_ns); /* 0: this time was granted, so nobody is charged */
+    /* Use of the minimum share is granted, so higher-priority tenants are not charged for it. */
+    gate->charged_until_ns = reason == CT_GATE_MIN_SHARE ? 0 : load_relaxed(&gate->mine->busy_ns);
     gate->holder_returned = reason == CT_GATE_RISK; /* already charged, except for time beyond the prediction */
     const uint64_t weight_ns = weight_of(gate, request->expect_ns);
     if (reason == CT_GATE_MIN_SHARE)
@@ -194,10 +205,10 @@ static struct ct_gate_answer pass(struct ct_gate *gate, const struct ct_launch_r
 /* Returns whether the snapshot is outdated. Higher-priority tenants are checked last, immediately before the launch. */
 static int is_outdated(struct ct_gate *gate, uint32_t reason, const struct snapshot *snapshot, uint64_t now_ns)
 {
-    if (gate->must_claim && (submitted_by(gate, now_ns) > snapshot->submitted_ns ||
+    if (gate->must_claim && (submitted_work(gate, now_ns) > snapshot->submitted_ns ||
                              (reason == CT_GATE_RISK && ct_gate_debt(gate, now_ns))))
         return 1;
-    return has_changed(gate, snapshot);
+    return holder_launched(gate, snapshot);
 }
 
 /* Checks the snapshot once more and passes. If other tenants must ask too, this is done under the claim, so that each
@@ -213,7 +224,7 @@ static struct ct_gate_answer pass_if_unchanged(struct ct_gate *gate, const struc
     if (!is_outdated(gate, reason, snapshot, now_ns))
         answer = pass(gate, request, reason, snapshot, now_ns);
     if (gate->must_claim)
-        ct_gate_give_claim(gate, claim); /* if the claim expired meanwhile, another tenant may have passed too: one
+        ct_gate_release_claim(gate, claim); /* if the claim expired meanwhile, another tenant may have passed too: one
                                           * extra kernel */
     return answer;
 }
@@ -241,7 +252,7 @@ static struct ct_gate_answer admit_gap(struct ct_gate *gate, const struct ct_lau
     const uint64_t submitted_ns = snapshot->submitted_ns, cost_ns = ct_cost_switch(gate);
     const uint64_t taken_ns = sat_add_u64(submitted_ns, sat_add_u64(cost_ns, cost_ns)),
         debt_ns = ct_gate_debt(gate, now_ns);
-    const int is_due = now_ns >= snapshot->end_ns;
+    const int is_due = now_ns >= snapshot->gap_end_ns;
     if (!request->may_fill)
         return wait_for(CT_GATE_DUE, snapshot->quiet_ns);
     if (debt_ns > CT_GATE_HARD_DEBT_NS)
@@ -250,19 +261,19 @@ static struct ct_gate_answer admit_gap(struct ct_gate *gate, const struct ct_lau
     const uint64_t at_ns = loss_ns ? ct_gate_spendable_at(gate, loss_ns, request->expect_ns, since_ns, now_ns) : now_ns;
     if (at_ns > now_ns) /* a check before its next work has completed would fail again */
         return wait_for(is_due ? CT_GATE_DUE : CT_GATE_TIGHT,
-                        min_u64(at_ns, is_due ? snapshot->quiet_ns : snapshot->opens_ns));
-    if (ct_cost_is_deep(gate, request, snapshot, now_ns))
+                        min_u64(at_ns, is_due ? snapshot->quiet_ns : snapshot->next_gap_ns));
+    if (ct_cost_reaches_bound(gate, request, snapshot, now_ns))
         return wait_for(CT_GATE_BOUND, sat_add_u64(now_ns, submitted_ns - CT_GATE_LEAD_NS / 2));
-    if (better_waits(gate, max_u64(request->upper_ns, request->expect_ns),
-                     sat_sub_u64(snapshot->end_ns, sat_add_u64(now_ns, taken_ns)), since_ns,
-                     now_ns))
+    if (better_candidate_waits(gate, max_u64(request->upper_ns, request->expect_ns),
+                               sat_sub_u64(snapshot->gap_end_ns, sat_add_u64(now_ns, taken_ns)), since_ns,
+                               now_ns))
         return wait_for(CT_GATE_OTHER, sat_add_u64(now_ns, RETRY_NS));
     return pass_if_unchanged(gate, request, CT_GATE_GAP, snapshot, now_ns);
 }
 
 /* Returns when a kernel that fits no gap may use the delay budget of higher-priority tenants. */
-static uint64_t risk_at(const struct ct_gate *gate, const struct ct_launch_request *request, uint64_t since_ns,
-                        uint64_t now_ns)
+static uint64_t risk_allowed_at(const struct ct_gate *gate, const struct ct_launch_request *request, uint64_t since_ns,
+                                uint64_t now_ns)
 {
     const uint64_t weight_ns = weight_of(gate, request->expect_ns);
     const uint64_t at_ns = ct_gate_spendable_at(gate, sat_add_u64(weight_ns, 1), 0, since_ns, now_ns);
@@ -270,8 +281,8 @@ static uint64_t risk_at(const struct ct_gate *gate, const struct ct_launch_reque
 }
 
 /* Returns when the kernel may run concurrently with higher-priority tenants, at the expected cost of doing so. */
-static uint64_t corun_at(const struct ct_gate *gate, const struct ct_launch_request *request,
-                         const struct snapshot *snapshot,
+static uint64_t corun_allowed_at(const struct ct_gate *gate, const struct ct_launch_request *request,
+                                 const struct snapshot *snapshot,
                           uint64_t since_ns, uint64_t now_ns)
 {
     if (!request->granularity_ns || !request->expect_ns)
@@ -279,6 +290,7 @@ static uint64_t corun_at(const struct ct_gate *gate, const struct ct_launch_requ
     return ct_gate_spendable_at(gate, ct_cost_corun(request, snapshot, now_ns), request->expect_ns, since_ns, now_ns);
 }
 
+/* Decides for a tenant that has higher-priority tenants. */
 static struct ct_gate_answer admit_lower(struct ct_gate *gate, const struct ct_launch_request *request,
                                          const struct snapshot *snapshot,
                                        uint64_t since_ns, uint64_t now_ns)
@@ -286,35 +298,37 @@ static struct ct_gate_answer admit_lower(struct ct_gate *gate, const struct ct_l
     struct ct_gate_answer answer;
     if (!snapshot->is_active)
         return admit_idle(gate, request, snapshot, now_ns);
-    if (now_ns < snapshot->open_ns)
-        answer = wait_for(CT_GATE_BUSY, snapshot->open_ns);
+    if (now_ns < snapshot->gap_begin_ns)
+        answer = wait_for(CT_GATE_BUSY, snapshot->gap_begin_ns);
     else if (gate->policy != CT_GATE_FILL)
         answer = wait_for(CT_GATE_DUE, snapshot->quiet_ns);
     else
         answer = admit_gap(gate, request, snapshot, since_ns, now_ns);
     if (answer.pass || answer.reason > CT_GATE_DUE)
         return answer;
-    const uint64_t corun_ns = corun_at(gate, request, snapshot, since_ns, now_ns);
+    const uint64_t corun_ns = corun_allowed_at(gate, request, snapshot, since_ns, now_ns);
     if (corun_ns <= now_ns) {
-        if (ct_cost_is_deep(gate, request, snapshot, now_ns))
+        if (ct_cost_reaches_bound(gate, request, snapshot, now_ns))
             return wait_for(CT_GATE_BOUND, sat_add_u64(now_ns, snapshot->submitted_ns - CT_GATE_LEAD_NS / 2));
         /* The rest of a gap is reserved for waiting kernels that fit into it. */
-        const uint64_t remaining_ns = sat_sub_u64(snapshot->end_ns, sat_add_u64(now_ns, snapshot->submitted_ns));
-        if (now_ns >= snapshot->open_ns &&
-            better_waits(gate, max_u64(request->upper_ns, request->expect_ns), remaining_ns, since_ns, now_ns))
+        const uint64_t remaining_ns = sat_sub_u64(snapshot->gap_end_ns, sat_add_u64(now_ns, snapshot->submitted_ns));
+        if (now_ns >= snapshot->gap_begin_ns &&
+            better_candidate_waits(gate, max_u64(request->upper_ns, request->expect_ns), remaining_ns, since_ns,
+                                   now_ns))
             return wait_for(CT_GATE_OTHER, sat_add_u64(now_ns, RETRY_NS));
         return pass_if_unchanged(gate, request, CT_GATE_CORUN, snapshot, now_ns);
     }
     answer.until_ns = min_u64(answer.until_ns, corun_ns);
     if (snapshot->submitted_ns) /* only one such kernel at a time */
         return answer;
-    const uint64_t risk_ns = risk_at(gate, request, since_ns, now_ns);
+    const uint64_t risk_ns = risk_allowed_at(gate, request, since_ns, now_ns);
     if (risk_ns <= now_ns)
         return pass_if_unchanged(gate, request, CT_GATE_RISK, snapshot, now_ns);
     answer.until_ns = min_u64(answer.until_ns, risk_ns);
     return answer;
 }
 
+/* Returns whether the tenant may launch because it has not used its minimum share. */
 static int min_share_is_due(const struct ct_gate *gate, uint64_t now_ns)
 {
     return gate->min_share_ppm && sat_sub_u64(plausible(load_relaxed(&gate->mine->min_share_ns), now_ns),
@@ -348,7 +362,7 @@ struct ct_gate_answer ct_gate_admit(struct ct_gate *gate, const struct ct_launch
     if (gate->is_paused)
         return wait_for(CT_GATE_PAUSED, sat_add_u64(now_ns, PAUSE_RECHECK_NS));
     take_snapshot(gate, now_ns, &snapshot);
-    snapshot.submitted_ns = submitted_by(gate, now_ns);
+    snapshot.submitted_ns = submitted_work(gate, now_ns);
     if (is_full) {
         ct_limit_held(gate, sat_sub_u64(now_ns, gate->ended_ns), now_ns);
         if (gate->is_ending || sat_sub_u64(now_ns, since_ns) / 8 < sat_add_u64(CT_GATE_STUCK_NS / 8,

@@ -4,38 +4,40 @@
 
 /* Layout of the word: the expiry in units of 1,024 ns (40 bits, 13 days), the generation (13 bits), the slot plus
  * one. */
-enum { SLOT_BITS = 11, GENERATION_BITS = 13, TICK_BITS = 10, WHO_BITS = SLOT_BITS + GENERATION_BITS };
+enum { SLOT_BITS = 11, GENERATION_BITS = 13, TICK_BITS = 10, OWNER_BITS = SLOT_BITS + GENERATION_BITS };
 /* An expiry further ahead is corrupt or from another boot. The bound is far larger than a claim's duration: the reader
  * may have been descheduled since it read the clock, and must not treat a claim that is younger than its instant as
  * expired. */
-enum { AHEAD_TICKS = 1 << 20 };
+enum { AHEAD_MAX_TICKS = 1 << 20 };
 
-static uint64_t claim_until(const struct ct_gate *gate, uint64_t now_ns)
+/* Returns the word of a claim by this tenant that expires after CT_GATE_CLAIM_NS. */
+static uint64_t make_claim(const struct ct_gate *gate, uint64_t now_ns)
 {
-    uint64_t who = ((uint64_t)(gate->generation & ((1u << GENERATION_BITS) - 1)) << SLOT_BITS) |
+    uint64_t owner = ((uint64_t)(gate->generation & ((1u << GENERATION_BITS) - 1)) << SLOT_BITS) |
                    ((gate->slot + 1) & ((1u << SLOT_BITS) - 1));
     uint64_t tick = ((now_ns + CT_GATE_CLAIM_NS) >> TICK_BITS) + 1;
-    return (tick << WHO_BITS) | who;
+    return (tick << OWNER_BITS) | owner;
 }
 
-/* The 40-bit tick wraps around, so ticks are compared by their distance. */
-static int has_lapsed(uint64_t claim, uint64_t now_ns)
+/* Returns whether a claim has expired. The 40-bit tick wraps around, so ticks are compared by their distance. */
+static int has_expired(uint64_t claim, uint64_t now_ns)
 {
-    int64_t ahead = (int64_t)(((claim >> WHO_BITS) << WHO_BITS) - ((now_ns >> TICK_BITS) << WHO_BITS)) >> WHO_BITS;
-    return claim == 0 || ahead <= 0 || ahead > AHEAD_TICKS;
+    int64_t ahead =
+        (int64_t)(((claim >> OWNER_BITS) << OWNER_BITS) - ((now_ns >> TICK_BITS) << OWNER_BITS)) >> OWNER_BITS;
+    return claim == 0 || ahead <= 0 || ahead > AHEAD_MAX_TICKS;
 }
 
 int ct_gate_take_claim(struct ct_gate *gate, uint64_t now_ns, uint64_t *claim)
 {
     uint64_t before = load_relaxed(&gate->arbitration->claim);
-    *claim = claim_until(gate, now_ns);
-    if (!has_lapsed(before, now_ns))
+    *claim = make_claim(gate, now_ns);
+    if (!has_expired(before, now_ns))
         return 0;
     return atomic_compare_exchange_strong_explicit(&gate->arbitration->claim, &before, *claim, memory_order_acq_rel,
                                                    memory_order_relaxed);
 }
 
-void ct_gate_give_claim(struct ct_gate *gate, uint64_t claim)
+void ct_gate_release_claim(struct ct_gate *gate, uint64_t claim)
 {
     /* If the claim expired, the word may belong to another tenant, and stays. */
     atomic_compare_exchange_strong_explicit(&gate->arbitration->claim, &claim, 0, memory_order_release,

@@ -5,8 +5,8 @@
 
 #include "gate/gate.h"
 
-/* Returns 1 and the word to release in `claim`, or 0 if another tenant holds the claim. */
+/* Takes the claim. Returns 1, with the word for ct_gate_release_claim() in `claim`, or 0 if another tenant holds it. */
 int ct_gate_take_claim(struct ct_gate *gate, uint64_t now_ns, uint64_t *claim);
-void ct_gate_give_claim(struct ct_gate *gate, uint64_t claim);
+void ct_gate_release_claim(struct ct_gate *gate, uint64_t claim);
 
 #endif

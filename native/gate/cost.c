@@ -4,7 +4,7 @@
 #include "gate/debt.h"
 #include "gate/internal.h"
 
-enum { PPM = 1000 * 1000, DEEPER = 4 };
+enum { PPM = 1000 * 1000, PREEMPTIBLE_BOUND_FACTOR = 4 };
 
 /* Returns the cost of a context switch if this launch would be the first since a higher-priority tenant launched. */
 uint64_t ct_cost_switch(const struct ct_gate *gate)
@@ -15,13 +15,14 @@ uint64_t ct_cost_switch(const struct ct_gate *gate)
 /* Returns the expected loss of a higher-priority tenant if our work ends at `until_ns`. Its launch is assumed to be
  * uniformly distributed between the earliest and the latest predicted instant; past the latest, over as long as it has
  * been overdue. */
-static uint64_t loss_at(const struct snapshot *snapshot, uint64_t until_ns, uint64_t now_ns)
+static uint64_t expected_loss(const struct snapshot *snapshot, uint64_t until_ns, uint64_t now_ns)
 {
-    const uint64_t from_ns = max_u64(snapshot->end_ns, now_ns), over_ns = sat_sub_u64(until_ns, from_ns);
-    const uint64_t width_ns = max_u64(sat_sub_u64(snapshot->latest_ns, from_ns), sat_sub_u64(now_ns, snapshot->end_ns));
-    if (over_ns >= width_ns)
-        return over_ns - width_ns / 2;
-    return over_ns < UINT32_MAX ? over_ns * over_ns / width_ns / 2 : over_ns / 2;
+    const uint64_t from_ns = max_u64(snapshot->gap_end_ns, now_ns), overlap_ns = sat_sub_u64(until_ns, from_ns);
+    const uint64_t width_ns =
+        max_u64(sat_sub_u64(snapshot->gap_end_latest_ns, from_ns), sat_sub_u64(now_ns, snapshot->gap_end_ns));
+    if (overlap_ns >= width_ns)
+        return overlap_ns - width_ns / 2;
+    return overlap_ns < UINT32_MAX ? overlap_ns * overlap_ns / width_ns / 2 : overlap_ns / 2;
 }
 
 /* A kernel that arrives meanwhile waits for part of a block. Work submitted before has already paid for its own
@@ -31,12 +32,13 @@ uint64_t ct_cost_corun(const struct ct_launch_request *request, const struct sna
     const uint64_t begin_ns = sat_add_u64(now_ns, snapshot->submitted_ns),
         until_ns = sat_add_u64(begin_ns, request->expect_ns);
     /* Work that was launched and has not started may start at any instant. */
-    const uint64_t from_ns = now_ns < snapshot->open_ns ? begin_ns : max_u64(snapshot->end_ns, begin_ns);
-    const uint64_t over_ns = sat_sub_u64(until_ns, from_ns);
-    if (!over_ns)
+    const uint64_t from_ns = now_ns < snapshot->gap_begin_ns ? begin_ns : max_u64(snapshot->gap_end_ns, begin_ns);
+    const uint64_t overlap_ns = sat_sub_u64(until_ns, from_ns);
+    if (!overlap_ns)
         return 0;
-    const uint64_t kernel_count = min_u64(over_ns, UINT32_MAX) * snapshot->kernels_per_s / UINT64_C(1000000000);
-    return sat_add_u64(min_u64(ct_gate_preemption_loss(sat_add_u64(kernel_count, 1), request->granularity_ns), over_ns),
+    const uint64_t kernel_count = min_u64(overlap_ns, UINT32_MAX) * snapshot->kernels_per_s / UINT64_C(1000000000);
+    return sat_add_u64(min_u64(ct_gate_preemption_loss(sat_add_u64(kernel_count, 1), request->granularity_ns),
+                               overlap_ns),
                        1);
 }
 
@@ -50,25 +52,27 @@ uint64_t ct_cost_fraction(uint64_t amount_ns, uint64_t ppm)
 uint64_t ct_cost_bound(const struct ct_gate *gate, const struct ct_launch_request *request)
 {
     return request->granularity_ns ? sat_add_u64(gate->bound_ns,
-                                                 ct_cost_fraction(DEEPER * gate->bound_ns, gate->delay_ppm))
+                                                 ct_cost_fraction(PREEMPTIBLE_BOUND_FACTOR * gate->bound_ns,
+                                                                  gate->delay_ppm))
                                                      : gate->bound_ns;
 }
 
-/* Returns the same bound while a higher-priority tenant is active. */
-static uint64_t depth_of(const struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns)
+/* Returns how much may be in flight while a higher-priority tenant is active. */
+static uint64_t active_bound(const struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns)
 {
-    const int gives_way = request->granularity_ns && (gate->granularity_ns ||
-                                                      load_relaxed(&gate->mine->busy_ns) <= now_ns);
-    return sat_add_u64(CT_GATE_DEPTH_NS, gives_way ? ct_cost_fraction(ct_cost_bound(gate, request), gate->delay_ppm)
+    const int is_preemptible = request->granularity_ns && (gate->granularity_ns ||
+                                                           load_relaxed(&gate->mine->busy_ns) <= now_ns);
+    return sat_add_u64(CT_GATE_DEPTH_NS, is_preemptible
+                       ? ct_cost_fraction(ct_cost_bound(gate, request), gate->delay_ppm)
                        : 0);
 }
 
-int ct_cost_is_deep(const struct ct_gate *gate, const struct ct_launch_request *request,
-                    const struct snapshot *snapshot,
+int ct_cost_reaches_bound(const struct ct_gate *gate, const struct ct_launch_request *request,
+                          const struct snapshot *snapshot,
                      uint64_t now_ns)
 {
     return snapshot->submitted_ns > CT_GATE_LEAD_NS / 2 &&
-           sat_add_u64(snapshot->submitted_ns, request->expect_ns) > depth_of(gate, request, now_ns);
+           sat_add_u64(snapshot->submitted_ns, request->expect_ns) > active_bound(gate, request, now_ns);
 }
 
 /* Most kernels take about their mean time, so the mean counts for three quarters and the upper estimate for one
@@ -80,11 +84,11 @@ uint64_t ct_cost_gap(const struct ct_gate *gate, const struct ct_launch_request 
     const uint64_t cost_ns = ct_cost_switch(gate);
     const uint64_t from_ns = sat_add_u64(now_ns, sat_add_u64(snapshot->submitted_ns, sat_add_u64(cost_ns, cost_ns)));
     const uint64_t upper_ns = max_u64(request->upper_ns, request->expect_ns);
-    if (!cost_ns && sat_add_u64(from_ns, upper_ns) <= snapshot->end_ns)
+    if (!cost_ns && sat_add_u64(from_ns, upper_ns) <= snapshot->gap_end_ns)
         return 0;
-    const uint64_t mean_ns = loss_at(snapshot, sat_add_u64(from_ns, request->expect_ns), now_ns);
-    const uint64_t max_ns = loss_at(snapshot, sat_add_u64(from_ns, upper_ns), now_ns);
-    const uint64_t loss_ns = sat_add_u64(mean_ns - mean_ns / 4 + max_ns / 4, cost_ns + 1);
+    const uint64_t mean_loss_ns = expected_loss(snapshot, sat_add_u64(from_ns, request->expect_ns), now_ns);
+    const uint64_t upper_loss_ns = expected_loss(snapshot, sat_add_u64(from_ns, upper_ns), now_ns);
+    const uint64_t loss_ns = sat_add_u64(mean_loss_ns - mean_loss_ns / 4 + upper_loss_ns / 4, cost_ns + 1);
     /* A kernel that ends in time only on average is not free, even if no kernel of a higher-priority tenant is expected
      * to meet it. */
     return request->granularity_ns && !cost_ns ? min_u64(loss_ns, max_u64(ct_cost_corun(request, snapshot, now_ns), 1))

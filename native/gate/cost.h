@@ -6,14 +6,14 @@
 
 /* The other tenants of the device as read at one instant. */
 struct snapshot {
-    int is_active;          /* a higher-priority tenant has work, or is expected to launch soon */
-    uint64_t open_ns;       /* when their announced work is expected to be complete */
-    uint64_t end_ns;        /* the earliest instant at which one of them is expected to launch */
-    uint64_t latest_ns;     /* the latest such instant */
-    uint64_t opens_ns;      /* when that launch is expected to be complete, if it takes as long as the last one */
-    uint64_t quiet_ns;      /* when all of them will be quiet */
-    uint64_t kernels_per_s; /* expected launch rate of their kernels */
-    uint64_t submitted_ns;  /* expected device time of what this tenant and its peers have submitted */
+    int is_active;              /* a higher-priority tenant has work, or is expected to launch soon */
+    uint64_t gap_begin_ns;      /* when their announced work is expected to be complete */
+    uint64_t gap_end_ns;        /* the earliest instant at which one of them is expected to launch */
+    uint64_t gap_end_latest_ns; /* the latest instant at which it is expected to launch */
+    uint64_t next_gap_ns;       /* when that launch is expected to be complete, if it takes as long as the last one */
+    uint64_t quiet_ns;          /* when all of them will be quiet */
+    uint64_t kernels_per_s;     /* expected launch rate of their kernels */
+    uint64_t submitted_ns;      /* expected device time of what this tenant and its peers have submitted */
     uint64_t sequence[CT_GATE_TENANTS];
 };
 
@@ -27,11 +27,11 @@ uint64_t ct_cost_gap(const struct ct_gate *gate, const struct ct_launch_request 
 uint64_t ct_cost_corun(const struct ct_launch_request *request, const struct snapshot *snapshot, uint64_t now_ns);
 /* Returns a fraction of an amount, at most the whole amount. */
 uint64_t ct_cost_fraction(uint64_t amount_ns, uint64_t ppm);
-/* Return how much may be in flight while no higher-priority tenant is active, and whether what is in flight reaches the
- * bound that holds while one is. */
+/* Return how much device time may be in flight while no higher-priority tenant is active, and whether this launch would
+ * exceed the bound that applies while one is active. */
 uint64_t ct_cost_bound(const struct ct_gate *gate, const struct ct_launch_request *request);
-int ct_cost_is_deep(const struct ct_gate *gate, const struct ct_launch_request *request,
-                    const struct snapshot *snapshot,
+int ct_cost_reaches_bound(const struct ct_gate *gate, const struct ct_launch_request *request,
+                          const struct snapshot *snapshot,
                      uint64_t now_ns);
 
 #endif

@@ -5,9 +5,9 @@
 #include "gate/loss.h"
 #include "gate/internal.h"
 
-enum { PPM = 1000 * 1000, CHEAP = 4 };
+enum { PPM = 1000 * 1000, SMALL_LOSS_DIVISOR = 4 };
 
-static unsigned power_of(uint64_t ns)
+static unsigned bucket_of(uint64_t ns)
 {
     unsigned power = ns ? 63 - (unsigned)__builtin_clzll(ns) : 0;
     return power < CT_GATE_BUCKETS ? power : CT_GATE_BUCKETS - 1;
@@ -22,8 +22,9 @@ uint64_t ct_gate_time_to_earn(uint64_t amount_ns, uint64_t ppm)
     return min_u64(amount_ns * PPM / ppm, CT_GATE_DEBT_MAX_NS);
 }
 
-/* An implausible instant, from another boot or a corrupted page, must not close the gate forever. */
-static uint64_t owed(uint64_t debt_ns, uint64_t now_ns)
+/* Returns how much longer a debt lasts. An implausible instant, from another boot or a corrupted page, must not close
+ * the gate forever. */
+static uint64_t remaining_debt(uint64_t debt_ns, uint64_t now_ns)
 {
     return sat_sub_u64(debt_ns, now_ns) <= CT_GATE_DEBT_MAX_NS ? sat_sub_u64(debt_ns, now_ns) : 0;
 }
@@ -34,8 +35,9 @@ uint64_t ct_gate_spared_ppm(const struct ct_gate *gate)
     return gate->delay_ppm && !spared_ppm ? 1 : spared_ppm;
 }
 
-/* Averages with the previous value, because one request that happens to fall into the period is not representative. */
-static void count_duty(struct ct_gate *gate, uint64_t now_ns)
+/* Measures the activity of higher-priority tenants once per period. The result is averaged with the previous value,
+ * because one request that happens to fall into the period is not representative. */
+static void update_duty(struct ct_gate *gate, uint64_t now_ns)
 {
     uint64_t active_ns = 0;
     if (sat_sub_u64(now_ns, gate->duty_from_ns) < CT_GATE_DUTY_NS)
@@ -45,77 +47,85 @@ static void count_duty(struct ct_gate *gate, uint64_t now_ns)
         if (load_acquire(&gate->higher[i].page->generation) == gate->higher[i].generation)
             active_ns = sat_add_u64(active_ns, load_relaxed(&gate->higher[i].page->active_ns));
     if (gate->duty_from_ns) {
-        const uint64_t more_ns = sat_sub_u64(active_ns, gate->duty_active_ns), span_ns = now_ns - gate->duty_from_ns;
-        const uint64_t duty_ppm = more_ns >= span_ns ? PPM : more_ns * 1000 / (span_ns / 1000);
+        const uint64_t period_active_ns = sat_sub_u64(active_ns, gate->duty_active_ns),
+            span_ns = now_ns - gate->duty_from_ns;
+        const uint64_t duty_ppm = period_active_ns >= span_ns ? PPM : period_active_ns * 1000 / (span_ns / 1000);
         /* A value at the minimum is replaced at once: it was a default, or the tenant has just become active again. */
-        const uint64_t before_ppm = gate->duty_ppm > CT_GATE_DUTY_MIN_PPM ? gate->duty_ppm : duty_ppm;
-        gate->duty_ppm = max_u64((before_ppm + duty_ppm) / 2, CT_GATE_DUTY_MIN_PPM);
+        const uint64_t previous_ppm = gate->duty_ppm > CT_GATE_DUTY_MIN_PPM ? gate->duty_ppm : duty_ppm;
+        gate->duty_ppm = max_u64((previous_ppm + duty_ppm) / 2, CT_GATE_DUTY_MIN_PPM);
     }
     gate->duty_from_ns = now_ns;
     gate->duty_active_ns = active_ns;
 }
 
-static uint64_t owed_by(const struct ct_gate_peer *peer, uint32_t count, uint64_t now_ns)
+/* Returns the largest remaining debt among these tenants. */
+static uint64_t max_debt_of(const struct ct_gate_peer *peer, uint32_t count, uint64_t now_ns)
 {
     uint64_t max_ns = 0;
     for (uint32_t i = 0; i < count; i++)
         if (load_acquire(&peer[i].page->generation) == peer[i].generation)
-            max_ns = max_u64(max_ns, owed(load_relaxed(&peer[i].page->owes_ns), now_ns));
+            max_ns = max_u64(max_ns, remaining_debt(load_relaxed(&peer[i].page->owes_ns), now_ns));
     return max_ns;
 }
 
-/* A debt whose last debtor has left is reduced to the largest debt of a tenant that is still present. */
-static uint64_t owed_of(const struct ct_gate *gate, uint64_t debt_ns, uint64_t now_ns)
+/* Returns how much longer the debt of the arbitration page lasts. A debt whose last debtor has left is reduced to the
+ * largest debt of a tenant that is still present. */
+static uint64_t debt_of_present_tenants(const struct ct_gate *gate, uint64_t debt_ns, uint64_t now_ns)
 {
-    const uint64_t owed_ns = owed(debt_ns, now_ns), mine_ns = owed(load_relaxed(&gate->mine->owes_ns), now_ns);
+    const uint64_t owed_ns = remaining_debt(debt_ns, now_ns),
+        mine_ns = remaining_debt(load_relaxed(&gate->mine->owes_ns), now_ns);
     if (owed_ns <= mine_ns)
         return owed_ns;
     const uint64_t others_ns =
-        max_u64(owed_by(gate->higher, gate->higher_count, now_ns), owed_by(gate->peers, gate->peer_count, now_ns));
+        max_u64(max_debt_of(gate->higher, gate->higher_count, now_ns),
+                max_debt_of(gate->peers, gate->peer_count, now_ns));
     return min_u64(owed_ns, max_u64(mine_ns, others_ns));
 }
 
 uint64_t ct_gate_debt(const struct ct_gate *gate, uint64_t now_ns)
 {
-    return owed_of(gate, load_acquire(&gate->arbitration->debt_ns), now_ns);
+    return debt_of_present_tenants(gate, load_acquire(&gate->arbitration->debt_ns), now_ns);
 }
 
 void ct_gate_charge(struct ct_gate *gate, uint64_t estimated_ns, uint64_t now_ns)
 {
     const uint64_t lost_ns = ct_loss_scaled(gate, estimated_ns);
-    const uint64_t more_ns = ct_gate_time_to_earn(lost_ns, ct_gate_spared_ppm(gate));
+    const uint64_t added_ns = ct_gate_time_to_earn(lost_ns, ct_gate_spared_ppm(gate));
     uint64_t debt_ns = load_acquire(&gate->arbitration->debt_ns), paid_ns;
     do {
-        paid_ns = sat_add_u64(now_ns, min_u64(owed_of(gate, debt_ns, now_ns) + more_ns, CT_GATE_DEBT_MAX_NS));
+        paid_ns =
+            sat_add_u64(now_ns,
+                        min_u64(debt_of_present_tenants(gate, debt_ns, now_ns) + added_ns, CT_GATE_DEBT_MAX_NS));
         /* Stored before the arbitration page, so that a reader of the latter sees it. Never smaller than what another
          * process of this tenant stored: otherwise its charge would look like the debt of a tenant that has left. */
         store_relaxed(&gate->mine->owes_ns, max_u64(paid_ns,
                                                     sat_add_u64(now_ns,
-                                                                owed(load_relaxed(&gate->mine->owes_ns), now_ns))));
+                                                                remaining_debt(load_relaxed(&gate->mine->owes_ns),
+                                                                               now_ns))));
     } while (!atomic_compare_exchange_weak_explicit(&gate->arbitration->debt_ns, &debt_ns, paid_ns,
                                                     memory_order_acq_rel,
                                                     memory_order_acquire));
     fetch_add_relaxed(&gate->arbitration->charged_ns, min_u64(estimated_ns, CT_GATE_HORIZON_NS));
     add_single_writer(&gate->mine->counts.overruns, 1);
     add_single_writer(&gate->mine->counts.overrun_ns, lost_ns);
-    add_single_writer(&gate->mine->counts.overrun[power_of(lost_ns)], 1);
+    add_single_writer(&gate->mine->counts.overrun[bucket_of(lost_ns)], 1);
 }
 
 uint64_t ct_gate_returned_at(const struct ct_gate *gate, struct ct_gate_peer *peer)
 {
-    uint64_t sequence = load_acquire(&peer->page->sequence), first = peer->seen + 1;
-    if (sequence == peer->seen || load_acquire(&peer->page->generation) != peer->generation)
+    uint64_t sequence = load_acquire(&peer->page->sequence), first = peer->admission_sequence + 1;
+    if (sequence == peer->admission_sequence || load_acquire(&peer->page->generation) != peer->generation)
         return CT_GATE_NEVER;
-    if (sequence - peer->seen >= CT_GATE_RECENT)
+    if (sequence - peer->admission_sequence >= CT_GATE_RECENT)
         first = sequence - CT_GATE_RECENT + 2; /* the oldest entry may be overwritten during the read */
-    peer->observed = sequence;
+    peer->latest_sequence = sequence;
     /* It had not launched when we were admitted, whatever its page says: two of its processes may have stored one
      * instant. */
     return max_u64(load_relaxed(&peer->page->recent_ns[first % CT_GATE_RECENT]), gate->charged_from_ns);
 }
 
 /* Returns the budget spent, as an instant. Unused budget is kept for CT_GATE_SPARE_NS at most. */
-static uint64_t spent(const struct ct_gate *gate, uint64_t now_ns)
+static uint64_t budget_spent(const struct ct_gate *gate, uint64_t now_ns)
 {
     return max_u64(gate->spent_ns, sat_sub_u64(now_ns, CT_GATE_SPARE_NS));
 }
@@ -127,16 +137,16 @@ uint64_t ct_gate_spendable_at(const struct ct_gate *gate, uint64_t loss_ns, uint
         return CT_GATE_NEVER;
     const uint64_t earned_ns = ct_gate_time_to_earn(ct_loss_scaled(gate, loss_ns), ct_gate_spared_ppm(gate));
     const uint64_t debt_ns = ct_gate_debt(gate, now_ns);
-    if (loss_ns <= work_ns / CHEAP || loss_ns <= min_u64(work_ns, UINT32_MAX) * gate->delay_ppm / PPM)
-        return max_u64(sat_add_u64(spent(gate, now_ns), earned_ns),
+    if (loss_ns <= work_ns / SMALL_LOSS_DIVISOR || loss_ns <= min_u64(work_ns, UINT32_MAX) * gate->delay_ppm / PPM)
+        return max_u64(sat_add_u64(budget_spent(gate, now_ns), earned_ns),
                        sat_add_u64(now_ns, sat_sub_u64(debt_ns, CT_GATE_BURST_NS)));
     return max_u64(sat_add_u64(max_u64(gate->spent_ns, since_ns), earned_ns), sat_add_u64(now_ns, debt_ns));
 }
 
 void ct_gate_spend(struct ct_gate *gate, uint64_t loss_ns, uint64_t now_ns)
 {
-    gate->spent_ns = sat_add_u64(spent(gate, now_ns), ct_gate_time_to_earn(ct_loss_scaled(gate, loss_ns),
-                                                                           ct_gate_spared_ppm(gate)));
+    gate->spent_ns = sat_add_u64(budget_spent(gate, now_ns), ct_gate_time_to_earn(ct_loss_scaled(gate, loss_ns),
+                                                                                  ct_gate_spared_ppm(gate)));
 }
 
 uint64_t ct_gate_preemption_loss(uint64_t kernel_count, uint64_t granularity_ns)
@@ -156,29 +166,30 @@ uint64_t ct_gate_kernels_per_launch(const struct ct_gate_page *page)
 
 /* Returns the number of kernels that a higher-priority tenant launched after our last admission and before an
  * instant. */
-static uint64_t kernels_until(const struct ct_gate_peer *peer, uint64_t until_ns)
+static uint64_t kernels_launched_before(const struct ct_gate_peer *peer, uint64_t until_ns)
 {
-    const uint64_t sequence = peer->observed, all = sequence - peer->seen, recorded = min_u64(all, CT_GATE_RECENT - 2);
+    const uint64_t sequence = peer->latest_sequence, launched = sequence - peer->admission_sequence,
+        recorded = min_u64(launched, CT_GATE_RECENT - 2);
     uint64_t launches = 0;
     for (uint64_t i = 0; i < recorded; i++)
         launches += load_relaxed(&peer->page->recent_ns[(sequence - i) % CT_GATE_RECENT]) < until_ns;
     if (launches == recorded) /* launches whose instants are overwritten came earlier still */
-        launches = min_u64(all, UINT32_MAX);
+        launches = min_u64(launched, UINT32_MAX);
     return launches * ct_gate_kernels_per_launch(peer->page) / 10;
 }
 
 void ct_gate_settle(struct ct_gate *gate, uint64_t now_ns)
 {
     uint64_t first_ns = CT_GATE_NEVER, kernel_count = 0;
-    count_duty(gate, now_ns);
+    update_duty(gate, now_ns);
     for (uint32_t i = 0; i < gate->higher_count; i++) {
         struct ct_gate_peer *peer = &gate->higher[i];
         uint64_t returned_ns = ct_gate_returned_at(gate, peer);
         if (returned_ns == CT_GATE_NEVER)
             continue;
         if (gate->granularity_ns)
-            kernel_count += kernels_until(peer, gate->charged_until_ns);
-        peer->seen = peer->observed;
+            kernel_count += kernels_launched_before(peer, gate->charged_until_ns);
+        peer->admission_sequence = peer->latest_sequence;
         first_ns = min_u64(first_ns, returned_ns);
     }
     if (first_ns < gate->charged_until_ns && !gate->holder_returned) {

@@ -5,12 +5,13 @@
 
 #include "gate/gate.h"
 
-/* Returns the time in which an amount is earned at a rate. */
+/* Returns how long it takes to earn an amount at a rate. */
 uint64_t ct_gate_time_to_earn(uint64_t amount_ns, uint64_t ppm);
 /* Returns the fraction of time that higher-priority tenants may lose: the permitted delay times their duty cycle. */
 uint64_t ct_gate_spared_ppm(const struct ct_gate *gate);
 /* Returns how much longer the debt lasts. */
 uint64_t ct_gate_debt(const struct ct_gate *gate, uint64_t now_ns);
+/* Adds a loss to the debt. */
 void ct_gate_charge(struct ct_gate *gate, uint64_t lost_ns, uint64_t now_ns);
 /* Returns when an expected loss fits the budget, for a kernel of this duration; CT_GATE_NEVER if it never does. A loss
  * that is small compared with the duration is paid from unused budget. A larger one must have been earned since the
@@ -18,6 +19,7 @@ void ct_gate_charge(struct ct_gate *gate, uint64_t lost_ns, uint64_t now_ns);
  * that it takes about the best gap that occurs. */
 uint64_t ct_gate_spendable_at(const struct ct_gate *gate, uint64_t loss_ns, uint64_t work_ns, uint64_t since_ns,
                               uint64_t now_ns);
+/* Spends an expected loss from the budget. */
 void ct_gate_spend(struct ct_gate *gate, uint64_t loss_ns, uint64_t now_ns);
 /* Charges what higher-priority tenants lost since the last call: from their first launch to the end of our work that
  * ran then. */

@@ -9,60 +9,63 @@ struct ct_forecast {
     uint64_t low_ns, high_ns; /* about one ninth of the intervals is shorter than low_ns, and one ninth is longer than
                                * high_ns */
     uint64_t min_ns;          /* the shortest of the consecutive intervals that were at least twice low_ns */
-    uint32_t seen, row;
+    uint32_t sample_count;    /* intervals learned */
+    uint32_t long_count;      /* consecutive intervals that were at least twice low_ns */
 };
 
 enum {
-    CT_FORECAST_YOUNG = 16, /* until then, the quantiles move in larger steps */
-    CT_FORECAST_ROW = 12,   /* after this many long intervals in a row the host's behaviour has changed; few hosts with
-                             * varying intervals reach it by chance */
+    CT_FORECAST_WARMUP = 16,     /* while fewer intervals were learned, the quantiles move in larger steps */
+    CT_FORECAST_LONG_COUNT = 12, /* after this many long intervals in a row the host's behaviour has changed; few hosts
+                                  * with varying intervals reach it by chance */
 };
 
-/* After intervals have become longer, small steps would take too long: half of the minimum of several is about as
- * safe. */
+/* Raises the lower quantile after the intervals have become longer. Small steps would take too long, and half of the
+ * minimum of several intervals is about as safe. */
 static inline void ct_forecast_lengthen(struct ct_forecast *forecast, uint64_t interval_ns)
 {
     if (interval_ns / 2 < forecast->low_ns) {
-        forecast->row = 0;
+        forecast->long_count = 0;
         return;
     }
-    forecast->min_ns = forecast->row && forecast->min_ns < interval_ns ? forecast->min_ns : interval_ns;
-    if (++forecast->row < CT_FORECAST_ROW)
+    forecast->min_ns = forecast->long_count && forecast->min_ns < interval_ns ? forecast->min_ns : interval_ns;
+    if (++forecast->long_count < CT_FORECAST_LONG_COUNT)
         return;
-    forecast->row = 0;
+    forecast->long_count = 0;
     if (forecast->low_ns < forecast->min_ns / 2)
         forecast->low_ns = forecast->min_ns / 2;
 }
 
+/* Updates both quantiles with one interval. */
 static inline void ct_forecast_learn(struct ct_forecast *forecast, uint64_t interval_ns)
 {
-    if (__builtin_expect(!forecast->seen, 0)) {
-        forecast->seen = 1;
+    if (__builtin_expect(!forecast->sample_count, 0)) {
+        forecast->sample_count = 1;
         forecast->low_ns = interval_ns - interval_ns / 4;
         forecast->high_ns = interval_ns + interval_ns / 4;
         return;
     }
     /* Steps up and down have a ratio of one to eight, so that they balance when eight intervals lie on one side for
      * each on the other. */
-    const unsigned coarse = forecast->seen < CT_FORECAST_YOUNG ? 2 : 4;
-    forecast->seen += forecast->seen < UINT32_MAX;
+    const unsigned shift = forecast->sample_count < CT_FORECAST_WARMUP ? 2 : 4;
+    forecast->sample_count += forecast->sample_count < UINT32_MAX;
     if (interval_ns < forecast->low_ns) {
-        forecast->low_ns = forecast->seen <= CT_FORECAST_YOUNG ? interval_ns /* a slow first launch must not be
+        forecast->low_ns = forecast->sample_count <= CT_FORECAST_WARMUP ? interval_ns /* a slow first launch must not be
                                                                               * remembered */
-                                                               : forecast->low_ns - (forecast->low_ns >> coarse);
-        forecast->row = 0;
+                                                               : forecast->low_ns - (forecast->low_ns >> shift);
+        forecast->long_count = 0;
     } else {
-        uint64_t raised_ns = forecast->low_ns + (forecast->low_ns >> (coarse + 3)) + 1;
+        uint64_t raised_ns = forecast->low_ns + (forecast->low_ns >> (shift + 3)) + 1;
         forecast->low_ns = raised_ns < interval_ns ? raised_ns : interval_ns;
         ct_forecast_lengthen(forecast, interval_ns);
     }
     if (interval_ns > forecast->high_ns) {
-        uint64_t raised_ns = forecast->high_ns + (forecast->high_ns >> coarse) + 1;
-        if (interval_ns / 4 > forecast->high_ns) /* far beyond: a step large enough to arrive after a few intervals */
+        uint64_t raised_ns = forecast->high_ns + (forecast->high_ns >> shift) + 1;
+        if (interval_ns / 4 > forecast->high_ns) /* far outside: a larger step, so that the quantile adapts within a few
+                                                     * intervals */
             raised_ns = forecast->high_ns + (interval_ns - forecast->high_ns) / 4;
         forecast->high_ns = raised_ns < interval_ns ? raised_ns : interval_ns;
     } else {
-        uint64_t lowered_ns = forecast->high_ns - (forecast->high_ns >> (coarse + 3));
+        uint64_t lowered_ns = forecast->high_ns - (forecast->high_ns >> (shift + 3));
         forecast->high_ns = lowered_ns > interval_ns ? lowered_ns : interval_ns;
     }
 }

@@ -19,8 +19,8 @@ void ct_gate_open(struct ct_gate *gate, const void *file, size_t bytes, struct c
     gate->arbitration = arbitration;
     gate->slot = slot;
     gate->generation = generation;
-    const uint64_t mapped = bytes / CT_GATE_PAGE_BYTES - 2, slots = load_acquire(&gate->table->slots);
-    gate->slots = slots < mapped ? slots : mapped;
+    const uint64_t mapped_slots = bytes / CT_GATE_PAGE_BYTES - 2, slots = load_acquire(&gate->table->slots);
+    gate->slots = slots < mapped_slots ? slots : mapped_slots;
     gate->writes = UINT64_MAX;
     gate->duty_ppm = CT_GATE_DUTY_MIN_PPM; /* until it has been measured */
     ct_gate_reread(gate);
@@ -28,6 +28,7 @@ void ct_gate_open(struct ct_gate *gate, const void *file, size_t bytes, struct c
 
 /* ---- the tenant table -------------------------------------------------------------------------------------------- */
 
+/* Returns the page of a slot; NULL if the slot is not mapped. */
 static const struct ct_gate_page *page_of(const struct ct_gate *gate, uint32_t slot)
 {
     return slot < gate->slots
@@ -41,19 +42,19 @@ static void carry_over(const struct ct_gate_peer *previous, uint32_t count, stru
 {
     for (uint32_t i = 0; i < count; i++)
         if (previous[i].slot == peer->slot && previous[i].generation == peer->generation) {
-            peer->seen = previous[i].seen;
-            peer->observed = previous[i].observed;
+            peer->admission_sequence = previous[i].admission_sequence;
+            peer->latest_sequence = previous[i].latest_sequence;
             peer->loss_reports = previous[i].loss_reports;
             peer->loss_sequence = previous[i].loss_sequence;
             peer->lost_ns = previous[i].lost_ns;
             return;
         }
-    peer->seen = peer->observed = peer->loss_sequence = load_acquire(&peer->page->sequence);
+    peer->admission_sequence = peer->latest_sequence = peer->loss_sequence = load_acquire(&peer->page->sequence);
     peer->loss_reports = load_relaxed(&peer->page->loss_reports);
     peer->lost_ns = ct_loss_reported(peer);
 }
 
-/* An ending tenant defers to all others, including those of its own priority. */
+/* Returns the effective priority. An ending tenant defers to all others, including those of its own priority. */
 static uint32_t priority_of(const struct ct_tenant_entry *entry)
 {
     return entry->flags & CT_TENANT_ENDING ? CT_GATE_PRIORITIES : entry->priority;
@@ -168,12 +169,13 @@ void ct_gate_reread(struct ct_gate *gate)
 
 /* ---- the tenant's own page --------------------------------------------------------------------------------------- */
 
-/* Returns an instant limited to the horizon beyond which readers ignore it. */
-static uint64_t after(uint64_t from_ns, uint64_t more_ns, uint64_t now_ns)
+/* Returns the sum of an instant and a duration, limited to the horizon beyond which readers ignore it. */
+static uint64_t instant_after(uint64_t from_ns, uint64_t more_ns, uint64_t now_ns)
 {
     return min_u64(sat_add_u64(from_ns, more_ns), sat_add_u64(now_ns, CT_GATE_HORIZON_NS));
 }
 
+/* Returns how long after the predicted launch the tenant counts as active. */
 static uint64_t patience(const struct ct_gate *gate, uint64_t low_ns, uint64_t high_ns)
 {
     uint64_t patience_ns = min_u64(sat_sub_u64(high_ns, low_ns), gate->patience_ns) * PATIENCE_SPREADS;
@@ -201,7 +203,7 @@ void ct_gate_announce(struct ct_gate *gate, const struct ct_launch_request *requ
     struct ct_gate_page *mine = gate->mine;
     const uint64_t busy_ns = load_relaxed(&mine->busy_ns), sequence = load_relaxed(&mine->sequence),
         due_ns = load_relaxed(&mine->next_ns);
-    const uint64_t next_ns = after(now_ns, request->low_ns, now_ns);
+    const uint64_t next_ns = instant_after(now_ns, request->low_ns, now_ns);
 
     if (due_ns > load_relaxed(&mine->at_ns) && load_relaxed(&mine->at_ns)) { /* otherwise there was no forecast */
         add_single_writer(&mine->counts.forecasts, 1);
@@ -217,11 +219,11 @@ void ct_gate_announce(struct ct_gate *gate, const struct ct_launch_request *requ
     count_active(gate, now_ns);
     ct_loss_announced(gate, request->expect_ns, now_ns);
     store_relaxed(&mine->recent_ns[(sequence + 1) % CT_GATE_RECENT], now_ns);
-    store_release(&mine->busy_ns, after(max_u64(busy_ns, now_ns), request->expect_ns, now_ns));
+    store_release(&mine->busy_ns, instant_after(max_u64(busy_ns, now_ns), request->expect_ns, now_ns));
     store_release(&mine->next_ns, next_ns);
-    store_release(&mine->latest_ns, after(now_ns, request->high_ns, now_ns));
+    store_release(&mine->latest_ns, instant_after(now_ns, request->high_ns, now_ns));
     store_release(&mine->waits_ns, 0);
-    store_release(&mine->quiet_ns, after(next_ns, patience(gate, request->low_ns, request->high_ns), now_ns));
+    store_release(&mine->quiet_ns, instant_after(next_ns, patience(gate, request->low_ns, request->high_ns), now_ns));
     store_release(&mine->at_ns, now_ns);
     /* Several processes of a tenant may launch at once: the sequence number must not lose an increment. */
     fetch_add_release(&mine->sequence, 1);
@@ -256,10 +258,11 @@ void ct_gate_sync(struct ct_gate *gate, uint64_t low_ns, uint64_t high_ns, int i
         busy_ns = now_ns; /* a host that waits inside a call cannot launch before its work ends */
     if (is_drained)
         store_release(&mine->busy_ns, busy_ns);
-    store_release(&mine->next_ns, after(busy_ns, low_ns, now_ns));
-    store_release(&mine->latest_ns, after(busy_ns, high_ns, now_ns));
+    store_release(&mine->next_ns, instant_after(busy_ns, low_ns, now_ns));
+    store_release(&mine->latest_ns, instant_after(busy_ns, high_ns, now_ns));
     store_release(&mine->waits_ns, is_drained ? 0 : now_ns);
-    store_release(&mine->quiet_ns, after(sat_add_u64(busy_ns, low_ns), patience(gate, low_ns, high_ns), now_ns));
+    store_release(&mine->quiet_ns,
+                  instant_after(sat_add_u64(busy_ns, low_ns), patience(gate, low_ns, high_ns), now_ns));
 }
 
 int ct_gate_has_sleepers(const struct ct_gate *gate, uint64_t now_ns)

@@ -74,7 +74,8 @@ struct ct_gate_peer {
     const struct ct_gate_page *page;
     uint64_t loss_reports, loss_sequence, lost_ns; /* number of its loss reports, its sequence number then, and the
                                                     * reported loss, as last read */
-    uint64_t seen, observed; /* its sequence number at our last admission, and the latest one read */
+    uint64_t admission_sequence, latest_sequence; /* its sequence number at our last admission, and the latest one
+                                                   * read */
     uint32_t generation;
     uint32_t slot, priority;
     uint32_t limit_ppm;
@@ -147,6 +148,7 @@ struct ct_gate {
 void ct_gate_open(struct ct_gate *gate, const void *file, size_t bytes, struct ct_gate_page *page,
                   struct ct_arbitration_page *arbitration, uint32_t slot, uint32_t generation);
 
+/* Reads the tenant table again. */
 void ct_gate_reread(struct ct_gate *gate);
 
 /* Returns whether a launch must ask for admission. Reads the tenant table again if the node has changed it. */

@@ -8,16 +8,17 @@
 
 /* ---- accounting --------------------------------------------------------------------------------------------------- */
 
-/* Returns the device time times the fraction of the device that is used. */
+/* Returns what a launch counts against the share: its device time times the fraction of the device that it uses. */
 static uint64_t use_of(const struct ct_gate *gate, const struct ct_launch_request *request)
 {
     const uint64_t part_ppm = sat_sub_u64(CT_LIMIT_WHOLE_PPM, request->free_ppm);
     return min_u64(weight_of(gate, request->expect_ns), CT_GATE_HORIZON_NS) * part_ppm / CT_LIMIT_WHOLE_PPM;
 }
 
-/* Unused time older than the window is lost: a tenant that idled gets a small burst at most, and a new tenant gets
- * none. A tenant that was recently delayed by kernels of equal priority may catch up on the delay. */
-static uint64_t level_of(const struct ct_gate *gate, uint64_t paid_ns, uint64_t now_ns)
+/* Returns the tenant's use as an instant. Unused time older than the window is lost: a tenant that idled gets a small
+ * burst at most, and a new tenant gets none. A tenant that was recently delayed by kernels of equal priority may catch
+ * up on the delay. */
+static uint64_t use_instant(const struct ct_gate *gate, uint64_t paid_ns, uint64_t now_ns)
 {
     const uint64_t held_ns = sat_sub_u64(now_ns, gate->held_at_ns) <= CT_LIMIT_HELD_FOR_NS ? gate->held_ns : 0;
     return plausible(paid_ns, now_ns) ? max_u64(paid_ns, sat_sub_u64(now_ns, CT_LIMIT_WINDOW_NS + 2 * held_ns))
@@ -33,13 +34,14 @@ void ct_limit_held(struct ct_gate *gate, uint64_t held_ns, uint64_t now_ns)
     gate->held_at_ns = now_ns;
 }
 
-static void charge_use(struct ct_gate *gate, uint64_t use_ns, int holder_returned, uint64_t now_ns)
+/* Charges or refunds an amount of use. */
+static void charge_use(struct ct_gate *gate, uint64_t use_ns, int is_refund, uint64_t now_ns)
 {
     const uint64_t earned_ns = ct_gate_time_to_earn(use_ns, gate->limit_ppm);
     uint64_t before_ns = load_relaxed(&gate->mine->paid_ns), paid_ns;
     do {
-        const uint64_t from_ns = level_of(gate, before_ns, now_ns);
-        paid_ns = holder_returned ? sat_sub_u64(from_ns, earned_ns)
+        const uint64_t from_ns = use_instant(gate, before_ns, now_ns);
+        paid_ns = is_refund ? sat_sub_u64(from_ns, earned_ns)
             : min_u64(sat_add_u64(from_ns, earned_ns), sat_add_u64(now_ns, CT_GATE_HORIZON_NS));
     } while (!atomic_compare_exchange_weak_explicit(&gate->mine->paid_ns, &before_ns, paid_ns, memory_order_relaxed,
                                                     memory_order_relaxed));
@@ -90,7 +92,7 @@ static void rescale(struct ct_gate *gate, uint64_t now_ns)
 
 /* Returns until when the tenant has used up its share; 0: it has not. A tenant runs ahead and then waits until all of
  * it is earned, so that it need not wake up for every kernel. */
-static uint64_t over_until(struct ct_gate *gate, uint64_t now_ns)
+static uint64_t share_used_until(struct ct_gate *gate, uint64_t now_ns)
 {
     rescale(gate, now_ns);
     const uint64_t ahead_ns = sat_sub_u64(plausible(load_relaxed(&gate->mine->paid_ns), now_ns), now_ns);
@@ -100,6 +102,7 @@ static uint64_t over_until(struct ct_gate *gate, uint64_t now_ns)
     return until_ns;
 }
 
+/* Returns whether a peer has used up its share. */
 static int peer_is_over(const struct ct_gate_page *page, uint64_t now_ns)
 {
     return plausible(load_acquire(&page->over_ns), now_ns) > now_ns ||
@@ -108,7 +111,7 @@ static int peer_is_over(const struct ct_gate_page *page, uint64_t now_ns)
 
 /* Returns when all work of this tenant and its peers is expected to be complete: until then no single tenant's work
  * need be. */
-static uint64_t over_by(const struct ct_gate *gate, uint64_t now_ns)
+static uint64_t all_complete_at(const struct ct_gate *gate, uint64_t now_ns)
 {
     uint64_t last_ns = plausible(load_relaxed(&gate->mine->busy_ns), now_ns);
     for (uint32_t i = 0; i < gate->peer_count; i++)
@@ -119,14 +122,15 @@ static uint64_t over_by(const struct ct_gate *gate, uint64_t now_ns)
 
 /* Returns whether the tenant has work, waits for completion or for admission, or would be delayed by our kernel. Work
  * that its host still waits for is not complete, whatever was predicted, as long as work of others may delay it
- * (`over_ns`). */
-static int wants_now(const struct ct_gate_page *page, uint64_t over_ns, uint64_t until_ns, uint64_t now_ns)
+ * (`all_complete_ns`). */
+static int has_demand(const struct ct_gate_page *page, uint64_t all_complete_ns, uint64_t until_ns, uint64_t now_ns)
 {
     const uint64_t asked_ns = load_acquire(&page->asked_ns),
         waits_ns = plausible(load_acquire(&page->waits_ns), now_ns);
     const uint64_t busy_ns = plausible(load_acquire(&page->busy_ns), now_ns);
     if (busy_ns > now_ns || (waits_ns && sat_sub_u64(now_ns,
-                                                     max_u64(waits_ns, max_u64(busy_ns, over_ns))) <= CT_LIMIT_LATE_NS))
+                                                     max_u64(waits_ns,
+                                                             max_u64(busy_ns, all_complete_ns))) <= CT_LIMIT_LATE_NS))
         return 1;
     /* A tenant that waits for admission may be asleep and wake up late: it is still waiting. */
     if (load_relaxed(&page->wanted_ns) && sat_sub_u64(now_ns, asked_ns) <= CT_LIMIT_SLEEPER_NS &&
@@ -146,18 +150,19 @@ static int leaves_capacity(const struct ct_gate *gate, const struct ct_gate_peer
 
 /* Returns whether a tenant of equal priority wants its share and has not used it. A tenant that runs beyond its share
  * also defers to tenants without a share. */
-static int is_wanted(const struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns)
+static int peer_has_demand(const struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns)
 {
     const uint64_t busy_ns = max_u64(plausible(load_relaxed(&gate->mine->busy_ns), now_ns), now_ns);
     const uint64_t until_ns = sat_add_u64(busy_ns, weight_of(gate, request->expect_ns)),
-        over_ns = over_by(gate, now_ns);
+        all_complete_ns = all_complete_at(gate, now_ns);
     for (uint32_t i = 0; i < gate->peer_count; i++) {
         const struct ct_gate_peer *peer = &gate->peers[i];
         if (peer->priority != gate->priority || peer->is_paused || (!peer->limit_ppm && !gate->limit_ppm) ||
             load_acquire(&peer->page->generation) != peer->generation || !load_acquire(&peer->page->sequence) ||
                 leaves_capacity(gate, peer))
             continue;
-        if ((!peer->limit_ppm || !peer_is_over(peer->page, now_ns)) && wants_now(peer->page, over_ns, until_ns, now_ns))
+        if ((!peer->limit_ppm || !peer_is_over(peer->page, now_ns)) &&
+            has_demand(peer->page, all_complete_ns, until_ns, now_ns))
             return 1;
     }
     return 0;
@@ -179,16 +184,16 @@ uint32_t ct_limit_ask(struct ct_gate *gate, const struct ct_launch_request *requ
     gate->is_lent = 0;
     if (gate->is_ending || request->free_ppm >= CT_LIMIT_WHOLE_PPM || (!gate->limit_ppm && !gate->must_share))
         return 0;
-    *until_ns = gate->limit_ppm ? over_until(gate, now_ns) : sat_add_u64(now_ns, CT_LIMIT_RECHECK_NS);
+    *until_ns = gate->limit_ppm ? share_used_until(gate, now_ns) : sat_add_u64(now_ns, CT_LIMIT_RECHECK_NS);
     if (!*until_ns)
         return 0;
     if (gate->limit_ppm && gate->is_static)
         return CT_GATE_LIMIT;
     /* A tenant without a share is not kept out forever, but the longer its kernel is, the longer it waits. */
     const uint64_t length_ns = min_u64(weight_of(gate, request->expect_ns), CT_GATE_HORIZON_NS);
-    const int is_old =
+    const int has_waited_long =
         !gate->limit_ppm && sat_sub_u64(now_ns, since_ns) >= CT_GATE_STUCK_NS + CT_LIMIT_WAIT_FACTOR * length_ns;
-    if (!is_active && !is_old && is_wanted(gate, request, now_ns)) {
+    if (!is_active && !has_waited_long && peer_has_demand(gate, request, now_ns)) {
         *until_ns = min_u64(*until_ns, sat_add_u64(now_ns, CT_LIMIT_RECHECK_NS));
         return gate->limit_ppm ? CT_GATE_LIMIT : CT_GATE_SHARE;
     }
@@ -200,8 +205,8 @@ uint32_t ct_limit_ask(struct ct_gate *gate, const struct ct_launch_request *requ
 
 enum { RETRY_NS = 2 * 1000 };
 
-/* Returns the time as time of the whole device: launches of few blocks may run concurrently. */
-static uint64_t taken_by(uint64_t length_ns, uint64_t part_ppm)
+/* Converts device time to time of the whole device: launches of few blocks may run concurrently. */
+static uint64_t whole_device_time(uint64_t length_ns, uint64_t part_ppm)
 {
     return min_u64(length_ns, CT_GATE_HORIZON_NS) * part_ppm / CT_LIMIT_WHOLE_PPM;
 }
@@ -217,8 +222,8 @@ int ct_limit_is_full(const struct ct_gate *gate, const struct ct_launch_request 
     /* A tenant that is alone is limited by its own share only. */
     const uint64_t part_ppm = max_u64(sat_sub_u64(CT_LIMIT_WHOLE_PPM, request->free_ppm), CT_LIMIT_MIN_PART_PPM);
     return gate->peer_count && gate->unconfirmed > 1 &&
-           taken_by(sat_add_u64(gate->unconfirmed_ns, weight_ns), part_ppm) > max_u64(gate->bound_ns,
-                                                                                      CT_LIMIT_AHEAD_NS);
+           whole_device_time(sat_add_u64(gate->unconfirmed_ns, weight_ns), part_ppm) > max_u64(gate->bound_ns,
+                                                                                               CT_LIMIT_AHEAD_NS);
 }
 
 /* Without higher-priority tenants the caller sleeps until half of the submitted work has completed, if all of it runs
@@ -233,7 +238,7 @@ uint64_t ct_limit_retry_at(const struct ct_gate *gate, const struct ct_launch_re
                        sat_add_u64(now_ns, RETRY_NS));
     }
     /* Work of unknown length counts as long but may be short. */
-    const uint64_t all_ns = request->expect_ns ? taken_by(gate->unconfirmed_ns,
+    const uint64_t all_ns = request->expect_ns ? whole_device_time(gate->unconfirmed_ns,
                                                           sat_sub_u64(CT_LIMIT_WHOLE_PPM, request->free_ppm)) : 0;
     return sat_add_u64(now_ns, max_u64(all_ns / 2, CT_LIMIT_POLL_NS));
 }

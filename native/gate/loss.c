@@ -7,9 +7,9 @@
 enum {
     PPM = 1000 * 1000,
     CLEAN_MAX = 16,              /* the mean covers about this many waits without lower-priority work */
-    MEMORY_NS = 4 * 1000 * 1000, /* when more than this has been charged, the history is halved */
+    HISTORY_NS = 4 * 1000 * 1000, /* when more than this has been charged, the history is halved */
     PRIOR_NS = 500 * 1000,       /* until much more than this was charged, charges are assumed to be correct */
-    IMPLAUSIBLE_NS = 64 * MEMORY_NS,
+    IMPLAUSIBLE_NS = 64 * HISTORY_NS,
     OVERLAPPED_MAX = 64,     /* after this many overlapping waits in a row the mean without overlap is outdated */
     SCALE_MIN_PPM = PPM / 8, /* reports reduce charges to this fraction at most, and never increase them */
     SLACK_PPM = 50 * 1000,   /* a loss of this fraction of the wait, or of `delay_ppm` of it, counts twice */
@@ -89,11 +89,12 @@ static int have_reported(const struct ct_gate *gate)
     return 1;
 }
 
-static void fold(struct ct_gate_scale *scale, int64_t lost_ns, int64_t charged_ns)
+/* Adds the latest amounts to the history and computes the ratio of actual to charged loss. */
+static void update_scale(struct ct_gate_scale *scale, int64_t lost_ns, int64_t charged_ns)
 {
     scale->lost_ns += lost_ns;
     scale->charged_ns += charged_ns;
-    if (scale->charged_ns > MEMORY_NS) {
+    if (scale->charged_ns > HISTORY_NS) {
         scale->lost_ns /= 2;
         scale->charged_ns /= 2;
     }
@@ -107,10 +108,10 @@ void ct_loss_update(struct ct_gate *gate)
 {
     struct ct_gate_scale *scale = &gate->scale;
     const uint64_t sum_ns = load_relaxed(&gate->arbitration->charged_ns);
-    uint64_t more_ns = 0;
+    uint64_t reported_ns = 0;
     for (uint32_t i = 0; i < gate->higher_count; i++)
-        more_ns += ct_loss_reported(&gate->higher[i]) - gate->higher[i].lost_ns;
-    const int64_t lost_ns = (int64_t)more_ns;
+        reported_ns += ct_loss_reported(&gate->higher[i]) - gate->higher[i].lost_ns;
+    const int64_t lost_ns = (int64_t)reported_ns;
     const int64_t charged_ns = (int64_t)(sum_ns - scale->charged_sum_ns);
     /* A sum that jumps is corrupt; and a tenant that has not reported for long is ignored. */
     const int is_implausible = charged_ns < 0 || charged_ns > IMPLAUSIBLE_NS || lost_ns > IMPLAUSIBLE_NS ||
@@ -118,7 +119,7 @@ void ct_loss_update(struct ct_gate *gate)
     if (scale->is_begun && !is_implausible && !have_reported(gate))
         return;
     if (scale->is_begun && !is_implausible)
-        fold(scale, lost_ns, charged_ns);
+        update_scale(scale, lost_ns, charged_ns);
     else
         *scale = (struct ct_gate_scale){.is_begun = 1, .ppm = PPM};
     scale->charged_sum_ns = sum_ns;

@@ -19,17 +19,17 @@ static int is_stale(uint64_t began_ns, uint64_t now_ns)
     return sat_sub_u64(now_ns, began_ns) > CT_GATE_HORIZON_NS || sat_sub_u64(began_ns, now_ns) > CT_GATE_HORIZON_NS;
 }
 
-void ct_gate_request_oldest(struct ct_gate_page *page, uint64_t was_ns, uint64_t began_ns, uint64_t now_ns)
+void ct_gate_request_oldest(struct ct_gate_page *page, uint64_t previous_ns, uint64_t began_ns, uint64_t now_ns)
 {
     _Atomic uint64_t *oldest_ns = &page->requests.began_ns;
-    uint64_t found_ns = load_relaxed(oldest_ns);
+    uint64_t published_ns = load_relaxed(oldest_ns);
     do {
-        const int is_ours = found_ns == was_ns || is_stale(found_ns, now_ns);
-        if (found_ns && !is_ours && (!began_ns || found_ns <= began_ns))
+        const int is_ours = published_ns == previous_ns || is_stale(published_ns, now_ns);
+        if (published_ns && !is_ours && (!began_ns || published_ns <= began_ns))
             return; /* another process has an older one */
-        if (found_ns == began_ns)
+        if (published_ns == began_ns)
             return;
-    } while (!atomic_compare_exchange_weak_explicit(oldest_ns, &found_ns, began_ns, memory_order_relaxed,
+    } while (!atomic_compare_exchange_weak_explicit(oldest_ns, &published_ns, began_ns, memory_order_relaxed,
                                                     memory_order_relaxed));
 }
 

@@ -21,10 +21,10 @@ static inline uint32_t ct_gate_request_bucket(uint64_t latency_ns)
 /* Counts a request that took `latency_ns`; `slo_ns` is its objective, 0 if there is none. */
 void ct_gate_request_ended(struct ct_gate_page *page, uint64_t latency_ns, uint64_t slo_ns);
 
-/* Publishes when the oldest request in progress of this process began; `was_ns` is what was published before (0: none).
- * The page has the oldest one of all processes of the tenant. An entry of a dead process is replaced once it is older
- * than the horizon. */
-void ct_gate_request_oldest(struct ct_gate_page *page, uint64_t was_ns, uint64_t began_ns, uint64_t now_ns);
+/* Publishes when the oldest request in progress of this process began; `previous_ns` is what it published before (0:
+ * none). The page has the oldest one of all processes of the tenant. An entry of a dead process is replaced once it is
+ * older than the horizon. */
+void ct_gate_request_oldest(struct ct_gate_page *page, uint64_t previous_ns, uint64_t began_ns, uint64_t now_ns);
 
 /* A program that reports its requests sets this with the first one: from then on detected requests are not counted. */
 void ct_gate_request_set_reported(struct ct_gate_page *page);

@@ -3,7 +3,7 @@
 #include "gate/limit.h"
 #include "gate/internal.h"
 
-enum { PPM = 1000 * 1000, SPIN_BURST_NS = 5 * 1000 * 1000, SPIN_LONGEST_NS = 200 * 1000 };
+enum { PPM = 1000 * 1000, SPIN_BURST_NS = 5 * 1000 * 1000, SPIN_MAX_NS = 200 * 1000 };
 
 /* Removes a launch that was admitted and has completed, or was never submitted. */
 static void remove_submitted(struct ct_gate *gate, uint64_t expect_ns, uint64_t now_ns)
@@ -80,7 +80,7 @@ struct ct_gate_wait_plan ct_gate_wait_plan(struct ct_gate *gate, const struct ct
     /* While a holder may launch at any instant, its launch is polled for, because it opens the next gap. */
     int must_poll = answer->reason == CT_GATE_DUE;
     if (may_spin && (must_poll || until_ns - now_ns <= CT_GATE_WAKE_NS)) {
-        plan.spin_until_ns = until_ns - now_ns < SPIN_LONGEST_NS ? until_ns : now_ns + SPIN_LONGEST_NS;
+        plan.spin_until_ns = until_ns - now_ns < SPIN_MAX_NS ? until_ns : now_ns + SPIN_MAX_NS;
         return plan;
     }
     until_ns = min_u64(until_ns, sat_add_u64(now_ns, must_poll ? 2 * CT_GATE_WAKE_NS : CT_GATE_SLEEP_MAX_NS));

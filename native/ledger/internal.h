@@ -21,6 +21,7 @@ static inline uint32_t used_count(const _Atomic uint64_t *used, uint32_t capacit
     return count < capacity ? (uint32_t)count : capacity;
 }
 
+/* Raises a word to at least this value. */
 static inline void raise_to(_Atomic uint64_t *word, uint64_t minimum)
 {
     uint64_t value = load_seq_cst(word);
@@ -29,16 +30,17 @@ static inline void raise_to(_Atomic uint64_t *word, uint64_t minimum)
 }
 
 /* Subtracts without going below zero, whatever another process has stored meanwhile. */
-static inline void take_from(_Atomic uint64_t *word, uint64_t bytes)
+static inline void subtract_saturating(_Atomic uint64_t *word, uint64_t bytes)
 {
     uint64_t value = load_seq_cst(word);
     while (!atomic_compare_exchange_weak(word, &value, value > bytes ? value - bytes : 0))
         ;
 }
 
-static inline uint64_t share_place(enum ct_ledger_role role, uint64_t line_and_one)
+/* Encodes and decodes ct_ledger_share.place. */
+static inline uint64_t share_place(enum ct_ledger_role role, uint64_t line_number_plus_one)
 {
-    return (uint64_t)role << 32 | line_and_one;
+    return (uint64_t)role << 32 | line_number_plus_one;
 }
 
 static inline enum ct_ledger_role share_role(uint64_t place)
@@ -65,7 +67,7 @@ uint64_t ct_ledger_orphaned_bytes(const struct ct_ledger_header *file, size_t by
 uint64_t ct_ledger_exported_bytes(const struct ct_ledger_header *file, size_t bytes, uint64_t key);
 /* Ends the shares of a line whose process has ended: exports that others have open become orphaned. */
 void ct_ledger_shares_end(const struct ct_ledger_header *file, size_t bytes, struct ct_ledger_account *account,
-                          uint64_t line_and_one);
+                          uint64_t line_number_plus_one);
 /* The same for the process itself after exec, when it is another program. */
 void ct_ledger_shares_clear(struct ct_ledger *ledger);
 

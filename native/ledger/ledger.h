@@ -135,6 +135,7 @@ void ct_ledger_release(struct ct_ledger *ledger, enum ct_ledger_kind kind, uint6
 /* Invalidates the measured memory, because the device has released or will release some at an unknown time. Called
  * before the bytes are released. */
 void ct_ledger_invalidate_measurement(struct ct_ledger *ledger);
+/* Counts an allocation that was refused because of the quota. */
 void ct_ledger_denied(struct ct_ledger *ledger, uint64_t bytes);
 
 /* Returns what a tenant holds: the sum over its lines, and its orphaned memory that others have open. */

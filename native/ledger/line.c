@@ -5,7 +5,7 @@
 
 /* ---- claiming a line ---------------------------------------------------------------------------------------------- */
 
-static void empty(struct ct_ledger_line *line)
+static void clear_line(struct ct_ledger_line *line)
 {
     store_seq_cst(&line->allocated_bytes, 0);
     store_seq_cst(&line->own_bytes, 0);
@@ -54,10 +54,10 @@ int ct_ledger_open(struct ct_ledger *ledger, const void *file, size_t bytes, str
     ledger->slot = slot;
     ledger->generation = generation;
     ledger->identity = identity;
-    struct ct_ledger_line *had = line_of(account, identity);
-    if (had) {
-        empty(had);
-        store_release(&ledger->line, had);
+    struct ct_ledger_line *existing = line_of(account, identity);
+    if (existing) {
+        clear_line(existing);
+        store_release(&ledger->line, existing);
         ct_ledger_shares_clear(ledger);
     } else {
         ct_ledger_claim(ledger);
@@ -72,7 +72,7 @@ int ct_ledger_claim(struct ct_ledger *ledger)
     struct ct_ledger_line *line = claim(ledger->account, ledger->identity);
     if (!line)
         return 0;
-    empty(line);
+    clear_line(line);
     store_release(&ledger->line, line);
     return 1;
 }
@@ -88,14 +88,14 @@ uint64_t ct_ledger_line_bytes(const struct ct_ledger_line *line)
         own = sat_add_u64(own, (uint64_t)excess);
     else if (measured == version + 1 && load_seq_cst(&line->measured_version) == measured &&
              load_seq_cst(&line->own_version) == version) {
-        uint64_t less = UINT64_C(0) - (uint64_t)excess;
-        own = own > less ? own - less : 0;
+        uint64_t deficit = UINT64_C(0) - (uint64_t)excess;
+        own = own > deficit ? own - deficit : 0;
     }
     return sat_add_u64(sat_add_u64(load_seq_cst(&line->allocated_bytes), load_seq_cst(&line->managed_bytes)), own);
 }
 
-/* Returns the sum, and whether a process changed its part during the read. In our own line one call is in progress:
- * this one. */
+/* Returns the sum over all lines, and whether a process was changing its line during the read. In our own line (`mine`)
+ * one call is in progress: this one. */
 static uint64_t sum_of(const struct ct_ledger_header *file, size_t bytes, const struct ct_ledger_account *account,
                        const struct ct_ledger_line *mine, int *is_unsettled)
 {
@@ -121,7 +121,7 @@ uint64_t ct_ledger_held(const struct ct_ledger_header *file, size_t bytes, const
 
 /* ---- reservations ------------------------------------------------------------------------------------------------- */
 
-static int is_ours(const struct ct_ledger *ledger, const struct ct_ledger_line *line)
+static int is_own_line(const struct ct_ledger *ledger, const struct ct_ledger_line *line)
 {
     return load_seq_cst(&ledger->account->generation) == ledger->generation &&
         load_seq_cst(&line->owner) == ledger->identity;
@@ -134,7 +134,7 @@ static _Atomic uint64_t *word_of(struct ct_ledger_line *line, enum ct_ledger_kin
                                        : &line->allocated_bytes;
 }
 
-static void changed(struct ct_ledger_line *line, enum ct_ledger_kind kind)
+static void bump_version(struct ct_ledger_line *line, enum ct_ledger_kind kind)
 {
     if (kind == CT_LEDGER_OWN)
         atomic_fetch_add(&line->own_version, 1);
@@ -147,7 +147,7 @@ void ct_ledger_begin(struct ct_ledger *ledger)
         atomic_fetch_add(&line->begun, 1);
 }
 
-/* Never more than were begun: a call may have begun before the process had a line. */
+/* Ends a change. The count never exceeds `begun`: a call may have begun before the process had a line. */
 void ct_ledger_end(struct ct_ledger *ledger)
 {
     struct ct_ledger_line *line = line_in(ledger);
@@ -157,10 +157,10 @@ void ct_ledger_end(struct ct_ledger *ledger)
         ;
 }
 
-static void take_back(struct ct_ledger_line *line, enum ct_ledger_kind kind, uint64_t bytes)
+static void subtract(struct ct_ledger_line *line, enum ct_ledger_kind kind, uint64_t bytes)
 {
-    take_from(word_of(line, kind), bytes);
-    changed(line, kind);
+    subtract_saturating(word_of(line, kind), bytes);
+    bump_version(line, kind);
 }
 
 int ct_ledger_reserve(struct ct_ledger *ledger, enum ct_ledger_kind kind, uint64_t bytes, uint64_t quota_bytes)
@@ -169,40 +169,40 @@ int ct_ledger_reserve(struct ct_ledger *ledger, enum ct_ledger_kind kind, uint64
     int is_unsettled = 0;
     if (!line)
         return CT_LEDGER_NO_LINE;
-    if (!is_ours(ledger, line))
+    if (!is_own_line(ledger, line))
         return CT_LEDGER_REVOKED;
     if (bytes > UINT64_MAX / 4) /* no device has as much, and no word may overflow */
         return CT_LEDGER_OVER;
     atomic_fetch_add(word_of(line, kind), bytes);
-    changed(line, kind);
-    if (!is_ours(ledger, line)) { /* the line was reassigned in between: its new owner must not keep our bytes */
-        take_back(line, kind, bytes);
+    bump_version(line, kind);
+    if (!is_own_line(ledger, line)) { /* the line was reassigned in between: its new owner must not keep our bytes */
+        subtract(line, kind, bytes);
         return CT_LEDGER_REVOKED;
     }
     if (!quota_bytes || sum_of(ledger->file, ledger->bytes, ledger->account, line, &is_unsettled) <= quota_bytes)
         return CT_LEDGER_OK;
-    take_back(line, kind, bytes);
+    subtract(line, kind, bytes);
     return is_unsettled ? CT_LEDGER_CONTENDED : CT_LEDGER_OVER;
 }
 
 void ct_ledger_invalidate_measurement(struct ct_ledger *ledger)
 {
     struct ct_ledger_line *line = line_in(ledger);
-    if (line && is_ours(ledger, line))
+    if (line && is_own_line(ledger, line))
         atomic_fetch_add(&line->own_version, 1);
 }
 
 void ct_ledger_release(struct ct_ledger *ledger, enum ct_ledger_kind kind, uint64_t bytes)
 {
     struct ct_ledger_line *line = line_in(ledger);
-    if (line && is_ours(ledger, line))
-        take_back(line, kind, bytes);
+    if (line && is_own_line(ledger, line))
+        subtract(line, kind, bytes);
 }
 
 void ct_ledger_denied(struct ct_ledger *ledger, uint64_t bytes)
 {
     struct ct_ledger_line *line = line_in(ledger);
-    if (!line || !is_ours(ledger, line))
+    if (!line || !is_own_line(ledger, line))
         return;
     atomic_fetch_add(&line->denied, 1);
     atomic_fetch_add(&line->denied_bytes, bytes);

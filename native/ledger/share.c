@@ -1,4 +1,4 @@
-/* Memory shared between processes: who has it open, and what it counts for after its owner's end. */
+/* Memory shared between processes: which processes have it open, and how it is counted after its owner has ended. */
 #include "ledger/internal.h"
 
 static uint64_t line_number(const struct ct_ledger *ledger)
@@ -102,17 +102,17 @@ uint64_t ct_ledger_orphaned_bytes(const struct ct_ledger_header *file, size_t by
 }
 
 void ct_ledger_shares_end(const struct ct_ledger_header *file, size_t bytes, struct ct_ledger_account *account,
-                          uint64_t line_and_one)
+                          uint64_t line_number_plus_one)
 {
     uint32_t used = used_count(&account->shares_used, CT_LEDGER_SHARES);
     for (uint32_t i = 0; i < used; i++) {
         struct ct_ledger_share *share = &account->share[i];
         uint64_t place = load_seq_cst(&share->place);
         enum ct_ledger_role role = share_role(place);
-        if (!place || (uint32_t)place != line_and_one)
+        if (!place || (uint32_t)place != line_number_plus_one)
             continue;
-        int was_ours = role == CT_LEDGER_EXPORT || role == CT_LEDGER_ORPHANED;
-        store_seq_cst(&share->place, was_ours && ct_ledger_is_imported(file, bytes, load_seq_cst(&share->key))
+        int was_exported = role == CT_LEDGER_EXPORT || role == CT_LEDGER_ORPHANED;
+        store_seq_cst(&share->place, was_exported && ct_ledger_is_imported(file, bytes, load_seq_cst(&share->key))
                                 ? share_place(CT_LEDGER_ORPHANED, 0)
                                 : 0);
     }

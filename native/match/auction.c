@@ -24,7 +24,7 @@ struct auction {
     const struct ma_problem *problem;
     float *price, *blocks;
     struct sink *sinks;
-    int32_t *left, *queue;
+    int32_t *unassigned, *queue;
     unsigned char *queued;
     int32_t head, waiting;
     int64_t bids;
@@ -41,26 +41,26 @@ static struct ma_choice choose(const struct auction *auction, int32_t source)
                            auction->price);
 }
 
-static int put(struct sink *sink, struct holding holding)
+static int add_holding(struct sink *sink, struct holding holding)
 {
     if (sink->count == sink->allocated) {
-        int32_t more = sink->allocated ? 2 * sink->allocated : 4;
-        struct holding *holdings = realloc(sink->holdings, (size_t)more * sizeof *holdings);
+        int32_t allocated = sink->allocated ? 2 * sink->allocated : 4;
+        struct holding *holdings = realloc(sink->holdings, (size_t)allocated * sizeof *holdings);
         if (!holdings)
             return -1;
         sink->holdings = holdings;
-        sink->allocated = more;
+        sink->allocated = allocated;
     }
-    int32_t place = sink->count++;
-    for (; place > 0 && sink->holdings[place - 1].price < holding.price; place--)
-        sink->holdings[place] = sink->holdings[place - 1];
-    sink->holdings[place] = holding;
+    int32_t index = sink->count++;
+    for (; index > 0 && sink->holdings[index - 1].price < holding.price; index--)
+        sink->holdings[index] = sink->holdings[index - 1];
+    sink->holdings[index] = holding;
     return 0;
 }
 
 static void enqueue(struct auction *auction, int32_t source)
 {
-    if (auction->queued[source] || !auction->left[source])
+    if (auction->queued[source] || !auction->unassigned[source])
         return;
     auction->queued[source] = 1;
     auction->queue[(auction->head + auction->waiting++) % auction->problem->sources] = source;
@@ -68,7 +68,7 @@ static void enqueue(struct auction *auction, int32_t source)
 
 /* Takes the cheapest capacity that is available and needed, from the source that has it, and returns how much. A
  * source's own capacity counts too, and is paid for again. */
-static int32_t take(struct auction *auction, struct sink *sink, int32_t source)
+static int32_t take_cheapest(struct auction *auction, struct sink *sink, int32_t source)
 {
     struct holding *cheapest = &sink->holdings[sink->count - 1];
     int32_t taken = cheapest->count, holder = cheapest->holder;
@@ -76,14 +76,14 @@ static int32_t take(struct auction *auction, struct sink *sink, int32_t source)
         sink->count--;
         return taken;
     }
-    if (auction->left[source] < taken)
-        taken = auction->left[source];
-    auction->left[source] -= taken;
+    if (auction->unassigned[source] < taken)
+        taken = auction->unassigned[source];
+    auction->unassigned[source] -= taken;
     cheapest->count -= taken;
     if (!cheapest->count)
         sink->count--;
     if (holder != FREE) {
-        auction->left[holder] += taken;
+        auction->unassigned[holder] += taken;
         enqueue(auction, holder);
     }
     return taken;
@@ -97,24 +97,25 @@ static int bid(struct auction *auction, int32_t source, struct ma_choice choice,
     struct sink *sink = &auction->sinks[choice.at];
     float price = sink->holdings[sink->count - 1].price + (choice.best - choice.second);
     int32_t taken = 0;
-    while (auction->left[source] && sink->count && sink->holdings[sink->count - 1].price <= price)
-        taken += take(auction, sink, source);
+    while (auction->unassigned[source] && sink->count && sink->holdings[sink->count - 1].price <= price)
+        taken += take_cheapest(auction, sink, source);
     if (sink->count && sink->holdings[sink->count - 1].price < price)
         price = sink->holdings[sink->count - 1].price;
-    if (put(sink, (struct holding){price + step, source, taken}) < 0)
+    if (add_holding(sink, (struct holding){price + step, source, taken}) < 0)
         return -1;
     auction->price[choice.at] = sink->holdings[sink->count - 1].price;
     return 0;
 }
 
-static int bid_until_content(struct auction *auction, float step, int64_t max_bids)
+/* Lets sources bid until none can gain, or the limit is reached. */
+static int run_bids(struct auction *auction, float step, int64_t max_bids)
 {
     while (auction->waiting && auction->bids < max_bids) {
         int32_t source = auction->queue[auction->head];
         auction->head = (auction->head + 1) % auction->problem->sources;
         auction->waiting--;
         auction->queued[source] = 0;
-        for (; auction->left[source] && auction->bids < max_bids; auction->bids++) {
+        for (; auction->unassigned[source] && auction->bids < max_bids; auction->bids++) {
             struct ma_choice choice = choose(auction, source);
             if (choice.at < 0)
                 break; /* prices only rise, so this remains so */
@@ -131,18 +132,19 @@ static int open_auction(struct auction *auction)
     size_t sources = (size_t)problem->sources, sinks = (size_t)problem->sinks;
     auction->sinks = calloc(sinks + 1, sizeof *auction->sinks);
     auction->blocks = malloc((size_t)ma_blocks(problem->sinks) * sizeof *auction->blocks);
-    auction->left = malloc((sources + 1) * sizeof *auction->left);
+    auction->unassigned = malloc((sources + 1) * sizeof *auction->unassigned);
     auction->queue = malloc((sources + 1) * sizeof *auction->queue);
     auction->queued = calloc(sources + 1, 1);
-    if (!auction->sinks || !auction->blocks || !auction->left || !auction->queue || !auction->queued)
+    if (!auction->sinks || !auction->blocks || !auction->unassigned || !auction->queue || !auction->queued)
         return -1;
     for (int32_t sink = 0; sink < problem->sinks; sink++) {
         if (!problem->capacity[sink])
             auction->price[sink] = UNAFFORDABLE; /* no capacity at any price */
-        else if (put(&auction->sinks[sink], (struct holding){auction->price[sink], FREE, problem->capacity[sink]}) < 0)
+        else if (add_holding(&auction->sinks[sink],
+                             (struct holding){auction->price[sink], FREE, problem->capacity[sink]}) < 0)
             return -1;
     }
-    memcpy(auction->left, problem->supply, sources * sizeof *auction->left);
+    memcpy(auction->unassigned, problem->supply, sources * sizeof *auction->unassigned);
     for (int32_t source = 0; source < problem->sources; source++)
         enqueue(auction, source);
     return 0;
@@ -164,14 +166,14 @@ static float weight_of(const struct ma_problem *problem, int32_t source, int32_t
 }
 
 /* Converts the result from sinks to sources. */
-static int hand_over(const struct auction *auction, struct ma_settling *settling)
+static int convert_to_sources(const struct auction *auction, struct ma_settling *settling)
 {
     const struct ma_problem *problem = auction->problem;
     for (int32_t source = 0; source < problem->sources; source++)
-        settling->holders[source].left = auction->left[source];
+        settling->holders[source].unassigned = auction->unassigned[source];
     for (int32_t sink = 0; sink < problem->sinks; sink++)
-        for (int32_t place = 0; place < auction->sinks[sink].count; place++) {
-            struct holding holding = auction->sinks[sink].holdings[place];
+        for (int32_t index = 0; index < auction->sinks[sink].count; index++) {
+            struct holding holding = auction->sinks[sink].holdings[index];
             if (holding.holder == FREE) {
                 settling->spare[sink] += holding.count;
                 continue;
@@ -184,7 +186,7 @@ static int hand_over(const struct auction *auction, struct ma_settling *settling
     return 0;
 }
 
-static int gather(const struct ma_settling *settling, struct ma_result *result)
+static int collect_lots(const struct ma_settling *settling, struct ma_result *result)
 {
     int64_t limit = 0;
     for (int32_t source = 0; source < settling->problem->sources; source++)
@@ -193,8 +195,8 @@ static int gather(const struct ma_settling *settling, struct ma_result *result)
     if (!result->lots)
         return -1;
     for (int32_t source = 0; source < settling->problem->sources; source++)
-        for (int32_t place = 0; place < settling->holders[source].count; place++) {
-            struct ma_held held = settling->holders[source].held[place];
+        for (int32_t index = 0; index < settling->holders[source].count; index++) {
+            struct ma_held held = settling->holders[source].held[index];
             result->lots[result->count++] = (struct ma_lot){source, held.sink, held.count, held.price};
         }
     return 0;
@@ -206,11 +208,11 @@ static int finish(struct auction *auction, float step, int64_t max_bids, struct 
     struct ma_settling settling = {.problem = problem, .price = auction->price};
     settling.holders = calloc((size_t)problem->sources + 1, sizeof *settling.holders);
     settling.spare = calloc((size_t)problem->sinks + 1, sizeof *settling.spare);
-    int64_t made = -1;
-    if (settling.holders && settling.spare && hand_over(auction, &settling) == 0)
-        made = ma_settle(&settling, step, max_bids - auction->bids);
-    int failed = made < 0 || gather(&settling, result) < 0;
-    auction->bids += made;
+    int64_t price_cuts = -1;
+    if (settling.holders && settling.spare && convert_to_sources(auction, &settling) == 0)
+        price_cuts = ma_settle(&settling, step, max_bids - auction->bids);
+    int failed = price_cuts < 0 || collect_lots(&settling, result) < 0;
+    auction->bids += price_cuts;
     for (int32_t source = 0; settling.holders && source < problem->sources; source++)
         free(settling.holders[source].held);
     free(settling.holders);
@@ -222,7 +224,7 @@ int ma_auction(const struct ma_problem *problem, float step, int64_t max_bids, f
 {
     struct auction auction = {.problem = problem, .price = price};
     memset(result, 0, sizeof *result);
-    int failed = open_auction(&auction) < 0 || bid_until_content(&auction, step, max_bids) < 0 ||
+    int failed = open_auction(&auction) < 0 || run_bids(&auction, step, max_bids) < 0 ||
                  finish(&auction, step, max_bids, result) < 0;
     for (int32_t sink = 0; auction.sinks && sink < problem->sinks; sink++) {
         if (!problem->capacity[sink])
@@ -233,7 +235,7 @@ int ma_auction(const struct ma_problem *problem, float step, int64_t max_bids, f
     result->finished = auction.bids < max_bids;
     free(auction.sinks);
     free(auction.blocks);
-    free(auction.left);
+    free(auction.unassigned);
     free(auction.queue);
     free(auction.queued);
     return failed ? -1 : 0;

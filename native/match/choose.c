@@ -20,20 +20,20 @@ WIDE static void best_of_blocks(const float *restrict weight, const float *restr
                                 float *restrict blocks)
 {
     for (int32_t at = 0, block = 0; at < count; at += BLOCK, block++) {
-        float found[8] = {0};
-        int32_t end = count - at < BLOCK ? count : at + BLOCK, place = at;
-        for (; place + 8 <= end; place += 8)
+        float maximum[8] = {0};
+        int32_t end = count - at < BLOCK ? count : at + BLOCK, index = at;
+        for (; index + 8 <= end; index += 8)
             for (int column = 0; column < 8; column++) {
-                float profit = weight[place + column] - price[place + column];
-                found[column] = profit > found[column] ? profit : found[column];
+                float profit = weight[index + column] - price[index + column];
+                maximum[column] = profit > maximum[column] ? profit : maximum[column];
             }
-        for (; place < end; place++) {
-            float profit = weight[place] - price[place];
-            found[0] = profit > found[0] ? profit : found[0];
+        for (; index < end; index++) {
+            float profit = weight[index] - price[index];
+            maximum[0] = profit > maximum[0] ? profit : maximum[0];
         }
         float best = 0;
         for (int column = 0; column < 8; column++)
-            best = found[column] > best ? found[column] : best;
+            best = maximum[column] > best ? maximum[column] : best;
         blocks[block] = best;
     }
 }
@@ -52,36 +52,36 @@ static void consider(struct ma_choice *choice, float profit, int32_t at)
 struct ma_choice ma_choose_dense(const float *weight, const float *price, int32_t count, float *blocks)
 {
     struct ma_choice choice = {0, 0, -1};
-    int32_t top = 0;
-    float elsewhere = 0;
+    int32_t best_block = 0;
+    float best_elsewhere = 0;
     best_of_blocks(weight, price, count, blocks);
     for (int32_t block = 1; block * BLOCK < count; block++)
-        if (blocks[block] > blocks[top])
-            top = block;
+        if (blocks[block] > blocks[best_block])
+            best_block = block;
     for (int32_t block = 0; block * BLOCK < count; block++)
-        if (block != top && blocks[block] > elsewhere)
-            elsewhere = blocks[block];
-    int32_t end = count - top * BLOCK < BLOCK ? count : (top + 1) * BLOCK;
-    for (int32_t at = top * BLOCK; at < end; at++)
+        if (block != best_block && blocks[block] > best_elsewhere)
+            best_elsewhere = blocks[block];
+    int32_t end = count - best_block * BLOCK < BLOCK ? count : (best_block + 1) * BLOCK;
+    for (int32_t at = best_block * BLOCK; at < end; at++)
         consider(&choice, weight[at] - price[at], at);
-    if (elsewhere > choice.second)
-        choice.second = elsewhere;
+    if (best_elsewhere > choice.second)
+        choice.second = best_elsewhere;
     return choice;
 }
 
 struct ma_choice ma_choose_among(const float *weight, const int32_t *at, int64_t count, const float *price)
 {
     struct ma_choice choice = {0, 0, -1};
-    for (int64_t place = 0; place < count; place++)
-        consider(&choice, weight[place] - price[at[place]], at[place]);
+    for (int64_t index = 0; index < count; index++)
+        consider(&choice, weight[index] - price[at[index]], at[index]);
     return choice;
 }
 
-static void swap(float *one, float *other)
+static void swap(float *left, float *right)
 {
-    float kept = *one;
-    *one = *other;
-    *other = kept;
+    float saved = *left;
+    *left = *right;
+    *right = saved;
 }
 
 /* Returns the value of a rank by repeated partitioning (quickselect); the order of the values is lost. */
@@ -113,38 +113,38 @@ int32_t ma_best_places(const float *weight, const float *price, int32_t count, i
                        int32_t *places,
                        float *best, float *blocks)
 {
-    int32_t many = (count + BLOCK - 1) / BLOCK, found = 0, worst = 0, considered = 0;
-    float *sorted = blocks + ma_blocks(count), lowest = 0;
-    for (int32_t block = part.phase; block < many; block += part.every) {
+    int32_t block_count = (count + BLOCK - 1) / BLOCK, place_count = 0, worst = 0, considered = 0;
+    float *sorted = blocks + ma_blocks(count), threshold = 0;
+    for (int32_t block = part.phase; block < block_count; block += part.every) {
         int32_t at = block * BLOCK;
         best_of_blocks(weight + at, price + at, count - at < BLOCK ? count - at : BLOCK, &blocks[block]);
         sorted[considered++] = blocks[block];
     }
     if (considered > limit) /* this many blocks have an element that is at least as good */
-        lowest = ranked(sorted, considered, limit - 1);
+        threshold = ranked(sorted, considered, limit - 1);
     *best = 0;
-    for (int32_t block = part.phase; block < many; block += part.every) {
-        if (blocks[block] <= 0 || blocks[block] < lowest)
+    for (int32_t block = part.phase; block < block_count; block += part.every) {
+        if (blocks[block] <= 0 || blocks[block] < threshold)
             continue;
         *best = blocks[block] > *best ? blocks[block] : *best;
         int32_t end = count - block * BLOCK < BLOCK ? count : (block + 1) * BLOCK;
         for (int32_t at = block * BLOCK; at < end; at++) {
             float profit = weight[at] - price[at];
-            if (profit <= 0 || profit < lowest)
+            if (profit <= 0 || profit < threshold)
                 continue;
-            if (found < limit) {
-                places[found++] = at;
+            if (place_count < limit) {
+                places[place_count++] = at;
             } else if (profit > weight[places[worst]] - price[places[worst]]) {
                 places[worst] = at;
             } else {
                 continue;
             }
-            if (found < limit)
+            if (place_count < limit)
                 continue;
-            for (int32_t place = worst = 0; place < found; place++)
-                if (weight[places[place]] - price[places[place]] < weight[places[worst]] - price[places[worst]])
-                    worst = place;
+            for (int32_t index = worst = 0; index < place_count; index++)
+                if (weight[places[index]] - price[places[index]] < weight[places[worst]] - price[places[worst]])
+                    worst = index;
         }
     }
-    return found;
+    return place_count;
 }

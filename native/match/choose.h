@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 struct ma_choice {
-    float best, second; /* not below 0: a choice without gain is none */
+    float best, second; /* at least 0: a place without gain is not chosen */
     int32_t at;         /* of the best; -1: none has a gain */
 };
 
@@ -16,12 +16,13 @@ int32_t ma_blocks(int32_t count);
 /* Considers a whole row. */
 struct ma_choice ma_choose_dense(const float *weight, const float *price, int32_t count, float *blocks);
 
-/* Considers only these places: each has its weight, and the price at `at[place]`. */
+/* Considers only `count` places of a row: `weight[i]` is the weight of place `at[i]`, and `price` is indexed by
+ * place. */
 struct ma_choice ma_choose_among(const float *weight, const int32_t *at, int64_t count, const float *price);
 
-/* Finds the places of a row where weight minus price is highest and above 0, at most `most` of them, in no order.
- * Returns how many, and the highest value in `best` (0: none). Considers every `every`th block of places from `phase`
- * on, so that equal rows can be given different places; 1 and 0 consider all. */
+/* Finds the places of a row where weight minus price is highest and above 0, at most `limit` of them, in no order.
+ * Returns their number, and the highest value in `best` (0: none). Considers every `every`th block of places from
+ * `phase` on, so that equal rows can be given different places; `every` 1 and `phase` 0 consider all. */
 struct ma_part {
     int32_t every, phase;
 };

@@ -1,5 +1,5 @@
 /* The reverse auction: sinks with free capacity take turns, and each lowers its price until the capacity is taken or
- * free of cost. */
+ * the price is 0. */
 #include "match/settle.h"
 
 #include "match/choose.h"
@@ -30,30 +30,31 @@ struct turns {
 int ma_hold(struct ma_holder *holder, struct ma_held held)
 {
     if (holder->count == holder->allocated) {
-        int32_t more = holder->allocated ? 2 * holder->allocated : 4;
-        struct ma_held *bigger = realloc(holder->held, (size_t)more * sizeof *bigger);
-        if (!bigger)
+        int32_t allocated = holder->allocated ? 2 * holder->allocated : 4;
+        struct ma_held *larger = realloc(holder->held, (size_t)allocated * sizeof *larger);
+        if (!larger)
             return -1;
-        holder->held = bigger;
-        holder->allocated = more;
+        holder->held = larger;
+        holder->allocated = allocated;
     }
     holder->held[holder->count++] = held;
     return 0;
 }
 
 /* Returns where the source has its worst units; -1: nowhere, or some units are unassigned, which is worse. */
-static int32_t worst_of(const struct ma_holder *holder)
+static int32_t worst_index(const struct ma_holder *holder)
 {
     int32_t worst = -1;
-    for (int32_t place = 0; !holder->left && place < holder->count; place++)
-        if (worst < 0 || holder->held[place].profit < holder->held[worst].profit)
-            worst = place;
+    for (int32_t index = 0; !holder->unassigned && index < holder->count; index++)
+        if (worst < 0 || holder->held[index].profit < holder->held[worst].profit)
+            worst = index;
     return worst;
 }
 
+/* Returns the profit of a source's worst unit. */
 static float profit_of(const struct ma_holder *holder)
 {
-    int32_t worst = worst_of(holder);
+    int32_t worst = worst_index(holder);
     return worst < 0 || holder->held[worst].profit < 0 ? 0 : holder->held[worst].profit;
 }
 
@@ -82,9 +83,9 @@ static int sort_by_sink(struct turns *turns)
         turns->starts[sink + 2] += turns->starts[sink + 1];
     for (int32_t source = 0; source < problem->sources; source++)
         for (int64_t edge = problem->starts[source]; edge < problem->starts[source + 1]; edge++) {
-            int64_t place = turns->starts[problem->ends_at[edge] + 1]++;
-            turns->sources[place] = source;
-            turns->weight[place] = problem->weight[edge];
+            int64_t index = turns->starts[problem->ends_at[edge] + 1]++;
+            turns->sources[index] = source;
+            turns->weight[index] = problem->weight[edge];
         }
     return 0;
 }
@@ -117,13 +118,13 @@ static struct ma_choice best_buyer(struct turns *turns, const struct column *col
     return ma_choose_dense(column->weight, turns->profit, column->count, turns->blocks);
 }
 
-/* Moves units away from where they are; returns how many. */
+/* Removes up to `limit` of a source's worst units from where they are; returns how many. */
 static int32_t move_units(struct turns *turns, struct ma_holder *holder, int32_t limit)
 {
-    int32_t from = worst_of(holder);
+    int32_t from = worst_index(holder);
     if (from < 0) {
-        limit = holder->left < limit ? holder->left : limit;
-        holder->left -= limit;
+        limit = holder->unassigned < limit ? holder->unassigned : limit;
+        holder->unassigned -= limit;
         return limit;
     }
     struct ma_held *held = &holder->held[from];
@@ -143,18 +144,19 @@ static int fill_sink(struct turns *turns, int32_t sink, struct ma_choice buyer, 
 {
     struct ma_settling *settling = turns->settling;
     struct ma_holder *holder = &settling->holders[buyer.at];
-    int32_t free_units = settling->spare[sink], brought = 0;
-    while (brought < free_units && (holder->left || holder->count) && weight - profit_of(holder) >= buyer.second)
-        brought += move_units(turns, holder, free_units - brought);
+    int32_t free_units = settling->spare[sink], moved_units = 0;
+    while (moved_units < free_units && (holder->unassigned || holder->count) &&
+           weight - profit_of(holder) >= buyer.second)
+        moved_units += move_units(turns, holder, free_units - moved_units);
     float price = buyer.second;
-    if ((holder->left || holder->count) && weight - profit_of(holder) > price)
+    if ((holder->unassigned || holder->count) && weight - profit_of(holder) > price)
         price = weight - profit_of(holder);
     price = price > step ? price - step : 0;
     if (price < settling->price[sink])
         settling->price[sink] = price;
     price = settling->price[sink];
-    settling->spare[sink] -= brought;
-    if (ma_hold(holder, (struct ma_held){sink, brought, price, weight - price}) < 0)
+    settling->spare[sink] -= moved_units;
+    if (ma_hold(holder, (struct ma_held){sink, moved_units, price, weight - price}) < 0)
         return -1;
     turns->profit[buyer.at] = profit_of(holder);
     return 0;
@@ -164,24 +166,25 @@ static float weight_to(const struct column *column, int32_t source)
 {
     if (!column->sources)
         return column->weight[source];
-    int32_t place = 0;
-    while (column->sources[place] != source)
-        place++;
-    return column->weight[place];
+    int32_t index = 0;
+    while (column->sources[index] != source)
+        index++;
+    return column->weight[index];
 }
 
-static int64_t lower(struct turns *turns, float step, int64_t limit)
+/* Lets each sink with free capacity lower its price. Returns how often a price was lowered; -1 if out of memory. */
+static int64_t lower_prices(struct turns *turns, float step, int64_t limit)
 {
     struct ma_settling *settling = turns->settling;
-    int64_t made = 0;
-    while (turns->waiting && made < limit) {
+    int64_t price_cuts = 0;
+    while (turns->waiting && price_cuts < limit) {
         int32_t sink = turns->queue[turns->head];
         turns->head = (turns->head + 1) % settling->problem->sinks;
         turns->waiting--;
         const struct column *column = column_of(turns, sink);
         if (!column)
             return -1;
-        for (; settling->spare[sink] && settling->price[sink] > 0 && made < limit; made++) {
+        for (; settling->spare[sink] && settling->price[sink] > 0 && price_cuts < limit; price_cuts++) {
             struct ma_choice buyer = best_buyer(turns, column);
             if (buyer.best <= step)
                 settling->price[sink] = 0; /* no source would gain more than a step at price 0 */
@@ -190,7 +193,7 @@ static int64_t lower(struct turns *turns, float step, int64_t limit)
         }
         turns->queued[sink] = 0;
     }
-    return made;
+    return price_cuts;
 }
 
 int64_t ma_settle(struct ma_settling *settling, float step, int64_t limit)
@@ -198,7 +201,7 @@ int64_t ma_settle(struct ma_settling *settling, float step, int64_t limit)
     const struct ma_problem *problem = settling->problem;
     struct turns turns = {.settling = settling};
     size_t sinks = (size_t)problem->sinks;
-    int64_t made = -1;
+    int64_t price_cuts = -1;
     turns.queue = malloc((sinks + 1) * sizeof *turns.queue);
     turns.queued = calloc(sinks + 1, 1);
     turns.columns = calloc(sinks + 1, sizeof *turns.columns);
@@ -210,9 +213,9 @@ int64_t ma_settle(struct ma_settling *settling, float step, int64_t limit)
         for (int32_t sink = 0; sink < problem->sinks; sink++)
             enqueue(&turns, sink);
         if (!turns.waiting)
-            made = 0;
+            price_cuts = 0;
         else if (!problem->starts || sort_by_sink(&turns) == 0)
-            made = lower(&turns, step, limit);
+            price_cuts = lower_prices(&turns, step, limit);
     }
     for (int32_t sink = 0; turns.columns && !problem->starts && sink < problem->sinks; sink++)
         free(turns.columns[sink].weight);
@@ -224,5 +227,5 @@ int64_t ma_settle(struct ma_settling *settling, float step, int64_t limit)
     free(turns.starts);
     free(turns.sources);
     free(turns.weight);
-    return made;
+    return price_cuts;
 }

@@ -18,7 +18,7 @@ struct ma_held { /* units of a source in a sink */
 struct ma_holder {
     struct ma_held *held;
     int32_t count, allocated;
-    int32_t left; /* unassigned units */
+    int32_t unassigned; /* unassigned units */
 };
 
 struct ma_settling {
@@ -31,7 +31,7 @@ struct ma_settling {
 /* Adds units that a source has in a sink. Returns 0, or -1 if out of memory. */
 int ma_hold(struct ma_holder *holder, struct ma_held held);
 
-/* Returns how often a price was lowered, at most `most`; -1 if out of memory. */
+/* Lowers prices at most `limit` times. Returns how often a price was lowered; -1 if out of memory. */
 int64_t ma_settle(struct ma_settling *settling, float step, int64_t limit);
 
 #endif

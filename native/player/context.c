@@ -8,7 +8,7 @@
 enum { NONBLOCKING = 1, CAPTURE_RELAXED = 2 };
 
 /* Functions that are only called while the context is created. */
-struct setting {
+struct setup_calls {
     int (*init)(unsigned);
     int (*device_get)(int *, int);
     int (*retain)(void **, int);
@@ -23,7 +23,7 @@ struct setting {
     int (*instantiate)(void **, void *, unsigned long long);
 };
 
-static void *found(void *library, const char *name, int *missing)
+static void *find_symbol(void *library, const char *name, int *missing)
 {
     void *symbol = library ? dlsym(library, name) : NULL;
     *missing |= !symbol;
@@ -33,16 +33,16 @@ static void *found(void *library, const char *name, int *missing)
 /* POSIX permits a symbol's address to be a function's address; ISO C requires a copy of its bytes. */
 #define FIND(where, name)                                                                                              \
     do {                                                                                                               \
-        void *symbol_ = found(library, name, &missing);                                                                \
+        void *symbol_ = find_symbol(library, name, &missing);                                                          \
         memcpy(&(where), &symbol_, sizeof symbol_);                                                                    \
     } while (0)
 
-static const char *open_library(struct pl_driver *driver, struct setting *set)
+static const char *open_library(struct pl_driver *driver, struct setup_calls *setup)
 {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     int missing = 0;
     if (!library)
-        return "libcuda.so.1 is not found";
+        return "libcuda.so.1 was not found";
     FIND(driver->launch, "cuLaunchKernel");
     FIND(driver->synchronize, "cuStreamSynchronize");
     FIND(driver->graph_launch, "cuGraphLaunch");
@@ -50,19 +50,19 @@ static const char *open_library(struct pl_driver *driver, struct setting *set)
     FIND(driver->dtoh, "cuMemcpyDtoHAsync_v2");
     FIND(driver->dtod, "cuMemcpyDtoDAsync_v2");
     FIND(driver->memset8, "cuMemsetD8Async");
-    FIND(set->init, "cuInit");
-    FIND(set->device_get, "cuDeviceGet");
-    FIND(set->retain, "cuDevicePrimaryCtxRetain");
-    FIND(set->set_current, "cuCtxSetCurrent");
-    FIND(set->load, "cuModuleLoadData");
-    FIND(set->function, "cuModuleGetFunction");
-    FIND(set->stream, "cuStreamCreateWithPriority");
-    FIND(set->allocate, "cuMemAlloc_v2");
-    FIND(set->allocate_host, "cuMemAllocHost_v2");
-    FIND(set->begin_capture, "cuStreamBeginCapture_v2");
-    FIND(set->end_capture, "cuStreamEndCapture");
-    FIND(set->instantiate, "cuGraphInstantiateWithFlags");
-    return missing ? "libcuda.so.1 lacks a core function" : NULL;
+    FIND(setup->init, "cuInit");
+    FIND(setup->device_get, "cuDeviceGet");
+    FIND(setup->retain, "cuDevicePrimaryCtxRetain");
+    FIND(setup->set_current, "cuCtxSetCurrent");
+    FIND(setup->load, "cuModuleLoadData");
+    FIND(setup->function, "cuModuleGetFunction");
+    FIND(setup->stream, "cuStreamCreateWithPriority");
+    FIND(setup->allocate, "cuMemAlloc_v2");
+    FIND(setup->allocate_host, "cuMemAllocHost_v2");
+    FIND(setup->begin_capture, "cuStreamBeginCapture_v2");
+    FIND(setup->end_capture, "cuStreamEndCapture");
+    FIND(setup->instantiate, "cuGraphInstantiateWithFlags");
+    return missing ? "libcuda.so.1 lacks a required function" : NULL;
 }
 
 int pl_launch(const struct pl_context *context, const struct pl_step *step, void *stream)
@@ -86,83 +86,86 @@ int pl_launch(const struct pl_context *context, const struct pl_step *step, void
                           parameters, NULL);
 }
 
-static const char *open_context(const struct setting *set, int *failed)
+static const char *open_context(const struct setup_calls *setup, int *error)
 {
     int device;
     void *context;
-    if ((*failed = set->init(0)) || (*failed = set->device_get(&device, 0)) ||
-        (*failed = set->retain(&context, device)) ||
-        (*failed = set->set_current(context)))
+    if ((*error = setup->init(0)) || (*error = setup->device_get(&device, 0)) ||
+        (*error = setup->retain(&context, device)) ||
+        (*error = setup->set_current(context)))
         return "the driver could not create a context";
     return NULL;
 }
 
-static const char *load_functions(struct pl_context *context, const struct setting *set, const struct pl_script *script,
-                                  const char *image, int *failed)
+static const char *load_functions(struct pl_context *context, const struct setup_calls *setup,
+                                  const struct pl_script *script,
+                                  const char *image, int *error)
 {
     void *module;
-    if (script->name_count && (*failed = set->load(&module, image)))
-        return "the kernel image does not load";
+    if (script->name_count && (*error = setup->load(&module, image)))
+        return "the driver could not load the kernel image";
     for (size_t i = 0; i < script->name_count; i++) {
-        if ((*failed = set->function(&context->functions[i], module, script->names[i])))
+        if ((*error = setup->function(&context->functions[i], module, script->names[i])))
             return "the image lacks a kernel of the script";
     }
     return NULL;
 }
 
-static const char *make_memory(struct pl_context *context, const struct setting *set, const struct pl_script *script,
-                               int *failed)
+static const char *make_memory(struct pl_context *context, const struct setup_calls *setup,
+                               const struct pl_script *script,
+                               int *error)
 {
     void *host = NULL;
     if (!script->max_bytes)
         return NULL;
-    if ((*failed = set->allocate(&context->device, script->max_bytes)) ||
-        (*failed = set->allocate(&context->other, script->max_bytes)) ||
-        (*failed = set->allocate_host(&host, script->max_bytes)))
-        return "there is no memory for the script's copies";
+    if ((*error = setup->allocate(&context->device, script->max_bytes)) ||
+        (*error = setup->allocate(&context->other, script->max_bytes)) ||
+        (*error = setup->allocate_host(&host, script->max_bytes)))
+        return "the driver could not allocate memory for the script's copies";
     context->host = (uint64_t)(uintptr_t)host;
     return NULL;
 }
 
 /* Captures the request as one graph, in which every step follows the previous one, whatever its stream. */
-static const char *make_graph(struct pl_context *context, const struct setting *set, const struct pl_script *script,
-                              int *failed)
+static const char *make_graph(struct pl_context *context, const struct setup_calls *setup,
+                              const struct pl_script *script,
+                              int *error)
 {
     void *graph, *stream = context->streams[0];
-    *failed = set->begin_capture(stream, CAPTURE_RELAXED);
-    for (size_t i = 0; !*failed && i < script->count; i++)
-        *failed = pl_launch(context, &script->steps[i], stream);
-    if (*failed || (*failed = set->end_capture(stream, &graph)) ||
-        (*failed = set->instantiate(&context->graph, graph, 0)))
+    *error = setup->begin_capture(stream, CAPTURE_RELAXED);
+    for (size_t i = 0; !*error && i < script->count; i++)
+        *error = pl_launch(context, &script->steps[i], stream);
+    if (*error || (*error = setup->end_capture(stream, &graph)) ||
+        (*error = setup->instantiate(&context->graph, graph, 0)))
         return "the request cannot be captured as a graph";
     return NULL;
 }
 
 const char *pl_context_open(struct pl_context *context, const struct pl_script *script, const char *image, int priority,
                             int graph,
-                          int *failed)
+                          int *error)
 {
-    struct setting set;
+    struct setup_calls setup;
     memset(context, 0, sizeof *context);
-    *failed = 0;
-    const char *problem = open_library(&context->driver, &set);
+    *error = 0;
+    const char *problem = open_library(&context->driver, &setup);
     if (!problem)
-        problem = open_context(&set, failed);
+        problem = open_context(&setup, error);
     if (problem)
         return problem;
     context->functions = calloc(script->name_count + 1, sizeof *context->functions);
     context->streams = calloc(script->stream_count, sizeof *context->streams);
     if (!context->functions || !context->streams)
-        return "there is no memory left";
-    problem = load_functions(context, &set, script, image, failed);
+        return "out of memory";
+    problem = load_functions(context, &setup, script, image, error);
     for (size_t i = 0; !problem && i < script->stream_count; i++) {
-        if ((*failed = set.stream(&context->streams[i], NONBLOCKING, priority)))
-            problem = "the driver makes no stream";
+        if ((*error = setup.stream(&context->streams[i], NONBLOCKING, priority)))
+            problem = "the driver could not create a stream";
     }
     if (!problem)
-        problem = make_memory(context, &set, script, failed);
+        problem = make_memory(context, &setup, script, error);
     if (!problem && graph)
-        problem = make_graph(context, &set, script, failed);
+        problem = make_graph(context, &setup, script, error);
     return problem;
 }
 

@@ -41,11 +41,11 @@ static void pause_until(uint64_t at_ns)
 uint64_t pl_exponential(uint64_t *state, uint64_t mean_ns)
 {
     /* splitmix64 (Steele, Lea and Flood 2014): every seed is valid, and the state is one word. */
-    uint64_t mixed = *state += UINT64_C(0x9e3779b97f4a7c15);
-    mixed = (mixed ^ mixed >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    mixed = (mixed ^ mixed >> 27) * UINT64_C(0x94d049bb133111eb);
-    mixed ^= mixed >> 31;
-    double uniform = (double)(mixed >> 11) / 9007199254740992.0; /* 2^53: uniform in [0, 1) */
+    uint64_t bits = *state += UINT64_C(0x9e3779b97f4a7c15);
+    bits = (bits ^ bits >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    bits = (bits ^ bits >> 27) * UINT64_C(0x94d049bb133111eb);
+    bits ^= bits >> 31;
+    double uniform = (double)(bits >> 11) / 9007199254740992.0; /* 2^53: uniform in [0, 1) */
     return (uint64_t)(-log1p(-uniform) * (double)mean_ns);
 }
 
@@ -74,7 +74,7 @@ static int play_graph(const struct pl_context *context, uint64_t *launches)
     return failed ? failed : context->driver.synchronize(context->streams[0]);
 }
 
-static int keep(struct pl_result *result, const struct pl_request *request)
+static int add_request(struct pl_result *result, const struct pl_request *request)
 {
     if (result->count == result->capacity) {
         size_t capacity = result->capacity ? 2 * result->capacity : 256;
@@ -88,13 +88,14 @@ static int keep(struct pl_result *result, const struct pl_request *request)
     return 0;
 }
 
-/* A request that arrives while another is in progress waits, and its latency counts from its arrival. */
-static uint64_t next_due(const struct pl_plan *plan, uint64_t start_ns, size_t place, uint64_t due_ns, uint64_t *state)
+/* Waits for the next arrival and returns its instant. A request that arrives while another is in progress waits, and
+ * its latency counts from its arrival. */
+static uint64_t next_due(const struct pl_plan *plan, uint64_t start_ns, size_t index, uint64_t due_ns, uint64_t *state)
 {
     if (plan->arrival == PL_BACK_TO_BACK)
         return now_ns();
     if (plan->arrival == PL_INSTANTS)
-        due_ns = start_ns + plan->instants_ns[place];
+        due_ns = start_ns + plan->instants_ns[index];
     else
         due_ns += plan->arrival == PL_POISSON ? pl_exponential(state, plan->period_ns) : plan->period_ns;
     pause_until(due_ns);
@@ -122,7 +123,7 @@ void pl_play(const struct pl_context *context, const struct pl_script *script, c
             cotenant_request_end(&reported);
         if (result->failed || (stopped && !context->graph))
             break;
-        if (keep(result, &request)) {
+        if (add_request(result, &request)) {
             result->no_memory = 1;
             break;
         }

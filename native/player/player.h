@@ -49,11 +49,11 @@ struct pl_context {
     uint64_t device, other, host;
 };
 
-/* Creates the context; returns a message on failure, otherwise NULL. `failed` receives the driver's result, or 0 if the
+/* Creates the context; returns a message on failure, otherwise NULL. `error` receives the driver's result, or 0 if the
  * driver was not the cause. */
 const char *pl_context_open(struct pl_context *context, const struct pl_script *script, const char *image, int priority,
                             int graph,
-                          int *failed);
+                          int *error);
 void pl_context_free(struct pl_context *context);
 int pl_launch(const struct pl_context *context, const struct pl_step *step, void *stream);
 

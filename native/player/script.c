@@ -15,14 +15,14 @@ static const struct {
 } COPIES[] = {{"@htod", PL_HTOD}, {"@dtoh", PL_DTOH}, {"@dtod", PL_DTOD}, {"@memset", PL_MEMSET}};
 
 /* Makes space for one more element; doubles the size, so that a million lines need few reallocations. */
-static void *grown(void *list, size_t count, size_t bytes)
+static void *grow_for_one(void *list, size_t count, size_t bytes)
 {
     if (count & (count - 1))
         return list;
     return realloc(list, (count ? 2 * count : 1) * bytes);
 }
 
-static int number(const char *word, uint64_t *value)
+static int parse_number(const char *word, uint64_t *value)
 {
     char *end;
     if (!isdigit((unsigned char)word[0]))
@@ -32,13 +32,13 @@ static int number(const char *word, uint64_t *value)
 }
 
 /* Returns the index of a name, which is added if it is new; -1 if out of memory. The latest name is compared first. */
-static long place_of_name(struct pl_script *script, const char *name)
+static long name_index(struct pl_script *script, const char *name)
 {
     for (size_t back = 1; back <= script->name_count; back++) {
         if (!strcmp(script->names[script->name_count - back], name))
             return (long)(script->name_count - back);
     }
-    char **names = grown(script->names, script->name_count, sizeof *names);
+    char **names = grow_for_one(script->names, script->name_count, sizeof *names);
     if (!names)
         return -1;
     script->names = names;
@@ -46,13 +46,13 @@ static long place_of_name(struct pl_script *script, const char *name)
     return names[script->name_count] ? (long)script->name_count++ : -1;
 }
 
-static long place_of_stream(struct pl_script *script, long stream)
+static long stream_index(struct pl_script *script, long stream)
 {
     for (size_t i = 0; i < script->stream_count; i++) {
         if (script->streams[i] == stream)
             return (long)i;
     }
-    long *streams = grown(script->streams, script->stream_count, sizeof *streams);
+    long *streams = grow_for_one(script->streams, script->stream_count, sizeof *streams);
     if (!streams)
         return -1;
     script->streams = streams;
@@ -79,8 +79,8 @@ static int read_copy(char **words, int count, struct pl_step *step, uint64_t *st
         if (strcmp(words[0], COPIES[i].word))
             continue;
         step->work = COPIES[i].work;
-        return (count == 3 || count == 4) && number(words[1], &step->amount) && step->amount > 0 &&
-               number(words[2], &step->interval_ns) && (count == 3 || number(words[3], stream));
+        return (count == 3 || count == 4) && parse_number(words[1], &step->amount) && step->amount > 0 &&
+               parse_number(words[2], &step->interval_ns) && (count == 3 || parse_number(words[3], stream));
     }
     return 0;
 }
@@ -88,9 +88,9 @@ static int read_copy(char **words, int count, struct pl_step *step, uint64_t *st
 static int read_kernel(char **words, int count, struct pl_step *step, uint64_t *stream)
 {
     uint64_t blocks, threads;
-    if ((count != 5 && count != 6) || !number(words[1], &blocks) || !number(words[2], &threads) ||
-        !number(words[3], &step->amount) || !number(words[4], &step->interval_ns) ||
-            (count == 6 && !number(words[5], stream)))
+    if ((count != 5 && count != 6) || !parse_number(words[1], &blocks) || !parse_number(words[2], &threads) ||
+        !parse_number(words[3], &step->amount) || !parse_number(words[4], &step->interval_ns) ||
+            (count == 6 && !parse_number(words[5], stream)))
         return 0;
     step->blocks = (uint32_t)blocks;
     step->threads = (uint32_t)threads;
@@ -108,14 +108,14 @@ static int read_line(struct pl_script *script, char *line)
         return 1;
     if (!(is_copy ? read_copy(words, count, &step, &stream) : read_kernel(words, count, &step, &stream)))
         return 0;
-    long function = is_copy ? 0 : place_of_name(script, words[0]), place = place_of_stream(script, (long)stream);
-    struct pl_step *steps = grown(script->steps, script->count, sizeof *steps);
+    long function = is_copy ? 0 : name_index(script, words[0]), stream_number = stream_index(script, (long)stream);
+    struct pl_step *steps = grow_for_one(script->steps, script->count, sizeof *steps);
     if (steps)
         script->steps = steps;
-    if (function < 0 || place < 0 || !steps)
+    if (function < 0 || stream_number < 0 || !steps)
         return -1;
     step.function = (uint32_t)function;
-    step.stream = (uint32_t)place;
+    step.stream = (uint32_t)stream_number;
     if (is_copy && step.amount > script->max_bytes)
         script->max_bytes = step.amount;
     steps[script->count++] = step;
@@ -126,23 +126,23 @@ long pl_script_read(struct pl_script *script, const char *text, size_t length)
 {
     const char *end = text + length;
     char line[LINE_LIMIT];
-    long at = 0;
+    long line_number = 0;
     memset(script, 0, sizeof *script);
     while (text < end) {
         const char *stop = memchr(text, '\n', (size_t)(end - text));
         size_t bytes = (size_t)((stop ? stop : end) - text);
-        at++;
+        line_number++;
         if (bytes >= sizeof line || memchr(text, '\0', bytes))
-            return at;
+            return line_number;
         memcpy(line, text, bytes);
         line[bytes] = '\0';
         line[strcspn(line, "#")] = '\0';
         int read = read_line(script, line);
         if (read <= 0)
-            return read ? -1 : at;
+            return read ? -1 : line_number;
         text += bytes + 1;
     }
-    return script->count ? 0 : at + 1;
+    return script->count ? 0 : line_number + 1;
 }
 
 void pl_script_free(struct pl_script *script)

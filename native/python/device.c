@@ -4,28 +4,29 @@
 #include <stdlib.h>
 #include <string.h>
 
-int ct_py_device_refuse(int result)
+int ct_py_device_raise(int result)
 {
     switch (result) {
     case CT_DEVICE_OK:
         return 0;
     case CT_DEVICE_STALE:
-        PyErr_SetString(PyExc_LookupError, "no such client, context, stream, event or op, or no longer");
+        PyErr_SetString(PyExc_LookupError,
+                        "the client, context, stream, event or op does not exist or exists no longer");
         return -1;
     case CT_DEVICE_FULL:
         PyErr_SetString(PyExc_BufferError, "a limit of this device is reached");
         return -1;
     case CT_DEVICE_NO_MEMORY:
-        PyErr_SetString(PyExc_MemoryError, "the device has not that many free bytes");
+        PyErr_SetString(PyExc_MemoryError, "the device does not have enough free memory");
         return -1;
     case CT_DEVICE_NO_FIT:
         PyErr_SetString(PyExc_ValueError, "one block of this kernel does not fit an empty SM");
         return -1;
     case CT_DEVICE_NOT_READY:
-        PyErr_SetString(PyExc_BlockingIOError, "its turn has not come");
+        PyErr_SetString(PyExc_BlockingIOError, "the op is not ready");
         return -1;
     default:
-        PyErr_SetString(PyExc_ValueError, "an argument makes no sense");
+        PyErr_SetString(PyExc_ValueError, "an argument is invalid");
         return -1;
     }
 }
@@ -71,47 +72,47 @@ static const struct field counter_fields[] = {
 
 static PyObject *field_get(const struct field *field, const void *record)
 {
-    const char *at = (const char *)record + field->offset;
+    const char *address = (const char *)record + field->offset;
     uint32_t u32;
     int32_t i32;
     uint64_t u64;
     switch (field->kind) {
     case FIELD_U32:
-        memcpy(&u32, at, sizeof u32);
+        memcpy(&u32, address, sizeof u32);
         return PyLong_FromUnsignedLong(u32);
     case FIELD_I32:
-        memcpy(&i32, at, sizeof i32);
+        memcpy(&i32, address, sizeof i32);
         return PyLong_FromLong(i32);
     default:
-        memcpy(&u64, at, sizeof u64);
+        memcpy(&u64, address, sizeof u64);
         return PyLong_FromUnsignedLongLong(u64);
     }
 }
 
 static int field_set(const struct field *field, void *record, PyObject *value)
 {
-    char *at = (char *)record + field->offset;
+    char *address = (char *)record + field->offset;
     if (field->kind == FIELD_I32) {
         long number = PyLong_AsLong(value);
         int32_t i32 = (int32_t)number;
         if (number == -1 && PyErr_Occurred())
             return -1;
-        memcpy(at, &i32, sizeof i32);
+        memcpy(address, &i32, sizeof i32);
         return 0;
     }
     uint64_t u64 = PyLong_AsUnsignedLongLong(value);
     if (PyErr_Occurred())
         return -1;
     if (field->kind == FIELD_U64) {
-        memcpy(at, &u64, sizeof u64);
+        memcpy(address, &u64, sizeof u64);
         return 0;
     }
     if (u64 > UINT32_MAX) {
-        PyErr_Format(PyExc_OverflowError, "%s is beyond 32 bits", field->name);
+        PyErr_Format(PyExc_OverflowError, "%s does not fit into 32 bits", field->name);
         return -1;
     }
     uint32_t u32 = (uint32_t)u64;
-    memcpy(at, &u32, sizeof u32);
+    memcpy(address, &u32, sizeof u32);
     return 0;
 }
 
@@ -140,7 +141,7 @@ static PyObject *device_preset(PyObject *module, PyObject *args)
         return NULL;
     const struct ct_device_config *config = ct_device_preset(key);
     if (!config)
-        return PyErr_Format(PyExc_LookupError, "no device is called %s", key);
+        return PyErr_Format(PyExc_LookupError, "there is no device preset %s", key);
     PyObject *dict = to_dict(config_fields, config);
     PyObject *name = PyUnicode_FromString(config->name), *full_key = PyUnicode_FromString(config->key);
     if (!dict || !name || !full_key || PyDict_SetItemString(dict, "name", name) < 0 ||
@@ -165,7 +166,7 @@ static PyObject *device_preset_keys(PyObject *module, PyObject *unused)
     return list;
 }
 
-static int config_from(PyObject *dict, struct ct_device_config *config)
+static int parse_config(PyObject *dict, struct ct_device_config *config)
 {
     memset(config, 0, sizeof *config);
     for (const struct field *field = config_fields; field->name; field++) {
@@ -187,7 +188,7 @@ static PyObject *device_occupancy(PyObject *module, PyObject *args)
     unsigned int threads, registers, shared;
     (void)module;
     if (!PyArg_ParseTuple(args, "O!III:device_occupancy", &PyDict_Type, &dict, &threads, &registers, &shared) ||
-        config_from(dict, &config) < 0)
+        parse_config(dict, &config) < 0)
         return NULL;
     return PyLong_FromUnsignedLong(ct_device_occupancy(&config, threads, registers, shared));
 }
@@ -206,11 +207,11 @@ static PyObject *device_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     }
     if (!PyArg_ParseTuple(args, "O!(IIIIII)K:Device", &PyDict_Type, &dict, &limits.clients, &limits.contexts,
                           &limits.streams, &limits.events, &limits.ops, &limits.records, &now_ns) ||
-        config_from(dict, &config) < 0)
+        parse_config(dict, &config) < 0)
         return NULL;
     size_t bytes = (ct_device_bytes(&limits) + 63) / 64 * 64;
     if (bytes == 0) {
-        PyErr_SetString(PyExc_ValueError, "limits out of range");
+        PyErr_SetString(PyExc_ValueError, "the limits are out of range");
         return NULL;
     }
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
@@ -220,7 +221,7 @@ static PyObject *device_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     self->memory = aligned_alloc(64, bytes);
     if (!self->memory || ct_device_init(self->memory, bytes, &config, &limits, now_ns, &self->device)) {
         if (self->memory)
-            PyErr_SetString(PyExc_ValueError, "this configuration makes no device");
+            PyErr_SetString(PyExc_ValueError, "the device configuration is invalid");
         else
             PyErr_NoMemory();
         Py_DECREF(self);
@@ -242,7 +243,7 @@ static PyType_Slot type_slots[] = {
     {Py_tp_new, (void *)device_new},
     {Py_tp_dealloc, (void *)device_dealloc},
     {Py_tp_methods, ct_py_device_methods},
-    {Py_tp_doc, "Device(config, limits, now_ns): one GPU as arithmetic"},
+    {Py_tp_doc, "Device(config, limits, now_ns): a model of one GPU"},
     {0, NULL},
 };
 
@@ -254,10 +255,11 @@ static PyType_Spec type_spec = {
 };
 
 static PyMethodDef methods[] = {
-    {"device_preset", device_preset, METH_VARARGS, "device_preset(key): what this device is, as a dict"},
-    {"device_preset_keys", device_preset_keys, METH_NOARGS, "device_preset_keys(): the devices there are"},
+    {"device_preset", device_preset, METH_VARARGS,
+        "device_preset(key): return the configuration of a preset as a dict"},
+    {"device_preset_keys", device_preset_keys, METH_NOARGS, "device_preset_keys(): return the keys of all presets"},
     {"device_occupancy", device_occupancy, METH_VARARGS,
-     "device_occupancy(config, threads, registers, shared_bytes): blocks of this shape per SM"},
+     "device_occupancy(config, threads, registers, shared_bytes): return how many blocks of this shape fit on an SM"},
     {NULL, NULL, 0, NULL},
 };
 

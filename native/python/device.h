@@ -14,7 +14,7 @@ struct ct_py_device {
 extern PyMethodDef ct_py_device_methods[]; /* device_type.c */
 PyObject *ct_py_device_run_script(PyObject *self, PyObject *args); /* device_script.c */
 
-int ct_py_device_refuse(int result);                 /* returns 0, or -1 with an exception set */
+int ct_py_device_raise(int result);                 /* returns 0, or -1 with an exception set */
 PyObject *ct_py_device_instant(uint64_t instant_ns); /* None for CT_DEVICE_NEVER */
 PyObject *ct_py_device_counters(const struct ct_device_counters *counters);
 

@@ -15,20 +15,20 @@ struct job {
 
 /* None means no buffer; any other object must consist of whole, aligned elements, and be writable if it receives
  * results. */
-static int view(PyObject *object, Py_buffer *into, size_t each, int writable)
+static int get_view(PyObject *object, Py_buffer *view, size_t element_bytes, int writable)
 {
-    memset(into, 0, sizeof *into);
+    memset(view, 0, sizeof *view);
     if (object == Py_None)
         return 0;
-    if (PyObject_GetBuffer(object, into, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0)
+    if (PyObject_GetBuffer(object, view, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0)
         return -1;
-    if (into->len == 0 || ((size_t)into->len % each == 0 && (uintptr_t)into->buf % sizeof(uint64_t) == 0))
+    if (view->len == 0 || ((size_t)view->len % element_bytes == 0 && (uintptr_t)view->buf % sizeof(uint64_t) == 0))
         return 0;
-    PyErr_SetString(PyExc_ValueError, "a buffer of the script is not made of whole, aligned elements");
+    PyErr_SetString(PyExc_ValueError, "a buffer of the script does not consist of whole, aligned elements");
     return -1;
 }
 
-static int same_length(const struct ct_script_client *client, const Py_buffer *views)
+static int lengths_agree(const struct ct_script_client *client, const Py_buffer *views)
 {
     for (int k = STARTS; k <= DELAYS; k++)
         if (views[k].buf && (size_t)views[k].len != client->launch_capacity * sizeof(uint64_t))
@@ -40,7 +40,7 @@ static int parse_client(PyObject *tuple, struct ct_script_client *client, Py_buf
 {
     PyObject *objects[BUFFERS];
     unsigned long long repeats, start_ns;
-    static const size_t each[BUFFERS] = {
+    static const size_t element_bytes[BUFFERS] = {
         sizeof(struct ct_script_step), sizeof(uint64_t), sizeof(struct ct_script_stream), sizeof(uint64_t),
         sizeof(uint64_t), sizeof(uint64_t), sizeof(uint64_t),
     };
@@ -49,7 +49,7 @@ static int parse_client(PyObject *tuple, struct ct_script_client *client, Py_buf
                           &objects[ENDS], &objects[DELAYS], &objects[REPEAT_ENDS]))
         return -1;
     for (int k = 0; k < BUFFERS; k++)
-        if (view(objects[k], &views[k], each[k], k >= STARTS) < 0)
+        if (get_view(objects[k], &views[k], element_bytes[k], k >= STARTS) < 0)
             return -1;
     client->steps = views[STEPS].buf;
     client->step_count = (size_t)views[STEPS].len / sizeof(struct ct_script_step);
@@ -66,13 +66,13 @@ static int parse_client(PyObject *tuple, struct ct_script_client *client, Py_buf
             client->launch_capacity = (size_t)views[k].len / sizeof(uint64_t);
     client->repeat_ends_ns = views[REPEAT_ENDS].buf;
     client->repeat_capacity = (size_t)views[REPEAT_ENDS].len / sizeof(uint64_t);
-    if (same_length(client, views))
+    if (lengths_agree(client, views))
         return 0;
     PyErr_SetString(PyExc_ValueError, "the buffers of a script client differ in length");
     return -1;
 }
 
-static PyObject *results(const struct job *job, Py_ssize_t count)
+static PyObject *build_results(const struct job *job, Py_ssize_t count)
 {
     PyObject *list = PyList_New(0);
     for (Py_ssize_t i = 0; list && i < count; i++) {
@@ -99,12 +99,12 @@ PyObject *ct_py_device_run_script(PyObject *self, PyObject *args)
     struct job *job = tuples ? PyMem_Calloc(1, sizeof *job) : NULL;
     if (!job || PyList_Size(tuples) > CT_SCRIPT_MAX_CLIENTS) {
         if (tuples)
-            PyErr_SetString(PyExc_ValueError, job ? "too many clients" : "no memory for the script");
+            PyErr_SetString(PyExc_ValueError, job ? "too many clients" : "out of memory");
         PyMem_Free(job);
         Py_XDECREF(tuples);
         return NULL;
     }
-    int failed = view(kernels, &job->kernels, sizeof(struct ct_kernel), 0);
+    int failed = get_view(kernels, &job->kernels, sizeof(struct ct_kernel), 0);
     while (!failed && count < PyList_Size(tuples)) {
         failed = parse_client(PyList_GetItem(tuples, count), &job->clients[count], job->views[count]);
         count++;
@@ -113,8 +113,8 @@ PyObject *ct_py_device_run_script(PyObject *self, PyObject *args)
         size_t kernel_count = (size_t)job->kernels.len / sizeof(struct ct_kernel);
         int result = ct_script_run(((struct ct_py_device *)self)->device, job->kernels.buf, kernel_count, job->clients,
                                    (size_t)count, until_ns);
-        if (ct_py_device_refuse(result) == 0)
-            list = results(job, count);
+        if (ct_py_device_raise(result) == 0)
+            list = build_results(job, count);
     }
     PyBuffer_Release(&job->kernels);
     for (Py_ssize_t i = 0; i < count; i++)

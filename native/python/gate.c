@@ -4,28 +4,28 @@
 
 #include <string.h>
 
-static int refuse(int result)
+static int raise_on_error(int result)
 {
     switch (result) {
     case CT_GRANT_OK:
         return 0;
     case CT_GRANT_TOO_SMALL:
-        PyErr_Format(PyExc_ValueError, "a grant page has %d bytes, and this buffer is smaller", (int)CT_GRANT_BYTES);
+        PyErr_Format(PyExc_ValueError, "the buffer is smaller than a grant page (%d bytes)", (int)CT_GRANT_BYTES);
         return -1;
     case CT_GRANT_OTHER_VERSION:
-        PyErr_Format(PyExc_ValueError, "this grant page is not of version %d", (int)CT_GRANT_VERSION);
+        PyErr_Format(PyExc_ValueError, "the grant page does not have version %d", (int)CT_GRANT_VERSION);
         return -1;
     case CT_GRANT_BUSY:
         PyErr_SetString(PyExc_BlockingIOError, "the grant page was rewritten during every attempt to read it");
         return -1;
     default:
-        PyErr_SetString(PyExc_ValueError, "this buffer is not a grant page");
+        PyErr_SetString(PyExc_ValueError, "the buffer is not a grant page");
         return -1;
     }
 }
 
 /* Atomic accesses to a misaligned buffer would be undefined behaviour; mappings and allocations are aligned. */
-static int aligned(const Py_buffer *view)
+static int check_aligned(const Py_buffer *view)
 {
     if (((uintptr_t)view->buf) % sizeof(uint64_t) == 0)
         return 0;
@@ -39,7 +39,7 @@ static PyObject *grant_init(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "w*:grant_init", &view))
         return NULL;
-    int failed = aligned(&view) || refuse(ct_grant_init(view.buf, (size_t)view.len));
+    int failed = check_aligned(&view) || raise_on_error(ct_grant_init(view.buf, (size_t)view.len));
     PyBuffer_Release(&view);
     if (failed)
         return NULL;
@@ -55,7 +55,7 @@ static PyObject *grant_write(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "w*(KKKKKKKKKK):grant_write", &view, &word[0], &word[1], &word[2], &word[3], &word[4],
                           &word[5], &word[6], &word[7], &word[8], &word[9]))
         return NULL;
-    int failed = aligned(&view) || refuse(ct_grant_check(view.buf, (size_t)view.len));
+    int failed = check_aligned(&view) || raise_on_error(ct_grant_check(view.buf, (size_t)view.len));
     if (!failed) {
         _Static_assert(sizeof word == sizeof grant, "one Python integer per word");
         memcpy(&grant, word, sizeof grant);
@@ -70,26 +70,28 @@ static PyObject *grant_write(PyObject *module, PyObject *args)
 static PyObject *grant_read(PyObject *module, PyObject *args)
 {
     Py_buffer view;
-    struct ct_grant t;
+    struct ct_grant grant;
     (void)module;
     if (!PyArg_ParseTuple(args, "y*:grant_read", &view))
         return NULL;
-    int failed = aligned(&view) || refuse(ct_grant_check(view.buf, (size_t)view.len)) ||
-                 refuse(ct_grant_read(view.buf, &t));
+    int failed = check_aligned(&view) || raise_on_error(ct_grant_check(view.buf, (size_t)view.len)) ||
+                 raise_on_error(ct_grant_read(view.buf, &grant));
     PyBuffer_Release(&view);
     if (failed)
         return NULL;
-    return Py_BuildValue("(KKKKKKKKKK)", (unsigned long long)t.state, (unsigned long long)t.slot,
-                         (unsigned long long)t.generation, (unsigned long long)t.online,
-                         (unsigned long long)t.priority, (unsigned long long)t.share_ppm,
-                         (unsigned long long)t.memory_bytes, (unsigned long long)t.slo_ns, (unsigned long long)t.gpu,
-                         (unsigned long long)t.neighbours);
+    return Py_BuildValue("(KKKKKKKKKK)", (unsigned long long)grant.state, (unsigned long long)grant.slot,
+                         (unsigned long long)grant.generation, (unsigned long long)grant.online,
+                         (unsigned long long)grant.priority, (unsigned long long)grant.share_ppm,
+                         (unsigned long long)grant.memory_bytes, (unsigned long long)grant.slo_ns,
+                             (unsigned long long)grant.gpu,
+                         (unsigned long long)grant.neighbours);
 }
 
 static PyMethodDef methods[] = {
     {"grant_init", grant_init, METH_VARARGS, "grant_init(buffer): initialize a grant page, unless it is one already"},
     {"grant_write", grant_write, METH_VARARGS, "grant_write(buffer, words): replace the grant"},
-    {"grant_read", grant_read, METH_VARARGS, "grant_read(buffer): the words of the page, never half of a write"},
+    {"grant_read", grant_read, METH_VARARGS,
+        "grant_read(buffer): return the words of the page, from one complete write"},
     {NULL, NULL, 0, NULL},
 };
 

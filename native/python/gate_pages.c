@@ -5,14 +5,14 @@
 #include <string.h>
 
 #define U(value) ((unsigned long long)(value))
-#define WORD(place) U(load_acquire(&(place)))
+#define WORD(word) U(load_acquire(&(word)))
 
 /* Gets a view of a buffer that is large enough and aligned; returns -1 with an exception set. */
-static int view_of(PyObject *object, int flags, size_t min_share, Py_buffer *view)
+static int view_of(PyObject *object, int flags, size_t min_bytes, Py_buffer *view)
 {
     if (PyObject_GetBuffer(object, view, flags) < 0)
         return -1;
-    if ((size_t)view->len >= min_share && ((uintptr_t)view->buf) % sizeof(uint64_t) == 0)
+    if ((size_t)view->len >= min_bytes && ((uintptr_t)view->buf) % sizeof(uint64_t) == 0)
         return 0;
     PyErr_Format(PyExc_ValueError, "a gate page has %d bytes and is aligned to 8", (int)CT_GATE_PAGE_BYTES);
     PyBuffer_Release(view);
@@ -37,7 +37,7 @@ static int read_entry(PyObject *item, struct ct_tenant_entry *entry)
 {
     unsigned long slot, generation, priority, flags;
     unsigned long min_share, limit;
-    if (!PyArg_ParseTuple(item, "kkkkkk:seat", &slot, &generation, &priority, &flags, &min_share, &limit))
+    if (!PyArg_ParseTuple(item, "kkkkkk:entry", &slot, &generation, &priority, &flags, &min_share, &limit))
         return -1;
     *entry = (struct ct_tenant_entry){.generation = (uint32_t)generation,
                                   .slot = (uint16_t)slot,
@@ -58,7 +58,8 @@ static int read_rules(PyObject *header, PyObject *entries, struct ct_gate_rules 
     if (count < 0)
         return -1;
     if (count > CT_GATE_TENANTS) {
-        PyErr_Format(PyExc_ValueError, "a tenant table has %d entries, and %zd were passed", (int)CT_GATE_TENANTS, count);
+        PyErr_Format(PyExc_ValueError, "a tenant table has %d entries, but %zd were passed", (int)CT_GATE_TENANTS,
+                     count);
         return -1;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -72,11 +73,11 @@ static int read_rules(PyObject *header, PyObject *entries, struct ct_gate_rules 
     return 0;
 }
 
-static int refuse_other_page(const Py_buffer *view)
+static int check_tenant_table(const Py_buffer *view)
 {
     if (ct_tenant_table_check(view->buf, (size_t)view->len) == 0)
         return 0;
-    PyErr_SetString(PyExc_ValueError, "this buffer is not a tenant table of this version");
+    PyErr_SetString(PyExc_ValueError, "the buffer is not a tenant table of this version");
     return -1;
 }
 
@@ -90,7 +91,7 @@ static PyObject *tenant_table_write(PyObject *module, PyObject *args)
         read_rules(header, entries, &rules) < 0 ||
         view_of(buffer, PyBUF_WRITABLE, CT_GATE_PAGE_BYTES, &view) < 0)
         return NULL;
-    int failed = refuse_other_page(&view);
+    int failed = check_tenant_table(&view);
     if (!failed)
         ct_tenant_table_write(view.buf, &rules);
     PyBuffer_Release(&view);
@@ -107,7 +108,7 @@ static PyObject *tenant_table_read(PyObject *module, PyObject *buffer)
     (void)module;
     if (view_of(buffer, PyBUF_SIMPLE, CT_GATE_PAGE_BYTES, &view) < 0)
         return NULL;
-    int failed = refuse_other_page(&view);
+    int failed = check_tenant_table(&view);
     if (!failed && ct_tenant_table_read(view.buf, &rules, &writes) < 0) {
         PyErr_SetString(PyExc_BlockingIOError, "the tenant table was rewritten during every attempt to read it");
         failed = 1;
@@ -171,7 +172,7 @@ static PyObject *page_read(PyObject *module, PyObject *buffer)
     const struct ct_gate_page *page = view.buf;
     const struct ct_gate_counts *c = &page->counts;
     const struct ct_gate_requests *requests = &page->requests;
-    PyObject *made = Py_BuildValue(
+    PyObject *fields = Py_BuildValue(
         "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsKsNsKsKsKsKsKsKsKsKsNsNsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsLsKsKsK}", "sequence", WORD(page->sequence), "at_ns",
         WORD(page->at_ns), "quiet_ns", WORD(page->quiet_ns), "next_ns", WORD(page->next_ns), "busy_ns",
         WORD(page->busy_ns), "generation", WORD(page->generation), "latest_ns", WORD(page->latest_ns), "waits_ns",
@@ -194,7 +195,7 @@ static PyObject *page_read(PyObject *module, PyObject *buffer)
             WORD(page->owes_ns),
         "min_share_ns", WORD(page->min_share_ns));
     PyBuffer_Release(&view);
-    return made;
+    return fields;
 }
 
 static PyMethodDef methods[] = {
@@ -202,10 +203,12 @@ static PyMethodDef methods[] = {
      "tenant_table_init(buffer, slots): initialize a tenant table, unless it is one already"},
     {"tenant_table_write", tenant_table_write, METH_VARARGS,
      "tenant_table_write(buffer, (policy, bound_ns, delay_ppm, patience_ns, switch_ns, spin_ppm), [(slot, generation, priority, "
-     "flags, least_ppm, limit_ppm), ...])"},
-    {"tenant_table_read", tenant_table_read, METH_O, "tenant_table_read(buffer): what tenant_table_write was given, never half of a write"},
-    {"request_bucket", request_bucket, METH_O, "request_bucket(latency_ns): where a page counts such a request"},
-    {"page_read", page_read, METH_O, "page_read(buffer): the words of a tenant's page, by name"},
+     "flags, min_share_ppm, limit_ppm), ...]): replace the rules"},
+    {"tenant_table_read", tenant_table_read, METH_O,
+        "tenant_table_read(buffer): return the rules and the entries, from one complete write"},
+    {"request_bucket", request_bucket, METH_O,
+        "request_bucket(latency_ns): return the index of the bucket that counts a request of this latency"},
+    {"page_read", page_read, METH_O, "page_read(buffer): return the words of a tenant's page, by name"},
     {NULL, NULL, 0, NULL},
 };
 

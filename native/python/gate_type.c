@@ -17,7 +17,7 @@ struct py_forecast {
     PyObject_HEAD struct ct_forecast forecast;
 };
 
-static struct ct_gate *of(PyObject *self)
+static struct ct_gate *gate_of(PyObject *self)
 {
     return ((struct py_gate *)self)->gate;
 }
@@ -27,35 +27,35 @@ static PyObject *gate_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     PyObject *buffer;
     unsigned int slot, generation;
     if (keywords && PyDict_Size(keywords)) {
-        PyErr_SetString(PyExc_TypeError, "Gate takes no keywords");
+        PyErr_SetString(PyExc_TypeError, "Gate takes no keyword arguments");
         return NULL;
     }
     if (!PyArg_ParseTuple(args, "OII:Gate", &buffer, &slot, &generation))
         return NULL;
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    struct py_gate *made = (struct py_gate *)alloc(type, 0);
-    if (!made)
+    struct py_gate *self = (struct py_gate *)alloc(type, 0);
+    if (!self)
         return NULL;
-    if (PyObject_GetBuffer(buffer, &made->view, PyBUF_WRITABLE) < 0) {
-        made->view.obj = NULL;
-        Py_DECREF(made);
-        return NULL;
-    }
-    char *file = made->view.buf;
-    if (((uintptr_t)file) % 8 || ct_tenant_table_check(file, (size_t)made->view.len) < 0 ||
-        (size_t)made->view.len < ct_gate_offset(slot + 1) || ((struct ct_tenant_table *)file)->slots <= slot) {
-        PyErr_SetString(PyExc_ValueError, "this buffer is not a gate file that contains that slot");
-        Py_DECREF(made);
+    if (PyObject_GetBuffer(buffer, &self->view, PyBUF_WRITABLE) < 0) {
+        self->view.obj = NULL;
+        Py_DECREF(self);
         return NULL;
     }
-    made->gate = aligned_alloc(64, (sizeof *made->gate + 63) / 64 * 64);
-    if (!made->gate) {
-        Py_DECREF(made);
+    char *file = self->view.buf;
+    if (((uintptr_t)file) % 8 || ct_tenant_table_check(file, (size_t)self->view.len) < 0 ||
+        (size_t)self->view.len < ct_gate_offset(slot + 1) || ((struct ct_tenant_table *)file)->slots <= slot) {
+        PyErr_SetString(PyExc_ValueError, "the buffer is not a gate file, or does not contain the slot");
+        Py_DECREF(self);
+        return NULL;
+    }
+    self->gate = aligned_alloc(64, (sizeof *self->gate + 63) / 64 * 64);
+    if (!self->gate) {
+        Py_DECREF(self);
         return PyErr_NoMemory();
     }
-    ct_gate_open(made->gate, file, (size_t)made->view.len, (struct ct_gate_page *)(file + ct_gate_offset(slot)),
+    ct_gate_open(self->gate, file, (size_t)self->view.len, (struct ct_gate_page *)(file + ct_gate_offset(slot)),
                  (struct ct_arbitration_page *)(file + CT_GATE_PAGE_BYTES), slot, generation);
-    return (PyObject *)made;
+    return (PyObject *)self;
 }
 
 static void gate_dealloc(PyObject *self)
@@ -81,7 +81,7 @@ static int parse_request(PyObject *item, struct ct_launch_request *request)
 static PyObject *must_ask(PyObject *self, PyObject *unused)
 {
     (void)unused;
-    return PyBool_FromLong(ct_gate_must_ask(of(self)));
+    return PyBool_FromLong(ct_gate_must_ask(gate_of(self)));
 }
 
 static PyObject *announce(PyObject *self, PyObject *args)
@@ -91,7 +91,7 @@ static PyObject *announce(PyObject *self, PyObject *args)
     ull now_ns;
     if (!PyArg_ParseTuple(args, "OK:announce", &item, &now_ns) || parse_request(item, &request) < 0)
         return NULL;
-    ct_gate_announce(of(self), &request, now_ns);
+    ct_gate_announce(gate_of(self), &request, now_ns);
     Py_RETURN_NONE;
 }
 
@@ -101,7 +101,7 @@ static PyObject *gate_sync(PyObject *self, PyObject *args)
     int is_drained;
     if (!PyArg_ParseTuple(args, "KKpK:sync", &low_ns, &high_ns, &is_drained, &now_ns))
         return NULL;
-    ct_gate_sync(of(self), low_ns, high_ns, is_drained, now_ns);
+    ct_gate_sync(gate_of(self), low_ns, high_ns, is_drained, now_ns);
     Py_RETURN_NONE;
 }
 
@@ -112,7 +112,7 @@ static PyObject *admit(PyObject *self, PyObject *args)
     ull since_ns, now_ns;
     if (!PyArg_ParseTuple(args, "OKK:admit", &item, &since_ns, &now_ns) || parse_request(item, &request) < 0)
         return NULL;
-    struct ct_gate_answer answer = ct_gate_admit(of(self), &request, since_ns, now_ns);
+    struct ct_gate_answer answer = ct_gate_admit(gate_of(self), &request, since_ns, now_ns);
     return Py_BuildValue("(IIK)", answer.pass, answer.reason, (ull)answer.until_ns);
 }
 
@@ -124,17 +124,17 @@ static PyObject *submitted(PyObject *self, PyObject *args)
     ull now_ns;
     if (!PyArg_ParseTuple(args, "OpK:submitted", &item, &is_submitted, &now_ns) || parse_request(item, &request) < 0)
         return NULL;
-    ct_gate_submitted(of(self), &request, is_submitted, now_ns);
+    ct_gate_submitted(gate_of(self), &request, is_submitted, now_ns);
     Py_RETURN_NONE;
 }
 
 #define WITH_TWO(name, function)                                                                                       \
     static PyObject *name(PyObject *self, PyObject *args)                                                              \
     {                                                                                                                  \
-        ull one, now_ns;                                                                                               \
-        if (!PyArg_ParseTuple(args, "KK:" #name, &one, &now_ns))                                                       \
+        ull value, now_ns;                                                                                             \
+        if (!PyArg_ParseTuple(args, "KK:" #name, &value, &now_ns))                                                     \
             return NULL;                                                                                               \
-        function(of(self), one, now_ns);                                                                               \
+        function(gate_of(self), value, now_ns);                                                                        \
         Py_RETURN_NONE;                                                                                                \
     }
 WITH_TWO(confirmed, ct_gate_confirmed)
@@ -147,17 +147,17 @@ static PyObject *measured(PyObject *self, PyObject *args)
     ull charged_ns, used_ns, now_ns;
     if (!PyArg_ParseTuple(args, "KKK:measured", &charged_ns, &used_ns, &now_ns))
         return NULL;
-    ct_gate_measured(of(self), charged_ns, used_ns, now_ns);
+    ct_gate_measured(gate_of(self), charged_ns, used_ns, now_ns);
     Py_RETURN_NONE;
 }
 
 #define WITH_ONE(name, function)                                                                                       \
     static PyObject *name(PyObject *self, PyObject *args)                                                              \
     {                                                                                                                  \
-        ull one;                                                                                                       \
-        if (!PyArg_ParseTuple(args, "K:" #name, &one))                                                                 \
+        ull value;                                                                                                     \
+        if (!PyArg_ParseTuple(args, "K:" #name, &value))                                                               \
             return NULL;                                                                                               \
-        function(of(self), one);                                                                                       \
+        function(gate_of(self), value);                                                                                \
         Py_RETURN_NONE;                                                                                                \
     }
 WITH_ONE(prolong, ct_gate_prolong)
@@ -170,8 +170,8 @@ static PyObject *wait_plan(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "IKK:wait_plan", &reason, &until_ns, &now_ns))
         return NULL;
     struct ct_gate_answer answer = {.pass = 0, .reason = reason, .until_ns = until_ns};
-    struct ct_gate_wait_plan found = ct_gate_wait_plan(of(self), &answer, now_ns);
-    return Py_BuildValue("(KK)", (ull)found.sleep_until_ns, (ull)found.spin_until_ns);
+    struct ct_gate_wait_plan plan = ct_gate_wait_plan(gate_of(self), &answer, now_ns);
+    return Py_BuildValue("(KK)", (ull)plan.sleep_until_ns, (ull)plan.spin_until_ns);
 }
 
 static PyObject *has_sleepers(PyObject *self, PyObject *args)
@@ -179,12 +179,12 @@ static PyObject *has_sleepers(PyObject *self, PyObject *args)
     ull now_ns;
     if (!PyArg_ParseTuple(args, "K:has_sleepers", &now_ns))
         return NULL;
-    return PyBool_FromLong(ct_gate_has_sleepers(of(self), now_ns));
+    return PyBool_FromLong(ct_gate_has_sleepers(gate_of(self), now_ns));
 }
 
 static PyObject *share_by_mps(PyObject *self, PyObject *args)
 {
-    if (!PyArg_ParseTuple(args, "p:share_by_mps", &of(self)->is_mps))
+    if (!PyArg_ParseTuple(args, "p:share_by_mps", &gate_of(self)->is_mps))
         return NULL;
     Py_RETURN_NONE;
 }
@@ -195,16 +195,16 @@ static PyObject *requested(PyObject *self, PyObject *args)
     ull latency_ns, slo_ns;
     if (!PyArg_ParseTuple(args, "KK:requested", &latency_ns, &slo_ns))
         return NULL;
-    ct_gate_request_ended(of(self)->mine, latency_ns, slo_ns);
+    ct_gate_request_ended(gate_of(self)->mine, latency_ns, slo_ns);
     Py_RETURN_NONE;
 }
 
 static PyObject *oldest(PyObject *self, PyObject *args)
 {
-    ull was_ns, began_ns, now_ns;
-    if (!PyArg_ParseTuple(args, "KKK:oldest", &was_ns, &began_ns, &now_ns))
+    ull previous_ns, began_ns, now_ns;
+    if (!PyArg_ParseTuple(args, "KKK:oldest", &previous_ns, &began_ns, &now_ns))
         return NULL;
-    ct_gate_request_oldest(of(self)->mine, was_ns, began_ns, now_ns);
+    ct_gate_request_oldest(gate_of(self)->mine, previous_ns, began_ns, now_ns);
     Py_RETURN_NONE;
 }
 
@@ -230,11 +230,11 @@ static PyObject *learn(PyObject *self, PyObject *args)
 
 static PyMethodDef forecast_methods[] = {METHOD(learn, METH_VARARGS), {NULL, NULL, 0, NULL}};
 
-#define PLACE(name) (offsetof(struct py_forecast, forecast) + offsetof(struct ct_forecast, name))
+#define MEMBER_OFFSET(name) (offsetof(struct py_forecast, forecast) + offsetof(struct ct_forecast, name))
 static PyMemberDef forecast_members[] = {
-    {"low_ns", T_ULONGLONG, PLACE(low_ns), READONLY, NULL},
-    {"high_ns", T_ULONGLONG, PLACE(high_ns), READONLY, NULL},
-    {"seen", T_UINT, PLACE(seen), READONLY, NULL},
+    {"low_ns", T_ULONGLONG, MEMBER_OFFSET(low_ns), READONLY, NULL},
+    {"high_ns", T_ULONGLONG, MEMBER_OFFSET(high_ns), READONLY, NULL},
+    {"seen", T_UINT, MEMBER_OFFSET(sample_count), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 

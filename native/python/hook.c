@@ -46,7 +46,7 @@ static const char *open_path(struct path *path, void *library)
     path->launch = library ? (call_launch)dlsym(library, "cuLaunchKernel") : NULL;
     path->allocate = library ? (call_allocate)dlsym(library, "cuMemAlloc_v2") : NULL;
     path->release = library ? (call_free)dlsym(library, "cuMemFree_v2") : NULL;
-    return path->launch && path->allocate && path->release ? NULL : "libcuda.so.1 lacks a core function";
+    return path->launch && path->allocate && path->release ? NULL : "libcuda.so.1 lacks a required function";
 }
 
 static const char *open_function(void *library, const char *image, const char *kernel, void **function)
@@ -58,7 +58,7 @@ static const char *open_function(void *library, const char *image, const char *k
     call_load load = (call_load)dlsym(library, "cuModuleLoadData");
     call_function get = (call_function)dlsym(library, "cuModuleGetFunction");
     if (!init || !retain || !set || !load || !get)
-        return "libcuda.so.1 lacks a core function";
+        return "libcuda.so.1 lacks a required function";
     if (init(0) || retain(&context, 0) || set(context) || load(&module, image) || get(function, module, kernel))
         return "the driver could not load the kernel";
     return NULL;
@@ -87,10 +87,10 @@ static double time_allocations(const struct path *path, int calls)
 /* Returns -1 if performance counters are not available. */
 static double count_instructions(const struct path *path, void *function, int calls)
 {
-    struct perf_event_attr what = {.type = PERF_TYPE_HARDWARE, .size = sizeof what,
-                                   .config = PERF_COUNT_HW_INSTRUCTIONS, .exclude_kernel = 1, .exclude_hv = 1};
+    struct perf_event_attr attributes = {.type = PERF_TYPE_HARDWARE, .size = sizeof attributes,
+                                         .config = PERF_COUNT_HW_INSTRUCTIONS, .exclude_kernel = 1, .exclude_hv = 1};
     uint64_t before = 0, after = 0;
-    int counter = (int)syscall(SYS_perf_event_open, &what, 0, -1, -1, 0);
+    int counter = (int)syscall(SYS_perf_event_open, &attributes, 0, -1, -1, 0);
     if (counter < 0)
         return -1;
     int failed = read(counter, &before, sizeof before) != (ssize_t)sizeof before;
@@ -104,28 +104,29 @@ static PyObject *hook_compare(PyObject *module, PyObject *args)
 {
     int bursts, calls;
     void *function = NULL;
-    struct path hooked, plain;
+    struct path hooked, direct;
     (void)module;
     if (!PyArg_ParseTuple(args, "ii:hook_compare", &bursts, &calls))
         return NULL;
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     const char *problem = open_path(&hooked, library);
     if (!problem)
-        problem = open_path(&plain, dlopen("libcuda-real.so.1", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD));
+        problem = open_path(&direct, dlopen("libcuda-real.so.1", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD));
     if (!problem)
         problem = open_function(library, "", "kernel", &function);
-    if (!problem && (calls < 1 || hooked.launch == plain.launch))
-        problem = "there is no hook to compare with";
+    if (!problem && (calls < 1 || hooked.launch == direct.launch))
+        problem = "the hook is not loaded, so there is nothing to compare";
     if (problem) {
         PyErr_SetString(PyExc_OSError, problem);
         return NULL;
     }
     PyObject *rows = PyList_New(0);
     for (int i = 0; rows && i < bursts; i++) {
-        double launch_plain = time_launches(&plain, function, calls), launch = time_launches(&hooked, function, calls);
-        double other_plain = time_allocations(&plain, calls), other = time_allocations(&hooked, calls);
-        PyObject *row = Py_BuildValue("(dddddd)", launch_plain, launch, other_plain, other,
-                                      count_instructions(&plain, function, calls),
+        double launch_direct = time_launches(&direct, function, calls),
+            launch = time_launches(&hooked, function, calls);
+        double allocation_direct = time_allocations(&direct, calls), allocation = time_allocations(&hooked, calls);
+        PyObject *row = Py_BuildValue("(dddddd)", launch_direct, launch, allocation_direct, allocation,
+                                      count_instructions(&direct, function, calls),
                                       count_instructions(&hooked, function, calls));
         if (!row || PyList_Append(rows, row) < 0)
             Py_CLEAR(rows);
@@ -149,7 +150,8 @@ static PyObject *hook_spend(PyObject *module, PyObject *args)
     const char *problem = open_path(&path, library);
     call_synchronize synchronize = library ? (call_synchronize)dlsym(library, "cuCtxSynchronize") : NULL;
     if (!problem)
-        problem = synchronize ? open_function(library, image, kernel, &function) : "libcuda.so.1 lacks a core function";
+        problem = synchronize ? open_function(library, image, kernel, &function)
+            : "libcuda.so.1 lacks a required function";
     int failed = 0;
     uint64_t before = now_ns();
     for (int i = 0; !problem && i < batches; i++) {
@@ -182,7 +184,8 @@ static PyObject *hook_requests(PyObject *module, PyObject *args)
     const char *problem = open_path(&path, library);
     call_synchronize synchronize = library ? (call_synchronize)dlsym(library, "cuCtxSynchronize") : NULL;
     if (!problem)
-        problem = synchronize ? open_function(library, image, kernel, &function) : "libcuda.so.1 lacks a core function";
+        problem = synchronize ? open_function(library, image, kernel, &function)
+            : "libcuda.so.1 lacks a required function";
     PyObject *rows = PyList_New(0);
     for (int i = 0; rows && !problem && i < requests; i++) {
         int failed = 0;
@@ -197,9 +200,9 @@ static PyObject *hook_requests(PyObject *module, PyObject *args)
         else if (!row || PyList_Append(rows, row) < 0)
             Py_CLEAR(rows);
         Py_XDECREF(row);
-        const struct timespec rest = {(time_t)(pause_ns / 1000000000), (long)(pause_ns % 1000000000)};
+        const struct timespec pause = {(time_t)(pause_ns / 1000000000), (long)(pause_ns % 1000000000)};
         if (pause_ns)
-            nanosleep(&rest, NULL);
+            nanosleep(&pause, NULL);
     }
     if (problem) {
         PyErr_SetString(PyExc_OSError, problem);
@@ -212,18 +215,18 @@ static PyObject *hook_requests(PyObject *module, PyObject *args)
 
 struct sleeper {
     _Atomic uint32_t wake_word;
-    _Atomic uint64_t rung_ns;
+    _Atomic uint64_t woken_ns; /* instant of the wake call */
     uint32_t rounds;
     uint64_t *late_ns;
 };
 
-static void *sleep_and_read(void *given)
+static void *record_wakeups(void *argument)
 {
-    struct sleeper *sleeper = given;
+    struct sleeper *sleeper = argument;
     for (uint32_t i = 0; i < sleeper->rounds; i++) {
         while (sleeper->wake_word == i)
             syscall(SYS_futex, &sleeper->wake_word, FUTEX_WAIT, i, NULL, NULL, 0);
-        sleeper->late_ns[i] = now_ns() - sleeper->rung_ns;
+        sleeper->late_ns[i] = now_ns() - sleeper->woken_ns;
     }
     return NULL;
 }
@@ -231,24 +234,24 @@ static void *sleep_and_read(void *given)
 /* Measures the time from a futex wake to the sleeper's return: the minimum of any wait across processes. */
 static PyObject *hook_baseline(PyObject *module, PyObject *args)
 {
-    enum { MOST = 100000, APART_NS = 1000 * 1000 };
+    enum { ROUNDS_MAX = 100000, INTERVAL_NS = 1000 * 1000 };
     int rounds;
     pthread_t thread;
     (void)module;
     if (!PyArg_ParseTuple(args, "i:hook_baseline", &rounds))
         return NULL;
-    if (rounds < 1 || rounds > MOST)
-        return PyErr_Format(PyExc_ValueError, "%d rounds: choose 1 to %d", rounds, MOST);
+    if (rounds < 1 || rounds > ROUNDS_MAX)
+        return PyErr_Format(PyExc_ValueError, "%d rounds: must be 1 to %d", rounds, ROUNDS_MAX);
     struct sleeper sleeper = {.rounds = (uint32_t)rounds, .late_ns = calloc((size_t)rounds, sizeof(uint64_t))};
-    if (!sleeper.late_ns || pthread_create(&thread, NULL, sleep_and_read, &sleeper) != 0) {
+    if (!sleeper.late_ns || pthread_create(&thread, NULL, record_wakeups, &sleeper) != 0) {
         free(sleeper.late_ns);
         return PyErr_NoMemory();
     }
-    const struct timespec rest = {0, APART_NS};
+    const struct timespec pause = {0, INTERVAL_NS};
     Py_BEGIN_ALLOW_THREADS
     for (int i = 0; i < rounds; i++) {
-        nanosleep(&rest, NULL);
-        sleeper.rung_ns = now_ns();
+        nanosleep(&pause, NULL);
+        sleeper.woken_ns = now_ns();
         sleeper.wake_word++;
         syscall(SYS_futex, &sleeper.wake_word, FUTEX_WAKE, 1, NULL, NULL, 0);
     }
@@ -263,13 +266,15 @@ static PyObject *hook_baseline(PyObject *module, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"hook_requests", hook_requests, METH_VARARGS,
-     "hook_requests(image, kernel, requests, launches, duration_ns, pause_ns): per request the instants of the last "
-     "launch and of the wait's end"},
-    {"hook_baseline", hook_baseline, METH_VARARGS, "hook_baseline(rounds): ns from a futex's wake to the sleeper, each time"},
+     "hook_requests(image, kernel, requests, launches, duration_ns, pause_ns): return for each request the instants of "
+     "the last launch and of the end of the wait"},
+    {"hook_baseline", hook_baseline, METH_VARARGS,
+        "hook_baseline(rounds): return for each round the ns from a futex wake to the sleeper's return"},
     {"hook_compare", hook_compare, METH_VARARGS,
-     "hook_compare(bursts, calls): per burst ns per launch plain and hooked, per allocation or free, and instructions"},
+     "hook_compare(bursts, calls): return for each burst the ns per launch and per allocation or free, and the "
+     "instructions per launch, each without and with the hook"},
     {"hook_spend", hook_spend, METH_VARARGS,
-     "hook_spend(image, kernel, batches, batch, duration_ns): ns that all batches but the first took"},
+     "hook_spend(image, kernel, batches, batch, duration_ns): return the ns that all batches but the first took"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -13,7 +13,7 @@ static int view_of(PyObject *object, int flags, Py_buffer *view)
     if ((size_t)view->len >= CT_LEDGER_HEADER_BYTES && ((uintptr_t)view->buf) % sizeof(uint64_t) == 0 &&
         ct_ledger_check(view->buf, (size_t)view->len) == 0)
         return 0;
-    PyErr_SetString(PyExc_ValueError, "this is no ledger");
+    PyErr_SetString(PyExc_ValueError, "the buffer is not a ledger");
     PyBuffer_Release(view);
     return -1;
 }
@@ -65,8 +65,8 @@ static PyObject *ledger_grant(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyObject *line_of(uint64_t slot, uint64_t generation, const struct ct_ledger_line *line, unsigned index,
-                         uint64_t owner)
+static PyObject *build_line(uint64_t slot, uint64_t generation, const struct ct_ledger_line *line, unsigned index,
+                            uint64_t owner)
 {
     return Py_BuildValue("(KKIKKKKKKKKKKKLKKKK)", U(slot), U(generation), index, U(owner),
                          U(load_seq_cst(&line->allocated_bytes)),
@@ -86,7 +86,7 @@ static int append_lines(PyObject *lines, const struct ct_ledger_account *account
         uint64_t owner = load_seq_cst(&account->line[i].owner);
         if (!owner)
             continue;
-        PyObject *line = line_of(slot, load_seq_cst(&account->generation), &account->line[i], i, owner);
+        PyObject *line = build_line(slot, load_seq_cst(&account->generation), &account->line[i], i, owner);
         int failed = !line || PyList_Append(lines, line) < 0;
         Py_XDECREF(line);
         if (failed)
@@ -122,12 +122,12 @@ static PyObject *ledger_account(PyObject *module, PyObject *args)
     const struct ct_ledger_account *account = account_in(&view, slot);
     if (!account)
         return NULL;
-    PyObject *made = Py_BuildValue("(KKKK)", U(load_seq_cst(&account->generation)),
-                                   U(ct_ledger_held(view.buf, (size_t)view.len, account)),
+    PyObject *fields = Py_BuildValue("(KKKK)", U(load_seq_cst(&account->generation)),
+                                     U(ct_ledger_held(view.buf, (size_t)view.len, account)),
                                        U(load_seq_cst(&account->denied)),
                                    U(load_seq_cst(&account->denied_bytes)));
     PyBuffer_Release(&view);
-    return made;
+    return fields;
 }
 
 static PyObject *ledger_clear(PyObject *module, PyObject *args)
@@ -157,11 +157,11 @@ static PyObject *ledger_measured(PyObject *module, PyObject *args)
         return NULL;
     if (!account_in(&view, slot))
         return NULL;
-    int is_taken = line < CT_LEDGER_LINES && ct_ledger_measured(view.buf, (size_t)view.len, (uint32_t)slot,
-                                                                (uint32_t)line,
-                                                                owner, begun, ended, held);
+    int is_recorded = line < CT_LEDGER_LINES && ct_ledger_measured(view.buf, (size_t)view.len, (uint32_t)slot,
+                                                                   (uint32_t)line,
+                                                                   owner, begun, ended, held);
     PyBuffer_Release(&view);
-    return PyBool_FromLong(is_taken);
+    return PyBool_FromLong(is_recorded);
 }
 
 static PyObject *ledger_sweep(PyObject *module, PyObject *args)
@@ -185,10 +185,10 @@ static PyObject *ledger_read(PyObject *module, PyObject *buffer)
     if (view_of(buffer, PyBUF_SIMPLE, &view) < 0)
         return NULL;
     const struct ct_ledger_header *header = view.buf;
-    PyObject *made = Py_BuildValue("(KK)", U(accounts_of(header, (size_t)view.len)),
-                                   U(load_seq_cst(&header->context_bytes)));
+    PyObject *fields = Py_BuildValue("(KK)", U(accounts_of(header, (size_t)view.len)),
+                                     U(load_seq_cst(&header->context_bytes)));
     PyBuffer_Release(&view);
-    return made;
+    return fields;
 }
 
 static PyObject *ledger_learn(PyObject *module, PyObject *args)
@@ -208,26 +208,32 @@ static PyObject *ledger_learn(PyObject *module, PyObject *args)
 
 static PyObject *ledger_identity(PyObject *module, PyObject *args)
 {
-    unsigned long long pid, space, start;
+    unsigned long long pid, namespace_inode, start;
     (void)module;
-    if (!PyArg_ParseTuple(args, "KKK:ledger_identity", &pid, &space, &start))
+    if (!PyArg_ParseTuple(args, "KKK:ledger_identity", &pid, &namespace_inode, &start))
         return NULL;
-    return PyLong_FromUnsignedLongLong(ct_ledger_identity(pid, space, start));
+    return PyLong_FromUnsignedLongLong(ct_ledger_identity(pid, namespace_inode, start));
 }
 
 static PyMethodDef methods[] = {
     {"ledger_init", ledger_init, METH_VARARGS,
      "ledger_init(file, slots): initialize a ledger; an existing one keeps its contents"},
-    {"ledger_grant", ledger_grant, METH_VARARGS, "ledger_grant(file, slot, generation): an empty account"},
-    {"ledger_lines", ledger_lines, METH_O, "ledger_lines(file): every line in use"},
-    {"ledger_account", ledger_account, METH_VARARGS, "ledger_account(file, slot): generation, and bytes held"},
-    {"ledger_clear", ledger_clear, METH_VARARGS, "ledger_clear(file, slot, line, owner): free the line of the dead"},
+    {"ledger_grant", ledger_grant, METH_VARARGS,
+        "ledger_grant(file, slot, generation): give an empty account to a tenant"},
+    {"ledger_lines", ledger_lines, METH_O, "ledger_lines(file): return every line in use"},
+    {"ledger_account", ledger_account, METH_VARARGS,
+     "ledger_account(file, slot): return the generation, the bytes held, and the denied allocations and their bytes"},
+    {"ledger_clear", ledger_clear, METH_VARARGS,
+        "ledger_clear(file, slot, line, owner): free the line of a dead process"},
     {"ledger_measured", ledger_measured, METH_VARARGS,
-     "ledger_measured(file, slot, line, owner, begun, ended, held): whether the device's word was taken"},
+     "ledger_measured(file, slot, line, owner, begun, ended, held): record what the device reports; return whether it "
+     "was recorded"},
     {"ledger_sweep", ledger_sweep, METH_VARARGS, "ledger_sweep(file, slot): free orphaned memory that no process has open"},
-    {"ledger_read", ledger_read, METH_O, "ledger_read(file): accounts, and what a context takes"},
-    {"ledger_learn", ledger_learn, METH_VARARGS, "ledger_learn(file, bytes): what a context takes"},
-    {"ledger_identity", ledger_identity, METH_VARARGS, "ledger_identity(pid, namespace, start): who a process is"},
+    {"ledger_read", ledger_read, METH_O,
+        "ledger_read(file): return the number of accounts and the memory of a context"},
+    {"ledger_learn", ledger_learn, METH_VARARGS, "ledger_learn(file, bytes): record the memory of a context"},
+    {"ledger_identity", ledger_identity, METH_VARARGS,
+        "ledger_identity(pid, namespace, start): return the word that identifies a process"},
     {NULL, NULL, 0, NULL},
 };
 

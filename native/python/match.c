@@ -6,19 +6,19 @@
 
 enum { SUPPLY, CAPACITY, WEIGHT, STARTS, ENDS_AT, PRICE, BUFFERS };
 
-static int sizes_fit(const struct ma_problem *problem, const Py_buffer *held)
+static int are_sizes_valid(const struct ma_problem *problem, const Py_buffer *views)
 {
     Py_ssize_t sources = problem->sources, sinks = problem->sinks;
-    if (sources < 0 || sinks < 0 || held[SUPPLY].len != sources * 4 || held[CAPACITY].len != sinks * 4 ||
-        held[PRICE].len != sinks * 4)
+    if (sources < 0 || sinks < 0 || views[SUPPLY].len != sources * 4 || views[CAPACITY].len != sinks * 4 ||
+        views[PRICE].len != sinks * 4)
         return 0;
-    if (!held[STARTS].buf)
-        return held[WEIGHT].len / 4 == sources * sinks && held[WEIGHT].len % 4 == 0;
-    if (held[STARTS].len != (sources + 1) * 8 || held[ENDS_AT].len != held[WEIGHT].len || held[WEIGHT].len % 4)
+    if (!views[STARTS].buf)
+        return views[WEIGHT].len / 4 == sources * sinks && views[WEIGHT].len % 4 == 0;
+    if (views[STARTS].len != (sources + 1) * 8 || views[ENDS_AT].len != views[WEIGHT].len || views[WEIGHT].len % 4)
         return 0;
-    const int64_t *starts = held[STARTS].buf;
-    const int32_t *ends_at = held[ENDS_AT].buf;
-    int64_t edges = held[WEIGHT].len / 4;
+    const int64_t *starts = views[STARTS].buf;
+    const int32_t *ends_at = views[ENDS_AT].buf;
+    int64_t edges = views[WEIGHT].len / 4;
     if (starts[0] != 0 || starts[sources] != edges)
         return 0;
     for (Py_ssize_t source = 0; source < sources; source++)
@@ -30,16 +30,16 @@ static int sizes_fit(const struct ma_problem *problem, const Py_buffer *held)
     return 1;
 }
 
-static int none_negative(const Py_buffer *held)
+static int has_no_negative(const Py_buffer *views)
 {
-    const int32_t *counts = held->buf;
-    for (Py_ssize_t place = 0; place < held->len / 4; place++)
-        if (counts[place] < 0)
+    const int32_t *counts = views->buf;
+    for (Py_ssize_t index = 0; index < views->len / 4; index++)
+        if (counts[index] < 0)
             return 0;
     return 1;
 }
 
-static PyObject *auction_of(const struct ma_problem *problem, float step, long long max_bids, float *price)
+static PyObject *run_auction(const struct ma_problem *problem, float step, long long max_bids, float *price)
 {
     struct ma_result result;
     int failed;
@@ -50,18 +50,18 @@ static PyObject *auction_of(const struct ma_problem *problem, float step, long l
         ma_free(&result);
         return PyErr_NoMemory();
     }
-    PyObject *answer = Py_BuildValue("y#Li", (const char *)result.lots,
-                                     (Py_ssize_t)((size_t)result.count * sizeof *result.lots),
-                                     (long long)result.bids, result.finished);
+    PyObject *tuple = Py_BuildValue("y#Li", (const char *)result.lots,
+                                    (Py_ssize_t)((size_t)result.count * sizeof *result.lots),
+                                    (long long)result.bids, result.finished);
     ma_free(&result);
-    return answer;
+    return tuple;
 }
 
 static PyObject *match_auction(PyObject *module, PyObject *args)
 {
     static const int writable[BUFFERS] = {[PRICE] = 1};
-    PyObject *arguments[BUFFERS], *answer = NULL;
-    Py_buffer held[BUFFERS] = {{0}};
+    PyObject *arguments[BUFFERS], *result = NULL;
+    Py_buffer views[BUFFERS] = {{0}};
     struct ma_problem problem = {0};
     double step;
     long long max_bids;
@@ -74,21 +74,23 @@ static PyObject *match_auction(PyObject *module, PyObject *args)
         return NULL;
     for (buffer = 0; buffer < BUFFERS; buffer++)
         if (arguments[buffer] != Py_None &&
-            PyObject_GetBuffer(arguments[buffer], &held[buffer], writable[buffer] ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0)
+            PyObject_GetBuffer(arguments[buffer], &views[buffer], writable[buffer] ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0)
             goto out;
-    problem.supply = held[SUPPLY].buf;
-    problem.capacity = held[CAPACITY].buf;
-    problem.weight = held[WEIGHT].buf;
-    problem.starts = held[STARTS].buf;
-    problem.ends_at = held[ENDS_AT].buf;
-    if (!(step > 0) || !sizes_fit(&problem, held) || !none_negative(&held[SUPPLY]) || !none_negative(&held[CAPACITY]))
-        PyErr_SetString(PyExc_ValueError, "sizes must agree, counts be none negative and the step be above 0");
+    problem.supply = views[SUPPLY].buf;
+    problem.capacity = views[CAPACITY].buf;
+    problem.weight = views[WEIGHT].buf;
+    problem.starts = views[STARTS].buf;
+    problem.ends_at = views[ENDS_AT].buf;
+    if (!(step > 0) || !are_sizes_valid(&problem, views) || !has_no_negative(&views[SUPPLY]) ||
+        !has_no_negative(&views[CAPACITY]))
+        PyErr_SetString(PyExc_ValueError,
+                        "sizes must agree, counts must not be negative, and the step must be above 0");
     else
-        answer = auction_of(&problem, (float)step, max_bids, held[PRICE].buf);
+        result = run_auction(&problem, (float)step, max_bids, views[PRICE].buf);
 out:
     for (buffer = 0; buffer < BUFFERS; buffer++)
-        PyBuffer_Release(&held[buffer]);
-    return answer;
+        PyBuffer_Release(&views[buffer]);
+    return result;
 }
 
 enum { TABLE, PRICES, PLACES, BEST, ARRAYS };
@@ -100,27 +102,27 @@ struct search {
 };
 
 /* Half of the places are the best of all; the others are the best of a part that differs from row to row. */
-static void best_places(const Py_buffer *held, struct search search, Py_ssize_t rows, float *blocks)
+static void best_places(const Py_buffer *views, struct search search, Py_ssize_t rows, float *blocks)
 {
-    const float *weight = held[TABLE].buf;
-    int32_t *places = held[PLACES].buf, half = search.limit / 2;
-    float *best = held[BEST].buf, other;
+    const float *weight = views[TABLE].buf;
+    int32_t *places = views[PLACES].buf, half = search.limit / 2;
+    float *best = views[BEST].buf, ignored;
     for (Py_ssize_t row = 0; row < rows; row++, weight += search.columns, places += search.limit) {
-        uint32_t mixed = (search.first + (uint32_t)row) * 2654435761u >> 16;
-        struct ma_part part = {search.every, (int32_t)(mixed % (uint32_t)search.every)};
-        for (int32_t place = 0; place < search.limit; place++)
-            places[place] = -1;
-        ma_best_places(weight, held[PRICES].buf, search.columns, search.limit - half, (struct ma_part){1, 0}, places,
+        uint32_t hash = (search.first + (uint32_t)row) * 2654435761u >> 16;
+        struct ma_part part = {search.every, (int32_t)(hash % (uint32_t)search.every)};
+        for (int32_t index = 0; index < search.limit; index++)
+            places[index] = -1;
+        ma_best_places(weight, views[PRICES].buf, search.columns, search.limit - half, (struct ma_part){1, 0}, places,
                        &best[row], blocks);
-        ma_best_places(weight, held[PRICES].buf, search.columns, half, part, places + search.limit - half, &other,
+        ma_best_places(weight, views[PRICES].buf, search.columns, half, part, places + search.limit - half, &ignored,
                        blocks);
     }
 }
 
 static PyObject *match_best_places(PyObject *module, PyObject *args)
 {
-    PyObject *arguments[ARRAYS], *answer = NULL;
-    Py_buffer held[ARRAYS] = {{0}};
+    PyObject *arguments[ARRAYS], *result = NULL;
+    Py_buffer views[ARRAYS] = {{0}};
     struct search search;
     int array;
     (void)module;
@@ -129,12 +131,12 @@ static PyObject *match_best_places(PyObject *module, PyObject *args)
                           &arguments[TABLE], &arguments[PRICES], &arguments[PLACES], &arguments[BEST]))
         return NULL;
     for (array = 0; array < ARRAYS; array++)
-        if (PyObject_GetBuffer(arguments[array], &held[array], array < PLACES ? PyBUF_SIMPLE : PyBUF_WRITABLE) < 0)
+        if (PyObject_GetBuffer(arguments[array], &views[array], array < PLACES ? PyBUF_SIMPLE : PyBUF_WRITABLE) < 0)
             goto out;
-    Py_ssize_t rows = held[BEST].len / 4, columns = search.columns;
-    if (columns < 1 || search.limit < 2 || search.every < 1 || held[PRICES].len != columns * 4 ||
-        held[TABLE].len != rows * columns * 4 ||
-        held[PLACES].len != rows * search.limit * 4) {
+    Py_ssize_t rows = views[BEST].len / 4, columns = search.columns;
+    if (columns < 1 || search.limit < 2 || search.every < 1 || views[PRICES].len != columns * 4 ||
+        views[TABLE].len != rows * columns * 4 ||
+        views[PLACES].len != rows * search.limit * 4) {
         PyErr_SetString(PyExc_ValueError, "sizes must agree and be above 0");
         goto out;
     }
@@ -144,21 +146,23 @@ static PyObject *match_best_places(PyObject *module, PyObject *args)
         goto out;
     }
     Py_BEGIN_ALLOW_THREADS
-    best_places(held, search, rows, blocks);
+    best_places(views, search, rows, blocks);
     Py_END_ALLOW_THREADS
     PyMem_Free(blocks);
-    answer = Py_NewRef(Py_None);
+    result = Py_NewRef(Py_None);
 out:
     for (array = 0; array < ARRAYS; array++)
-        PyBuffer_Release(&held[array]);
-    return answer;
+        PyBuffer_Release(&views[array]);
+    return result;
 }
 
 static PyMethodDef methods[] = {
     {"match_auction", match_auction, METH_VARARGS,
-     "match_auction(sources, sinks, supply, capacity, worth, starts, ends_at, price, step, most_bids) -> (lots, bids, finished)"},
+     "match_auction(sources, sinks, supply, capacity, weight, starts, ends_at, price, step, max_bids) -> "
+     "(lots, bids, finished)"},
     {"match_best_places", match_best_places, METH_VARARGS,
-     "match_best_places(columns, most, first, every, worth, price, places, best): where worth less price is highest in each row"},
+     "match_best_places(columns, limit, first, every, weight, price, places, best): find where weight minus price is "
+     "highest in each row"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -27,7 +27,7 @@ static PyObject *player_open(PyObject *module, PyObject *args)
 {
     const char *script, *image;
     Py_ssize_t length;
-    int priority, graph, failed;
+    int priority, graph, error;
     (void)module;
     if (!PyArg_ParseTuple(args, "s#sii:player_open", &script, &length, &image, &priority, &graph))
         return NULL;
@@ -42,10 +42,10 @@ static PyObject *player_open(PyObject *module, PyObject *args)
         Py_DECREF(capsule);
         return line < 0 ? PyErr_NoMemory() : PyErr_Format(PyExc_ValueError, "%ld", line);
     }
-    const char *problem = pl_context_open(&player->context, &player->script, image, priority, graph, &failed);
+    const char *problem = pl_context_open(&player->context, &player->script, image, priority, graph, &error);
     if (problem) {
         Py_DECREF(capsule);
-        return PyErr_Format(PyExc_OSError, failed ? "%s (CUDA error %d)" : "%s", problem, failed);
+        return PyErr_Format(PyExc_OSError, error ? "%s (CUDA error %d)" : "%s", problem, error);
     }
     return capsule;
 }
@@ -61,7 +61,7 @@ static PyObject *player_play(PyObject *module, PyObject *args)
     PyObject *capsule;
     struct pl_plan plan;
     struct pl_result result;
-    struct sigaction ours = {.sa_handler = on_signal}, before_int, before_term;
+    struct sigaction handler = {.sa_handler = on_signal}, previous_int, previous_term;
     int arrival, reports_requests;
     unsigned long long period_ns, seed, requests, limit_ns;
     const char *instants;
@@ -88,13 +88,13 @@ static PyObject *player_play(PyObject *module, PyObject *args)
         memcpy(copy, instants, (size_t)requests * sizeof *copy);
         plan.instants_ns = copy;
     }
-    sigaction(SIGINT, &ours, &before_int);
-    sigaction(SIGTERM, &ours, &before_term);
+    sigaction(SIGINT, &handler, &previous_int);
+    sigaction(SIGTERM, &handler, &previous_term);
     Py_BEGIN_ALLOW_THREADS;
     pl_play(&player->context, &player->script, &plan, &result);
     Py_END_ALLOW_THREADS;
-    sigaction(SIGINT, &before_int, NULL);
-    sigaction(SIGTERM, &before_term, NULL);
+    sigaction(SIGINT, &previous_int, NULL);
+    sigaction(SIGTERM, &previous_term, NULL);
     PyMem_Free((void *)plan.instants_ns);
     PyObject *answer = NULL;
     if (result.no_memory)
@@ -135,9 +135,11 @@ static PyObject *player_part(PyObject *module, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"player_open", player_open, METH_VARARGS,
-     "player_open(script, image, priority, graph): a context with the script's kernels; ValueError names a damaged line"},
+     "player_open(script, image, priority, graph): return a context with the script's kernels; ValueError has the "
+     "number of an invalid line"},
     {"player_play", player_play, METH_VARARGS,
-     "player_play(player, arrival, period_ns, seed, requests, limit_ns, instants, tells): (due, begin, end) of each request, and launches"},
+     "player_play(player, arrival, period_ns, seed, requests, limit_ns, instants, reports_requests): return (due, "
+     "begin, end) of each request, and the number of launches"},
     {"player_part", player_part, METH_VARARGS,
      "player_part(player, first, count, due_ns): play some steps as one request, which is reported to cotenant; return its latency in nanoseconds"},
     {NULL, NULL, 0, NULL},

@@ -16,7 +16,7 @@ typedef int (*call_launch)(void *, unsigned, unsigned, unsigned, unsigned, unsig
                            void **,
                            void **);
 typedef int (*call_synchronize)(void);
-typedef int (*call_make)(void **, unsigned);
+typedef int (*call_create)(void **, unsigned);
 typedef int (*call_record)(void *, void *);
 typedef int (*call_query)(void *);
 
@@ -40,11 +40,12 @@ static uint64_t now_ns(void)
 
 static const char *open_events(struct driver *driver, void *library)
 {
-    call_make stream = (call_make)dlsym(library, "cuStreamCreate"), event = (call_make)dlsym(library, "cuEventCreate");
+    call_create stream = (call_create)dlsym(library, "cuStreamCreate"),
+        event = (call_create)dlsym(library, "cuEventCreate");
     driver->record = (call_record)dlsym(library, "cuEventRecord");
     driver->query = (call_query)dlsym(library, "cuEventQuery");
     if (!stream || !event || !driver->record || !driver->query)
-        return "libcuda.so.1 lacks a core function";
+        return "libcuda.so.1 lacks a required function";
     int failed = stream(&driver->streams[0], NON_BLOCKING) | stream(&driver->streams[1], NON_BLOCKING);
     for (int i = 0; i < IN_FLIGHT; i++)
         failed |= event(&driver->events[i], 0);
@@ -56,7 +57,7 @@ static const char *open_driver(struct driver *driver, const char *image, const c
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     void *context, *module;
     if (!library)
-        return "libcuda.so.1 is not found";
+        return "libcuda.so.1 was not found";
     call_init init = (call_init)dlsym(library, "cuInit");
     call_retain retain = (call_retain)dlsym(library, "cuDevicePrimaryCtxRetain");
     call_set set = (call_set)dlsym(library, "cuCtxSetCurrent");
@@ -65,11 +66,11 @@ static const char *open_driver(struct driver *driver, const char *image, const c
     driver->launch = (call_launch)dlsym(library, "cuLaunchKernel");
     driver->synchronize = (call_synchronize)dlsym(library, "cuCtxSynchronize");
     if (!init || !retain || !set || !load || !function || !driver->launch || !driver->synchronize)
-        return "libcuda.so.1 lacks a core function";
+        return "libcuda.so.1 lacks a required function";
     if (init(0) || retain(&context, 0) || set(context))
         return "the driver could not create a context";
     if (load(&module, image) || function(&driver->function, module, kernel))
-        return "the kernel image does not load";
+        return "the driver could not load the kernel image";
     return open_events(driver, library);
 }
 
@@ -168,10 +169,10 @@ static PyObject *probe_events(PyObject *module, PyObject *args)
     }
     if (problem)
         PyErr_SetString(PyExc_OSError, problem);
-    PyObject *both = !problem && queries && confirmed ? PyTuple_Pack(2, queries, confirmed) : NULL;
+    PyObject *results = !problem && queries && confirmed ? PyTuple_Pack(2, queries, confirmed) : NULL;
     Py_XDECREF(queries);
     Py_XDECREF(confirmed);
-    return both;
+    return results;
 }
 
 static PyObject *probe_driver(PyObject *module, PyObject *args)
@@ -188,8 +189,8 @@ static PyObject *probe_driver(PyObject *module, PyObject *args)
         PyErr_SetString(PyExc_OSError, problem);
         return NULL;
     }
-    PyObject *launches = PyList_New(0), *lates = PyList_New(0);
-    for (int i = 0; launches && lates && i < rounds; i++) {
+    PyObject *launches = PyList_New(0), *delays = PyList_New(0);
+    for (int i = 0; launches && delays && i < rounds; i++) {
         uint64_t launch_ns = 0;
         int64_t late_ns = 0;
         int failed;
@@ -198,22 +199,24 @@ static PyObject *probe_driver(PyObject *module, PyObject *args)
         Py_END_ALLOW_THREADS;
         if (failed)
             PyErr_SetString(PyExc_OSError, "a driver call failed");
-        if (failed || append(launches, (int64_t)launch_ns) < 0 || append(lates, late_ns) < 0) {
+        if (failed || append(launches, (int64_t)launch_ns) < 0 || append(delays, late_ns) < 0) {
             Py_CLEAR(launches);
             break;
         }
     }
-    PyObject *both = launches && lates ? PyTuple_Pack(2, launches, lates) : NULL;
+    PyObject *results = launches && delays ? PyTuple_Pack(2, launches, delays) : NULL;
     Py_XDECREF(launches);
-    Py_XDECREF(lates);
-    return both;
+    Py_XDECREF(delays);
+    return results;
 }
 
 static PyMethodDef methods[] = {
     {"probe_driver", probe_driver, METH_VARARGS,
-     "probe_driver(image, kernel, rounds, burst, duration_ns): ns per launch in each burst; ns each wait came late (early: negative)"},
+     "probe_driver(image, kernel, rounds, burst, duration_ns): return the ns per launch of each burst, and the ns "
+     "by which each wait ended late (negative: early)"},
     {"probe_events", probe_events, METH_VARARGS,
-     "probe_events(image, kernel, rounds, duration_ns): ns of a query of what is complete; ns per launch confirmed by queries"},
+     "probe_events(image, kernel, rounds, duration_ns): return the ns per query of a completed event, and the ns per "
+     "launch confirmed by queries"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -11,7 +11,7 @@ struct py_bursts {
     PyObject_HEAD struct ct_bursts *bursts;
 };
 
-static struct ct_bursts *of(PyObject *self)
+static struct ct_bursts *bursts_of(PyObject *self)
 {
     return ((struct py_bursts *)self)->bursts;
 }
@@ -21,22 +21,22 @@ static PyObject *bursts_new(PyTypeObject *type, PyObject *args, PyObject *keywor
     if (!PyArg_ParseTuple(args, ":Bursts") || (keywords && PyDict_Size(keywords)))
         return NULL;
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    struct py_bursts *made = (struct py_bursts *)alloc(type, 0);
-    if (!made)
+    struct py_bursts *self = (struct py_bursts *)alloc(type, 0);
+    if (!self)
         return NULL;
-    made->bursts = malloc(sizeof *made->bursts);
-    if (!made->bursts) {
-        Py_DECREF(made);
+    self->bursts = malloc(sizeof *self->bursts);
+    if (!self->bursts) {
+        Py_DECREF(self);
         return PyErr_NoMemory();
     }
-    ct_bursts_open(made->bursts);
-    return (PyObject *)made;
+    ct_bursts_open(self->bursts);
+    return (PyObject *)self;
 }
 
 static void bursts_dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
-    free(of(self));
+    free(bursts_of(self));
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }
@@ -48,10 +48,10 @@ static PyObject *launch(PyObject *self, PyObject *args)
     struct ct_burst_ends ends = {.count = 0};
     if (!PyArg_ParseTuple(args, "KIK:launch", &thread, &number, &now_ns))
         return NULL;
-    if (of(self)->current->thread != (uintptr_t)thread || !of(self)->count)
-        ct_bursts_switch_thread(of(self), (uintptr_t)thread);
-    if (!ct_burst_continues(of(self), number))
-        ct_burst_resume(of(self), number, now_ns, &ends);
+    if (bursts_of(self)->current->thread != (uintptr_t)thread || !bursts_of(self)->count)
+        ct_bursts_switch_thread(bursts_of(self), (uintptr_t)thread);
+    if (!ct_burst_continues(bursts_of(self), number))
+        ct_burst_resume(bursts_of(self), number, now_ns, &ends);
     PyObject *list = PyList_New((Py_ssize_t)ends.count);
     for (uint32_t i = 0; list && i < ends.count; i++) {
         PyObject *item = PyLong_FromUnsignedLongLong(ends.latency_ns[i]);
@@ -66,7 +66,7 @@ static PyObject *waited(PyObject *self, PyObject *args)
     ull thread, took_ns, now_ns;
     if (!PyArg_ParseTuple(args, "KKK:waited", &thread, &took_ns, &now_ns))
         return NULL;
-    ct_burst_waited(of(self), (uintptr_t)thread, took_ns, now_ns);
+    ct_burst_waited(bursts_of(self), (uintptr_t)thread, took_ns, now_ns);
     Py_RETURN_NONE;
 }
 
@@ -76,21 +76,23 @@ static PyObject *polled(PyObject *self, PyObject *args)
     int is_done;
     if (!PyArg_ParseTuple(args, "KpK:polled", &thread, &is_done, &now_ns))
         return NULL;
-    ct_burst_polled(of(self), (uintptr_t)thread, is_done, now_ns);
+    ct_burst_polled(bursts_of(self), (uintptr_t)thread, is_done, now_ns);
     Py_RETURN_NONE;
 }
 
 static PyObject *oldest(PyObject *self, PyObject *unused)
 {
     (void)unused;
-    return PyLong_FromUnsignedLongLong(ct_bursts_oldest(of(self)));
+    return PyLong_FromUnsignedLongLong(ct_bursts_oldest(bursts_of(self)));
 }
 
 static PyMethodDef methods[] = {
-    {"launch", launch, METH_VARARGS, "launch(thread, what, now_ns): how long the requests took that are over by it"},
-    {"waited", waited, METH_VARARGS, "waited(thread, took_ns, now_ns): it comes out of a call that waited"},
-    {"polled", polled, METH_VARARGS, "polled(thread, is_done, now_ns): it has asked the device"},
-    {"oldest", oldest, METH_NOARGS, "oldest(): when the oldest request under way began; 0: none is"},
+    {"launch", launch, METH_VARARGS,
+        "launch(thread, number, now_ns): record a launch; return the latencies of the requests that ended before it"},
+    {"waited", waited, METH_VARARGS,
+        "waited(thread, took_ns, now_ns): record that a thread returned from a call that waited"},
+    {"polled", polled, METH_VARARGS, "polled(thread, is_done, now_ns): record that a thread polled the device"},
+    {"oldest", oldest, METH_NOARGS, "oldest(): return when the oldest request in progress began; 0: none"},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot slots[] = {

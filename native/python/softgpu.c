@@ -1,4 +1,4 @@
-/* The device server for Python: one function that serves a soft GPU until it is told to stop. */
+/* The device server for Python: one function that serves a software GPU until it is stopped. */
 #include "python/module.h"
 #include "softgpu/server/server.h"
 
@@ -19,7 +19,7 @@ static PyObject *serve(PyObject *module, PyObject *args)
     const struct ct_device_config *preset = ct_device_preset(key);
     if (!preset || uuid.len != 16) {
         PyBuffer_Release(&uuid);
-        return PyErr_Format(PyExc_ValueError, preset ? "a uuid has 16 bytes" : "no preset is called %s", key);
+        return PyErr_Format(PyExc_ValueError, preset ? "a uuid has 16 bytes" : "there is no device preset %s", key);
     }
     struct ct_device_config config = *preset;
     uint8_t identity[16];
@@ -35,7 +35,7 @@ static PyObject *serve(PyObject *module, PyObject *args)
     failed = sg_serve(listener, &config, ordinal, identity, counts_code);
     Py_END_ALLOW_THREADS
     if (failed) {
-        PyErr_Format(PyExc_OSError, "the soft GPU cannot be served: %s", strerror(failed));
+        PyErr_Format(PyExc_OSError, "the software GPU cannot be served: %s", strerror(failed));
         return NULL;
     }
     Py_RETURN_NONE;
@@ -44,7 +44,7 @@ static PyObject *serve(PyObject *module, PyObject *args)
 static PyMethodDef methods[] = {
     {"softgpu_serve", serve, METH_VARARGS,
      "softgpu_serve(listener, preset, ordinal, uuid, memory_bytes, slice_ns, context_bytes, counts_code): serve until "
-     "told to stop; a memory or slice of 0 keeps the preset's"},
+     "stopped; 0 bytes of memory or a slice of 0 keeps the preset's value"},
     {NULL, NULL, 0, NULL},
 };
 

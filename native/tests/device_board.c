@@ -22,7 +22,7 @@ static void check_energy(const struct ct_board *board, const struct ct_device_co
     EXPECT(fabs(2 * (ct_board_energy_uj(board, config, &slow) - idle_uj) - (full_uj - idle_uj)) < 1);
 }
 
-static void check_warmth(const struct ct_board *board)
+static void check_temperature(const struct ct_board *board)
 {
     double idle_c = ct_board_idle_c(board), hot_c = idle_c;
     EXPECT(fabs(ct_board_temperature_c(board, idle_c, board->idle_mw, 3600000000000) - idle_c) < 1e-6);
@@ -47,7 +47,7 @@ int main(void)
         EXPECT(board->idle_mw < board->least_limit_mw && board->least_limit_mw < board->limit_mw);
         EXPECT(board->idle_sm_mhz < board->base_sm_mhz && board->base_sm_mhz < config->clock_khz / 1000);
         check_energy(board, config);
-        check_warmth(board);
+        check_temperature(board);
     }
     EXPECT_EQ(count, 6);
     return 0;

@@ -1,4 +1,4 @@
-/* The rules of the device model, one by one, with figures computed by hand. */
+/* The rules of the device model, one by one, with values computed by hand. */
 #include "device/device.h"
 #include "expect.h"
 
@@ -51,7 +51,7 @@ static struct ct_device_record record_of(struct rig *rig, uint64_t op)
     return record;
 }
 
-static void presets_and_occupancy(void)
+static void occupancy_follows_the_scarcest_resource(void)
 {
     const struct ct_device_config *v100 = ct_device_preset("v100"), *a100 = ct_device_preset("a100-80");
     EXPECT(ct_device_preset("gtx") == NULL);
@@ -66,7 +66,7 @@ static void presets_and_occupancy(void)
 }
 
 /* One SM, slices of 1,000 ns, switches of 10 ns: a runs first, b waits, and from then on each waits for the other. */
-static void slices_freeze_blocks(void)
+static void time_slices_freeze_running_blocks(void)
 {
     struct rig rig = open_rig(1, 1000, 10, CT_GROUP_OWN);
     uint64_t a = launch(&rig, 0, rig.streams[0], 1, 1500);
@@ -90,7 +90,7 @@ static void slices_freeze_blocks(void)
 }
 
 /* In one group b only waits for a's block. */
-static void groups_share(void)
+static void clients_of_one_group_wait_only_for_blocks(void)
 {
     struct rig rig = open_rig(2, 1000, 10, 7);
     uint64_t a = launch(&rig, 0, rig.streams[0], 2, 1500);
@@ -108,20 +108,21 @@ static void groups_share(void)
 static void copies_queue_by_direction(void)
 {
     struct rig rig = open_rig(1, 1000, 0, CT_GROUP_OWN);
-    uint64_t up, up_too, down;
+    uint64_t first_up, second_up, down;
     launch(&rig, 0, rig.streams[2], 1, 5000); /* kernels do not delay copies of other streams */
-    ct_device_copy(rig.device, 0, rig.streams[0], CT_OP_COPY_HTOD, 1000, 0, &up);
-    ct_device_copy(rig.device, 0, rig.streams[1], CT_OP_COPY_HTOD, 500, 0, &up_too);
+    ct_device_copy(rig.device, 0, rig.streams[0], CT_OP_COPY_HTOD, 1000, 0, &first_up);
+    ct_device_copy(rig.device, 0, rig.streams[1], CT_OP_COPY_HTOD, 500, 0, &second_up);
     ct_device_copy(rig.device, 0, rig.streams[0], CT_OP_COPY_DTOH, 300, 0, &down);
-    EXPECT_EQ(ct_device_project_op(rig.device, up), 1100);
-    EXPECT_EQ(ct_device_project_op(rig.device, up_too), 1700);
-    EXPECT_EQ(ct_device_project_op(rig.device, down), 1500); /* behind `up` in its stream, beside `up_too` */
+    EXPECT_EQ(ct_device_project_op(rig.device, first_up), 1100);
+    EXPECT_EQ(ct_device_project_op(rig.device, second_up), 1700);
+    EXPECT_EQ(ct_device_project_op(rig.device, down), 1500); /* after `first_up` in its stream, concurrent with
+                                                              * `second_up` */
     EXPECT_EQ(ct_device_project_context(rig.device, rig.contexts[0]), 1500);
     free(rig.memory);
 }
 
 /* 1 GB within a V100's memory is read and written once: 2 GB at 900 GB/s. */
-static void copies_within_take_bandwidth(void)
+static void copies_within_the_device_use_its_bandwidth(void)
 {
     struct rig rig = open_rig(80, 1000000000, 0, CT_GROUP_OWN);
     uint64_t op;
@@ -133,7 +134,7 @@ static void copies_within_take_bandwidth(void)
     free(rig.memory);
 }
 
-static void host_functions_wait_for_the_client(void)
+static void host_function_blocks_its_stream_until_reported(void)
 {
     struct rig rig = open_rig(1, 1000, 0, CT_GROUP_OWN);
     struct ct_device_record record;
@@ -155,7 +156,7 @@ static void host_functions_wait_for_the_client(void)
     free(rig.memory);
 }
 
-static void death_frees_at_once(void)
+static void killed_client_frees_everything_at_once(void)
 {
     struct rig rig = open_rig(1, 1000, 10, CT_GROUP_OWN);
     uint32_t event;
@@ -179,7 +180,7 @@ static void death_frees_at_once(void)
     free(rig.memory);
 }
 
-static void late_calls_are_counted(void)
+static void late_calls_are_clamped_and_counted(void)
 {
     struct rig rig = open_rig(1, 1000, 0, CT_GROUP_OWN);
     struct ct_device_counters counters;
@@ -192,7 +193,7 @@ static void late_calls_are_counted(void)
 }
 
 /* A long grid among short ones of higher priority is divided into many chunks; merging limits their number. */
-static void sets_of_blocks_stay_few(void)
+static void merging_limits_the_number_of_chunks(void)
 {
     struct rig rig = open_rig(80, 1000000000, 0, 7);
     uint32_t urgent;
@@ -213,7 +214,7 @@ static void sets_of_blocks_stay_few(void)
 }
 
 /* Projections in limited steps arrive at the same result. */
-static void projections_can_be_limited(void)
+static void limited_projections_arrive_at_the_same_result(void)
 {
     struct rig rig = open_rig(1, 1000, 10, CT_GROUP_OWN);
     uint64_t a = launch(&rig, 0, rig.streams[0], 1, 1000000);
@@ -233,7 +234,7 @@ static void projections_can_be_limited(void)
 
 /* Records that are not drained are numbered, and the oldest are overwritten first; switches of a client are
  * recorded. */
-static void records_can_be_read_again(void)
+static void records_can_be_read_without_removing_them(void)
 {
     struct rig rig = open_rig(1, 1000, 10, CT_GROUP_OWN);
     const struct ct_device_record *records;
@@ -269,16 +270,16 @@ static void records_can_be_read_again(void)
 
 int main(void)
 {
-    records_can_be_read_again();
-    presets_and_occupancy();
-    slices_freeze_blocks();
-    groups_share();
+    records_can_be_read_without_removing_them();
+    occupancy_follows_the_scarcest_resource();
+    time_slices_freeze_running_blocks();
+    clients_of_one_group_wait_only_for_blocks();
     copies_queue_by_direction();
-    copies_within_take_bandwidth();
-    host_functions_wait_for_the_client();
-    death_frees_at_once();
-    late_calls_are_counted();
-    sets_of_blocks_stay_few();
-    projections_can_be_limited();
+    copies_within_the_device_use_its_bandwidth();
+    host_function_blocks_its_stream_until_reported();
+    killed_client_frees_everything_at_once();
+    late_calls_are_clamped_and_counted();
+    merging_limits_the_number_of_chunks();
+    limited_projections_arrive_at_the_same_result();
     return 0;
 }

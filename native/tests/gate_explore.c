@@ -6,13 +6,13 @@
 #include <setjmp.h>
 #include <string.h>
 
-/* ---- the words that matter ---------------------------------------------------------------------------------------- */
+/* ---- the words that are explored ---------------------------------------------------------------------------------------- */
 
 static unsigned char *file_start;
-static size_t place_offset[PLACES];
-static int place_count;
+static size_t word_offset[WORDS];
+static int word_count;
 
-static bool matters(size_t offset)
+static bool is_explored(size_t offset)
 {
     if (offset < CT_GATE_PAGE_BYTES) { /* of the tenant table: the count, and three words of each copy */
         const size_t first = offsetof(struct ct_tenant_table, copy), copy = sizeof(uint64_t) * CT_GATE_RULES_WORDS;
@@ -20,51 +20,52 @@ static bool matters(size_t offset)
     }
     if (offset < ct_gate_offset(0))
         return offset - CT_GATE_PAGE_BYTES <= offsetof(struct ct_arbitration_page, debt_ns);
-    size_t inside = offset % CT_GATE_PAGE_BYTES;
-    return inside < offsetof(struct ct_gate_page, counts);
+    size_t page_offset = offset % CT_GATE_PAGE_BYTES;
+    return page_offset < offsetof(struct ct_gate_page, counts);
 }
 
-int place_of(const volatile void *word)
+int word_index(const volatile void *word)
 {
-    const unsigned char *at = (const unsigned char *)(uintptr_t)word;
-    if (at < file_start || at >= file_start + ct_gate_offset(SLOTS) || !matters((size_t)(at - file_start)))
+    const unsigned char *address = (const unsigned char *)(uintptr_t)word;
+    if (address < file_start || address >= file_start + ct_gate_offset(SLOTS) ||
+        !is_explored((size_t)(address - file_start)))
         return -1;
-    size_t offset = (size_t)(at - file_start);
-    for (int i = 0; i < place_count; i++)
-        if (place_offset[i] == offset)
+    size_t offset = (size_t)(address - file_start);
+    for (int i = 0; i < word_count; i++)
+        if (word_offset[i] == offset)
             return i;
-    EXPECT(place_count < PLACES);
-    place_offset[place_count] = offset;
-    return place_count++;
+    EXPECT(word_count < WORDS);
+    word_offset[word_count] = offset;
+    return word_count++;
 }
 
-int owner_of(int place)
+int owner_of(int word)
 {
-    size_t offset = place_offset[place];
+    size_t offset = word_offset[word];
     if (offset < CT_GATE_PAGE_BYTES)
         return -1;
     return offset < ct_gate_offset(0) ? -2 : (int)(offset / CT_GATE_PAGE_BYTES) - 2;
 }
 
-bool is_constant(int place)
+bool is_constant(int word)
 {
-    size_t inside = place_offset[place] % CT_GATE_PAGE_BYTES;
-    int slot = owner_of(place);
+    size_t page_offset = word_offset[word] % CT_GATE_PAGE_BYTES;
+    int slot = owner_of(word);
     /* The highest-priority tenant never waits, and no tenant changes its slot. */
-    return slot >= 0 && (inside == offsetof(struct ct_gate_page, generation) ||
-                         (slot == 0 && (inside == offsetof(struct ct_gate_page, wanted_ns) ||
-                                        inside == offsetof(struct ct_gate_page, asked_ns))));
+    return slot >= 0 && (page_offset == offsetof(struct ct_gate_page, generation) ||
+                         (slot == 0 && (page_offset == offsetof(struct ct_gate_page, wanted_ns) ||
+                                        page_offset == offsetof(struct ct_gate_page, asked_ns))));
 }
 
-void *address_of(int place)
+void *address_of(int word)
 {
-    return file_start + place_offset[place];
+    return file_start + word_offset[word];
 }
 
-uint64_t value_at_start(int place)
+uint64_t initial_value(int word)
 {
     uint64_t value;
-    memcpy(&value, address_of(place), sizeof value);
+    memcpy(&value, address_of(word), sizeof value);
     return value;
 }
 
@@ -72,31 +73,31 @@ uint64_t value_at_start(int place)
 
 static struct {
     bool is_on;
-    enum breakage broken;
+    enum defect defect;
     int results_count, used;
-    uint64_t results[LONGEST];
+    uint64_t results[HISTORY_MAX];
     struct access next;
     int sequence_reads; /* reads of the highest-priority tenant's sequence number */
     uint64_t last_read;
     jmp_buf stop;
 } replay;
 
-static uint64_t next_result(enum kind kind, int place, int order, uint64_t value, uint64_t expected)
+static uint64_t next_result(enum kind kind, int word, int order, uint64_t value, uint64_t expected)
 {
     if (replay.used < replay.results_count)
         return replay.results[replay.used++];
-    replay.next = (struct access){kind, place, order, value, expected};
+    replay.next = (struct access){kind, word, order, value, expected};
     longjmp(replay.stop, 1);
 }
 
 /* Words that no other thread reads are accessed directly, and kept out of the file during the exploration. */
-uint64_t explored_load(const volatile void *place, int order)
+uint64_t explored_load(const volatile void *word, int order)
 {
-    int index = place_of(place);
+    int index = word_index(word);
     if (!replay.is_on || index < 0)
-        return *(const volatile uint64_t *)place;
+        return *(const volatile uint64_t *)word;
     const bool is_top = address_of(index) == file_start + ct_gate_offset(0);
-    if (is_top && replay.broken == NO_RECHECK && replay.sequence_reads == 2)
+    if (is_top && replay.defect == NO_RECHECK && replay.sequence_reads == 2)
         return replay.last_read;
     uint64_t result = next_result(A_LOAD, index, order, 0, 0);
     if (is_top) {
@@ -106,46 +107,46 @@ uint64_t explored_load(const volatile void *place, int order)
     return result;
 }
 
-static bool is_private(const volatile void *place)
+static bool is_private(const volatile void *word)
 {
-    const unsigned char *at = (const unsigned char *)(uintptr_t)place;
-    return at < file_start || at >= file_start + ct_gate_offset(SLOTS);
+    const unsigned char *address = (const unsigned char *)(uintptr_t)word;
+    return address < file_start || address >= file_start + ct_gate_offset(SLOTS);
 }
 
-void explored_store(volatile void *place, uint64_t value, int order)
+void explored_store(volatile void *word, uint64_t value, int order)
 {
-    int index = place_of(place);
+    int index = word_index(word);
     if (replay.is_on && index >= 0)
         next_result(A_STORE, index, order, value, 0);
-    else if (!replay.is_on || is_private(place))
-        *(volatile uint64_t *)place = value;
+    else if (!replay.is_on || is_private(word))
+        *(volatile uint64_t *)word = value;
 }
 
-uint64_t explored_add(volatile void *place, uint64_t more, int order)
+uint64_t explored_add(volatile void *word, uint64_t addend, int order)
 {
-    int index = place_of(place);
+    int index = word_index(word);
     if (replay.is_on && index >= 0)
-        return next_result(A_ADD, index, order, more, 0);
-    uint64_t before = *(volatile uint64_t *)place;
-    *(volatile uint64_t *)place = before + more;
+        return next_result(A_ADD, index, order, addend, 0);
+    uint64_t before = *(volatile uint64_t *)word;
+    *(volatile uint64_t *)word = before + addend;
     return before;
 }
 
-int explored_swap(volatile void *place, uint64_t *expected, uint64_t value, int order)
+int explored_swap(volatile void *word, uint64_t *expected, uint64_t value, int order)
 {
-    int index = place_of(place);
+    int index = word_index(word);
     uint64_t before = replay.is_on && index >= 0 ? next_result(A_SWAP, index, order, value, *expected)
-                                                 : *(volatile uint64_t *)place;
+                                                 : *(volatile uint64_t *)word;
     const int is_swapped = before == *expected;
     if (is_swapped && !replay.is_on)
-        *(volatile uint64_t *)place = value;
+        *(volatile uint64_t *)word = value;
     *expected = before;
     return is_swapped;
 }
 
 void explored_fence(int order)
 {
-    if (replay.is_on && replay.broken != NO_FENCE)
+    if (replay.is_on && replay.defect != NO_FENCE)
         next_result(A_FENCE, 0, order, 0, 0);
 }
 
@@ -166,34 +167,34 @@ int history_of(const struct thread *thread, uint32_t index, struct access *acces
     return count;
 }
 
-static struct access weakened(const struct scenario *scenario, struct access access)
+static struct access apply_defect(const struct scenario *scenario, struct access access)
 {
-    const size_t inside = place_offset[access.place] % CT_GATE_PAGE_BYTES;
-    const bool is_sequence = access.kind == A_ADD && inside == 0;
-    const bool is_writes = access.kind == A_STORE && inside == offsetof(struct ct_tenant_table, writes);
-    if ((scenario->broken == RELAXED_SEQUENCE && is_sequence) ||
-        (scenario->broken == RELAXED_TABLE && is_writes && owner_of(access.place) == -1))
+    const size_t page_offset = word_offset[access.word] % CT_GATE_PAGE_BYTES;
+    const bool is_sequence = access.kind == A_ADD && page_offset == 0;
+    const bool is_writes = access.kind == A_STORE && page_offset == offsetof(struct ct_tenant_table, writes);
+    if ((scenario->defect == RELAXED_SEQUENCE && is_sequence) ||
+        (scenario->defect == RELAXED_TABLE && is_writes && owner_of(access.word) == -1))
         access.order = memory_order_relaxed;
     return access;
 }
 
-static void run_on(struct scenario *scenario, struct thread *thread, uint32_t index)
+static void run_to_next_access(struct scenario *scenario, struct thread *thread, uint32_t index)
 {
     static struct ct_gate scratch;
     memcpy(&scratch, thread->gate, sizeof scratch);
     if (scratch.mine == &thread->gate->unlisted_page)
         scratch.mine = &scratch.unlisted_page;
     replay.results_count = history_of(thread, index, NULL, replay.results);
-    EXPECT(replay.results_count < LONGEST);
+    EXPECT(replay.results_count < HISTORY_MAX);
     replay.used = replay.sequence_reads = 0;
-    replay.broken = scenario->broken;
+    replay.defect = scenario->defect;
     replay.is_on = true;
     if (!setjmp(replay.stop)) {
         thread->nodes[index].answer = thread->run(&scratch);
         replay.next = (struct access){.kind = A_END};
     }
     replay.is_on = false;
-    thread->nodes[index].next = weakened(scenario, replay.next);
+    thread->nodes[index].next = apply_defect(scenario, replay.next);
 }
 
 static uint32_t add_node(struct scenario *scenario, struct thread *thread, uint32_t parent, uint64_t result)
@@ -211,16 +212,16 @@ static uint32_t add_node(struct scenario *scenario, struct thread *thread, uint3
         node->depth = thread->nodes[parent].depth + 1;
         thread->nodes[parent].child = index;
     }
-    run_on(scenario, thread, index);
+    run_to_next_access(scenario, thread, index);
     return index;
 }
 
 uint32_t follow(struct scenario *scenario, int number, uint32_t index, uint64_t result)
 {
     struct thread *thread = &scenario->thread[number];
-    for (uint32_t at = thread->nodes[index].child; at; at = thread->nodes[at].sibling)
-        if (thread->nodes[at].result == result)
-            return at;
+    for (uint32_t child = thread->nodes[index].child; child; child = thread->nodes[child].sibling)
+        if (thread->nodes[child].result == result)
+            return child;
     return add_node(scenario, thread, index, result);
 }
 
@@ -240,13 +241,13 @@ static uint64_t hash_of(const void *state, size_t bytes)
     return hash ? hash : 1;
 }
 
-static bool put(uint64_t hash)
+static bool insert_hash(uint64_t hash)
 {
-    size_t at = hash & (visited_capacity - 1);
-    for (; visited[at]; at = (at + 1) & (visited_capacity - 1))
-        if (visited[at] == hash)
+    size_t index = hash & (visited_capacity - 1);
+    for (; visited[index]; index = (index + 1) & (visited_capacity - 1))
+        if (visited[index] == hash)
             return true;
-    visited[at] = hash;
+    visited[index] = hash;
     return false;
 }
 
@@ -260,10 +261,10 @@ bool was_visited(const void *state, size_t bytes)
         EXPECT(visited);
         for (size_t i = 0; i < old_capacity; i++)
             if (old[i])
-                put(old[i]);
+                insert_hash(old[i]);
         free(old);
     }
-    const bool is_known = put(hash_of(state, bytes));
+    const bool is_known = insert_hash(hash_of(state, bytes));
     visited_count += !is_known;
     return is_known;
 }
@@ -271,9 +272,9 @@ bool was_visited(const void *state, size_t bytes)
 void scenario_begin(struct scenario *scenario)
 {
     file_start = scenario->file;
-    place_count = 0;
+    word_count = 0;
     scenario->states = scenario->ends = 0;
-    scenario->complaint = NULL;
+    scenario->violation = NULL;
     memset(scenario->passed, 0, sizeof scenario->passed);
     for (int i = 0; i < scenario->threads; i++) {
         scenario->thread[i].count = 0;
@@ -293,13 +294,13 @@ void scenario_end(struct scenario *scenario)
     visited_capacity = visited_count = 0;
 }
 
-void complain(struct scenario *scenario, const char *what)
+void report_violation(struct scenario *scenario, const char *description)
 {
-    if (what && !scenario->complaint)
-        scenario->complaint = what;
+    if (description && !scenario->violation)
+        scenario->violation = description;
 }
 
-void judge(struct scenario *scenario, const uint32_t *node, const uint64_t *memory)
+void check_final_state(struct scenario *scenario, const uint32_t *node, const uint64_t *memory)
 {
     int passed = 0;
     for (int i = 0; i < scenario->threads; i++) {
@@ -308,5 +309,5 @@ void judge(struct scenario *scenario, const uint32_t *node, const uint64_t *memo
     }
     scenario->ends++;
     scenario->passed[passed]++;
-    complain(scenario, scenario->check_end(scenario, node, memory));
+    report_violation(scenario, scenario->check_end(scenario, node, memory));
 }

@@ -11,12 +11,12 @@
 
 #include <stdbool.h>
 
-enum { THREADS = 3, PLACES = 56, SLOTS = 3, LONGEST = 400 };
+enum { THREADS = 3, WORDS = 56, SLOTS = 3, HISTORY_MAX = 400 };
 enum kind { A_LOAD, A_STORE, A_ADD, A_SWAP, A_FENCE, A_END };
 
 struct access {
     enum kind kind;
-    int place, order; /* place: index in the table of words that matter */
+    int word, order; /* word: index in the table of explored words */
     uint64_t value, expected;
 };
 
@@ -34,37 +34,37 @@ struct thread {
     body run;
     const struct ct_gate *gate;
     int slot;       /* whose page it writes; -1: the node, which writes the tenant table */
-    bool is_mortal; /* it may stop forever at any step */
+    bool may_die; /* it may stop forever at any step */
     struct node *nodes;
     uint32_t count, capacity;
 };
 
 /* How the code is deliberately broken, to check that the exploration finds it. */
-enum breakage { CORRECT, NO_RECHECK, UNORDERED_STORES, RELAXED_SEQUENCE, RELAXED_TABLE, NO_FENCE };
+enum defect { CORRECT, NO_RECHECK, UNORDERED_STORES, RELAXED_SEQUENCE, RELAXED_TABLE, NO_FENCE };
 
 struct scenario {
     unsigned char *file;
     struct thread thread[THREADS];
     int threads;
-    enum breakage broken;
+    enum defect defect;
     /* Check a thread's step (TSO: given the memory at that instant), and the final state. NULL: correct. */
     const char *(*check_step)(const struct scenario *scenario, int thread, uint32_t node, const uint64_t *memory);
     const char *(*check_end)(const struct scenario *scenario, const uint32_t *node, const uint64_t *memory);
     /* results */
     uint64_t states, ends;
-    const char *complaint; /* the first */
+    const char *violation; /* the first one; NULL: none */
     uint64_t passed[4];    /* final states by the number of passes */
 };
 
-int place_of(const volatile void *word); /* -1: no other thread reads it */
-int owner_of(int place);                 /* the slot that alone writes it; -1: the node; -2: any waiting tenant */
-bool is_constant(int place);             /* not written during the exploration */
-uint64_t value_at_start(int place);
-static inline uint64_t memory_at(const uint64_t *memory, int place)
+int word_index(const volatile void *word); /* -1: no other thread reads it */
+int owner_of(int word);                 /* the slot that alone writes it; -1: the node; -2: any waiting tenant */
+bool is_constant(int word);             /* not written during the exploration */
+uint64_t initial_value(int word);
+static inline uint64_t memory_at(const uint64_t *memory, int word)
 {
-    return memory[place] ^ value_at_start(place);
+    return memory[word] ^ initial_value(word);
 }
-void *address_of(int place);
+void *address_of(int word);
 const struct node *node_of(const struct thread *thread, uint32_t index);
 /* Returns the node that follows if the next access returns this. */
 uint32_t follow(struct scenario *scenario, int thread, uint32_t index, uint64_t result);
@@ -73,9 +73,9 @@ int history_of(const struct thread *thread, uint32_t index, struct access *acces
 
 void scenario_begin(struct scenario *scenario);
 void scenario_end(struct scenario *scenario);
-bool was_visited(const void *state, size_t bytes); /* and records it */
-void complain(struct scenario *scenario, const char *what);
-void judge(struct scenario *scenario, const uint32_t *node, const uint64_t *memory);
+bool was_visited(const void *state, size_t bytes); /* records the state, too */
+void report_violation(struct scenario *scenario, const char *description);
+void check_final_state(struct scenario *scenario, const uint32_t *node, const uint64_t *memory);
 
 void explore_buffers(struct scenario *scenario); /* each thread's stores wait in a queue (TSO) */
 void explore_views(struct scenario *scenario);   /* C11: a load may return any store that its memory order permits */

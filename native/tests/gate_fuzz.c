@@ -10,7 +10,7 @@ enum { SLOTS = 6, ROUNDS = 1000000, GATES = 3 };
 static _Alignas(4096) unsigned char file[CT_GATE_PAGE_BYTES * (2 + SLOTS)];
 static uint64_t seed = 1;
 
-static uint64_t draw(void)
+static uint64_t random_word(void)
 {
     seed ^= seed << 13;
     seed ^= seed >> 7;
@@ -21,78 +21,84 @@ static uint64_t draw(void)
 /* Returns mostly a value near an instant, sometimes an extreme one, sometimes any value. */
 static uint64_t word_near(uint64_t now_ns)
 {
-    switch (draw() % 8) {
+    switch (random_word() % 8) {
     case 0:
-        return draw();
+        return random_word();
     case 1:
-        return UINT64_MAX - draw() % 3;
+        return UINT64_MAX - random_word() % 3;
     case 2:
-        return draw() % 3;
+        return random_word() % 3;
     case 3:
         return now_ns;
     default:
-        return now_ns + draw() % 4000000 - 1000000;
+        return now_ns + random_word() % 4000000 - 1000000;
     }
 }
 
-static uint64_t length(void)
+static uint64_t random_length(void)
 {
     const uint64_t lengths[] = {0, 1, 2000, 60000, 700000, 90000000, CT_GATE_HORIZON_NS, UINT64_MAX / 2, UINT64_MAX,
-                                draw()};
-    return lengths[draw() % 10];
+                                random_word()};
+    return lengths[random_word() % 10];
 }
 
-static struct ct_launch_request any_request(void)
+static struct ct_launch_request random_request(void)
 {
-    return (struct ct_launch_request){.expect_ns = length(),
-                                 .upper_ns = length(),
-                                 .low_ns = length(),
-                                 .high_ns = length(),
-                                 .may_fill = (uint32_t)(draw() % 2),
-                                 .kernel_count = (uint32_t)length(),
-                                 .granularity_ns = draw() % 2 ? length() : 0,
-                                 .free_ppm = draw() % 2 ? (uint32_t)length() : 0};
+    return (struct ct_launch_request){.expect_ns = random_length(),
+                                 .upper_ns = random_length(),
+                                 .low_ns = random_length(),
+                                 .high_ns = random_length(),
+                                 .may_fill = (uint32_t)(random_word() % 2),
+                                 .kernel_count = (uint32_t)random_length(),
+                                 .granularity_ns = random_word() % 2 ? random_length() : 0,
+                                 .free_ppm = random_word() % 2 ? (uint32_t)random_length() : 0};
 }
 
-static void scribble(uint64_t now_ns)
+static void corrupt_pages(uint64_t now_ns)
 {
-    uint64_t *words = (uint64_t *)(file + ct_gate_offset((uint32_t)(draw() % SLOTS)));
+    uint64_t *words = (uint64_t *)(file + ct_gate_offset((uint32_t)(random_word() % SLOTS)));
     for (int i = 0; i < 6; i++)
-        words[draw() % (draw() % 2 ? 13 : CT_GATE_PAGE_BYTES / 8)] = word_near(now_ns);
-    if (draw() % 4 == 0)
-        words[5] = draw() % 3; /* its generation */
-    if (draw() % 8 == 0) /* kernels in a launch: none, few, or many */
-        words[offsetof(struct ct_gate_page, counts.launches) / 8] = draw() % 2 ? draw() % 3 : draw();
+        words[random_word() % (random_word() % 2 ? 13 : CT_GATE_PAGE_BYTES / 8)] = word_near(now_ns);
+    if (random_word() % 4 == 0)
+        words[5] = random_word() % 3; /* its generation */
+    if (random_word() % 8 == 0) /* kernels in a launch: none, few, or many */
+        words[offsetof(struct ct_gate_page, counts.launches) / 8] = random_word() % 2 ? random_word() % 3
+            : random_word();
     uint64_t *arbitration = (uint64_t *)(file + CT_GATE_PAGE_BYTES);
-    if (draw() % 4 == 0)
-        arbitration[8 * (draw() % 4) + (draw() % 8 == 0)] = word_near(now_ns); /* the second one of the last is charged_ns */
+    if (random_word() % 4 == 0)
+        /* the second one of the last is charged_ns */
+        arbitration[8 * (random_word() % 4) + (random_word() % 8 == 0)] = word_near(now_ns);
 }
 
-static void any_table(void)
+static void write_random_table(void)
 {
-    struct ct_gate_rules rules = {draw() % 4, length(), length(), length(), length(), length(), draw(), draw() % 8,
+    struct ct_gate_rules rules = {random_word() % 4, random_length(), random_length(), random_length(), random_length(),
+        random_length(), random_word(), random_word() % 8,
                                   {{0}}};
-    if (draw() % 16 == 0)
-        rules.tenant_count = draw();
+    if (random_word() % 16 == 0)
+        rules.tenant_count = random_word();
     for (int i = 0; i < 8; i++)
-        rules.tenants[i] = (struct ct_tenant_entry){.generation = (uint32_t)(draw() % 3),
-                                              .slot = (uint16_t)(draw() % 16 ? draw() % SLOTS : draw()),
-                                              .priority = (uint8_t)(draw() % 16 ? draw() % 4 : draw()),
-                                              .flags = (uint8_t)(draw() % 4 ? 0 : draw()),
-                                              .min_share_ppm = draw() % 2 ? 0 : (uint32_t)length(),
-                                              .limit_ppm = draw() % 2 ? 0 : (uint32_t)length()};
+        rules.tenants[i] = (struct ct_tenant_entry){.generation = (uint32_t)(random_word() % 3),
+                                              .slot =
+                                                  (uint16_t)(random_word() % 16 ? random_word() % SLOTS
+                                                             : random_word()),
+                                              .priority =
+                                                  (uint8_t)(random_word() % 16 ? random_word() % 4 : random_word()),
+                                              .flags = (uint8_t)(random_word() % 4 ? 0 : random_word()),
+                                              .min_share_ppm = random_word() % 2 ? 0 : (uint32_t)random_length(),
+                                              .limit_ppm = random_word() % 2 ? 0 : (uint32_t)random_length()};
     ct_tenant_table_write((struct ct_tenant_table *)file, &rules);
-    if (draw() % 64 == 0) { /* as if the node had written garbage */
+    if (random_word() % 64 == 0) { /* as if the node had written garbage */
         uint64_t *copy = (uint64_t *)(file + offsetof(struct ct_tenant_table, copy));
-        copy[draw() % (2 * CT_GATE_RULES_WORDS)] = draw();
+        copy[random_word() % (2 * CT_GATE_RULES_WORDS)] = random_word();
     }
 }
 
-/* The gate's own state is whatever the calls made of it; every answer has a finite wait. */
-static void ask(struct ct_gate *gate, uint64_t now_ns)
+/* Asks for admission in whatever state earlier calls have left the gate; every answer has a finite wait. */
+static void admit_random_request(struct ct_gate *gate, uint64_t now_ns)
 {
-    struct ct_launch_request request = any_request();
-    uint64_t since_ns = draw() % 4 ? now_ns - draw() % 200000000 : word_near(now_ns);
+    struct ct_launch_request request = random_request();
+    uint64_t since_ns = random_word() % 4 ? now_ns - random_word() % 200000000 : word_near(now_ns);
     struct ct_gate_answer answer = ct_gate_admit(gate, &request, since_ns, now_ns);
     EXPECT(answer.pass == (answer.reason < CT_GATE_BUSY) && answer.reason <= CT_GATE_SHARE);
     EXPECT(answer.until_ns >= now_ns);
@@ -100,103 +106,105 @@ static void ask(struct ct_gate *gate, uint64_t now_ns)
     EXPECT(answer.until_ns - now_ns <= SLOTS * CT_GATE_HORIZON_NS);
     EXPECT(answer.pass || answer.until_ns > now_ns || answer.reason == CT_GATE_CHANGED || now_ns == UINT64_MAX);
     if (answer.pass) {
-        ct_gate_submitted(gate, &request, draw() % 4 != 0, word_near(now_ns));
+        ct_gate_submitted(gate, &request, random_word() % 4 != 0, word_near(now_ns));
         return;
     }
     struct ct_gate_wait_plan plan = ct_gate_wait_plan(gate, &answer, now_ns);
     EXPECT(plan.sleep_until_ns <= now_ns || plan.sleep_until_ns - now_ns <= CT_GATE_SLEEP_MAX_NS);
     EXPECT(plan.spin_until_ns <= now_ns || plan.spin_until_ns - now_ns <= CT_GATE_SLEEP_MAX_NS);
-    if (draw() % 2)
+    if (random_word() % 2)
         ct_gate_waited(gate, since_ns, now_ns);
 }
 
-static void call(struct ct_gate *gate, uint64_t now_ns)
+static void call_randomly(struct ct_gate *gate, uint64_t now_ns)
 {
-    struct ct_launch_request request = any_request();
-    switch (draw() % 13) {
+    struct ct_launch_request request = random_request();
+    switch (random_word() % 13) {
     case 0:
         if (!ct_gate_must_ask(gate))
             ct_gate_announce(gate, &request, now_ns);
         break;
     case 1:
-        ct_gate_sync(gate, length(), length(), (int)(draw() % 2), now_ns);
+        ct_gate_sync(gate, random_length(), random_length(), (int)(random_word() % 2), now_ns);
         break;
     case 2:
-        ct_gate_confirmed(gate, length(), now_ns);
+        ct_gate_confirmed(gate, random_length(), now_ns);
         break;
     case 3:
         ct_gate_prolong(gate, word_near(now_ns));
         break;
     case 4:
-        ct_gate_spun(gate, length(), now_ns);
-        ct_gate_slept(gate, length());
-        ct_gate_overslept(gate, length(), now_ns);
+        ct_gate_spun(gate, random_length(), now_ns);
+        ct_gate_slept(gate, random_length());
+        ct_gate_overslept(gate, random_length(), now_ns);
         break;
     case 5:
         ct_gate_withdrawn(gate, &request, now_ns);
         EXPECT(ct_gate_has_sleepers(gate, now_ns) <= 1);
         break;
     case 6:
-        ct_gate_measured(gate, length(), length(), now_ns);
+        ct_gate_measured(gate, random_length(), random_length(), now_ns);
         break;
     default:
-        ask(gate, now_ns);
+        admit_random_request(gate, now_ns);
     }
 }
 
 static void open_gate(struct ct_gate *gate)
 {
-    const uint32_t slot = (uint32_t)(draw() % SLOTS);
+    const uint32_t slot = (uint32_t)(random_word() % SLOTS);
     ct_gate_open(gate, file, sizeof file, (struct ct_gate_page *)(file + ct_gate_offset(slot)),
-                 (struct ct_arbitration_page *)(file + CT_GATE_PAGE_BYTES), slot, (uint32_t)(draw() % 3));
+                 (struct ct_arbitration_page *)(file + CT_GATE_PAGE_BYTES), slot, (uint32_t)(random_word() % 3));
 }
 
-static void any_pages_and_instants(void)
+static void random_pages_and_instants_keep_waits_finite(void)
 {
     static struct ct_gate gates[GATES];
     uint64_t now_ns = 1000000000;
     for (int i = 0; i < GATES; i++)
         open_gate(&gates[i]);
     for (int round = 0; round < ROUNDS; round++) {
-        now_ns = draw() % 64 ? now_ns + draw() % 100000 : word_near(now_ns);
-        if (draw() % 4 == 0)
-            scribble(now_ns);
-        if (draw() % 32 == 0)
-            any_table();
-        if (draw() % 256 == 0)
-            open_gate(&gates[draw() % GATES]);
-        call(&gates[draw() % GATES], now_ns);
-        if (now_ns > UINT64_MAX / 2 && draw() % 16 == 0)
+        now_ns = random_word() % 64 ? now_ns + random_word() % 100000 : word_near(now_ns);
+        if (random_word() % 4 == 0)
+            corrupt_pages(now_ns);
+        if (random_word() % 32 == 0)
+            write_random_table();
+        if (random_word() % 256 == 0)
+            open_gate(&gates[random_word() % GATES]);
+        call_randomly(&gates[random_word() % GATES], now_ns);
+        if (now_ns > UINT64_MAX / 2 && random_word() % 16 == 0)
             now_ns = 1000000000;
     }
 }
 
 /* When the corruption ends and all tenants are quiet, the remaining one passes. */
-static void it_recovers(void)
+static void gate_recovers_after_corruption(void)
 {
     static struct ct_gate gate;
     for (int round = 0; round < 300; round++) {
-        uint64_t now_ns = 1000000000000 + draw() % 1000000000;
+        uint64_t now_ns = 1000000000000 + random_word() % 1000000000;
         for (int i = 0; i < 40; i++)
-            scribble(now_ns);
-        struct ct_gate_rules rules = {CT_GATE_STRICT + draw() % 2, 500000, 20000, 2000000, 0, 0, 0, SLOTS, {{0}}};
+            corrupt_pages(now_ns);
+        struct ct_gate_rules rules = {CT_GATE_STRICT + random_word() % 2, 500000, 20000, 2000000, 0, 0, 0, SLOTS,
+            {{0}}};
         for (uint16_t i = 0; i < SLOTS; i++)
-            rules.tenants[i] = (struct ct_tenant_entry){.generation = (uint32_t)(draw() % 3), .slot = i,
+            rules.tenants[i] = (struct ct_tenant_entry){.generation = (uint32_t)(random_word() % 3), .slot = i,
                                                         .priority = (uint8_t)i};
         ct_tenant_table_write((struct ct_tenant_table *)file, &rules);
         ct_gate_open(&gate, file, sizeof file, (struct ct_gate_page *)(file + ct_gate_offset(SLOTS - 1)),
                      (struct ct_arbitration_page *)(file + CT_GATE_PAGE_BYTES), SLOTS - 1,
                          rules.tenants[SLOTS - 1].generation);
-        struct ct_launch_request request = {.expect_ns = 50000, .upper_ns = 60000, .may_fill = (uint32_t)(draw() % 2),
-                                            .granularity_ns = draw() % 9};
+        struct ct_launch_request request = {.expect_ns = 50000, .upper_ns = 60000, .may_fill =
+            (uint32_t)(random_word() % 2),
+                                            .granularity_ns = random_word() % 9};
         const uint64_t since_ns = now_ns;
         struct ct_gate_answer answer = {0};
-        for (int asked = 0; asked < 1000 && !answer.pass; asked++) {
+        for (int attempt = 0; attempt < 1000 && !answer.pass; attempt++) {
             answer = ct_gate_admit(&gate, &request, since_ns, now_ns);
             now_ns = answer.until_ns + (answer.reason == CT_GATE_OTHER ? 100000 : 0);
         }
         if (!answer.pass)
-            fprintf(stderr, "round %d: it waits for reason %u\n", round, answer.reason);
+            fprintf(stderr, "round %d: the launch still waits for reason %u\n", round, answer.reason);
         EXPECT(answer.pass);
         EXPECT(now_ns - since_ns <= 3 * CT_GATE_HORIZON_NS);
     }
@@ -205,7 +213,7 @@ static void it_recovers(void)
 int main(void)
 {
     EXPECT(ct_tenant_table_init(file, sizeof file, SLOTS) == 0);
-    any_pages_and_instants();
-    it_recovers();
+    random_pages_and_instants_keep_waits_finite();
+    gate_recovers_after_corruption();
     return 0;
 }

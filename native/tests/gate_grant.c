@@ -1,4 +1,4 @@
-/* The grant page: no reader sees half of a write, waits for a dead writer, or accepts a foreign page. */
+/* The grant page: no reader gets a partial write, waits for a dead writer, or accepts another kind of page. */
 #include "gate/grant.h"
 #include "tests/expect.h"
 
@@ -25,7 +25,7 @@ static struct ct_grant grant_of(uint64_t number)
     return grant;
 }
 
-static bool is_whole(const struct ct_grant *grant)
+static bool is_from_one_write(const struct ct_grant *grant)
 {
     uint64_t words[CT_GRANT_WORDS];
     memcpy(words, grant, sizeof words);
@@ -40,7 +40,7 @@ static bool equal(const struct ct_grant *a, const struct ct_grant *b)
     return memcmp(a, b, sizeof *a) == 0;
 }
 
-static void a_new_page_is_free(void)
+static void new_page_is_free(void)
 {
     union page page = {0};
     struct ct_grant grant;
@@ -52,7 +52,7 @@ static void a_new_page_is_free(void)
     EXPECT(grant.share_ppm == 0 && grant.memory_bytes == 0 && grant.gpu == 0);
 }
 
-static void what_is_written_is_read(void)
+static void read_returns_what_was_written(void)
 {
     union page page = {0};
     EXPECT(ct_grant_init(&page, sizeof page) == CT_GRANT_OK);
@@ -64,7 +64,7 @@ static void what_is_written_is_read(void)
     }
 }
 
-static void a_second_init_keeps_what_readers_hold(void)
+static void second_init_keeps_the_contents(void)
 {
     union page page = {0};
     struct ct_grant written = grant_of(7), read;
@@ -75,7 +75,7 @@ static void a_second_init_keeps_what_readers_hold(void)
     EXPECT(equal(&written, &read));
 }
 
-static void other_pages_are_refused(void)
+static void invalid_pages_are_rejected(void)
 {
     union page page = {0};
     EXPECT(ct_grant_check(&page, sizeof page) == CT_GRANT_NOT_A_PAGE);
@@ -89,7 +89,7 @@ static void other_pages_are_refused(void)
 
 /* A writer that died after any number of stores: the count did not change, so the last complete write is still
  * valid. */
-static void a_partial_write_is_never_read(void)
+static void partial_write_is_never_read(void)
 {
     for (uint64_t writes = 0; writes < 4; writes++) {
         for (int stores = 0; stores <= CT_GRANT_WORDS; stores++) {
@@ -118,22 +118,22 @@ static void a_partial_write_is_never_read(void)
 
 struct race {
     union page page;
-    atomic_bool over;
+    atomic_bool has_ended;
 };
 
-static void *read_until_over(void *argument)
+static void *read_until_end(void *argument)
 {
     struct race *race = argument;
     uint64_t newest = 0, reads = 0;
     bool last_round = false;
     while (!last_round) {
-        last_round = atomic_load(&race->over);
+        last_round = atomic_load(&race->has_ended);
         struct ct_grant grant;
         int result = ct_grant_read(&race->page.grant, &grant);
         if (result == CT_GRANT_BUSY)
             continue; /* bounded: overtaken in every attempt, but not stuck */
         EXPECT(result == CT_GRANT_OK);
-        EXPECT(is_whole(&grant));
+        EXPECT(is_from_one_write(&grant));
         EXPECT(grant.state / 1000 >= newest); /* a reader never sees an older write again */
         newest = grant.state / 1000;
         reads++;
@@ -151,23 +151,23 @@ static void concurrent_readers_get_complete_grants(void)
     EXPECT(ct_grant_init(&race.page, sizeof race.page) == CT_GRANT_OK);
     ct_grant_write(&race.page.grant, &first);
     for (int i = 0; i < READERS; i++)
-        EXPECT(pthread_create(&readers[i], NULL, read_until_over, &race) == 0);
+        EXPECT(pthread_create(&readers[i], NULL, read_until_end, &race) == 0);
     for (uint64_t number = 1; number <= WRITES; number++) {
         struct ct_grant grant = grant_of(number);
         ct_grant_write(&race.page.grant, &grant);
     }
-    atomic_store(&race.over, true);
+    atomic_store(&race.has_ended, true);
     for (int i = 0; i < READERS; i++)
         EXPECT(pthread_join(readers[i], NULL) == 0);
 }
 
 int main(void)
 {
-    a_new_page_is_free();
-    what_is_written_is_read();
-    a_second_init_keeps_what_readers_hold();
-    other_pages_are_refused();
-    a_partial_write_is_never_read();
+    new_page_is_free();
+    read_returns_what_was_written();
+    second_init_keeps_the_contents();
+    invalid_pages_are_rejected();
+    partial_write_is_never_read();
     concurrent_readers_get_complete_grants();
     return 0;
 }

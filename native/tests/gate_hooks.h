@@ -5,10 +5,10 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-uint64_t explored_load(const volatile void *place, int order);
-void explored_store(volatile void *place, uint64_t value, int order);
-uint64_t explored_add(volatile void *place, uint64_t more, int order);
-int explored_swap(volatile void *place, uint64_t *expected, uint64_t value, int order);
+uint64_t explored_load(const volatile void *word, int order);
+void explored_store(volatile void *word, uint64_t value, int order);
+uint64_t explored_add(volatile void *word, uint64_t addend, int order);
+int explored_swap(volatile void *word, uint64_t *expected, uint64_t value, int order);
 void explored_fence(int order);
 
 #undef atomic_load_explicit
@@ -17,13 +17,13 @@ void explored_fence(int order);
 #undef atomic_compare_exchange_strong_explicit
 #undef atomic_compare_exchange_weak_explicit
 #undef atomic_thread_fence
-#define atomic_load_explicit(place, order) explored_load((place), (order))
-#define atomic_store_explicit(place, value, order) explored_store((place), (value), (order))
-#define atomic_fetch_add_explicit(place, more, order) explored_add((place), (more), (order))
-#define atomic_compare_exchange_strong_explicit(place, expected, value, order, otherwise)                              \
-    explored_swap((place), (expected), (value), (order))
-#define atomic_compare_exchange_weak_explicit(place, expected, value, order, otherwise)                                \
-    explored_swap((place), (expected), (value), (order))
+#define atomic_load_explicit(word, order) explored_load((word), (order))
+#define atomic_store_explicit(word, value, order) explored_store((word), (value), (order))
+#define atomic_fetch_add_explicit(word, addend, order) explored_add((word), (addend), (order))
+#define atomic_compare_exchange_strong_explicit(word, expected, value, order, failure_order)                           \
+    explored_swap((word), (expected), (value), (order))
+#define atomic_compare_exchange_weak_explicit(word, expected, value, order, failure_order)                             \
+    explored_swap((word), (expected), (value), (order))
 #define atomic_thread_fence(order) explored_fence(order)
 
 #endif

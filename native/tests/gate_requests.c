@@ -14,7 +14,7 @@ static union {
 } storage;
 static struct ct_gate_page *const page = &storage.page;
 
-static uint64_t in_buckets(void)
+static uint64_t bucket_total(void)
 {
     uint64_t sum = 0;
     for (int i = 0; i < CT_GATE_REQUEST_BUCKETS; i++)
@@ -22,8 +22,8 @@ static uint64_t in_buckets(void)
     return sum;
 }
 
-/* Ascending without gaps, and none wider than a sixteenth of its start. */
-static void buckets_follow_each_other(void)
+/* Buckets ascend without gaps, and none is wider than a sixteenth of its start. */
+static void buckets_are_contiguous_and_narrow(void)
 {
     EXPECT_EQ(ct_gate_request_bucket(0), 0);
     EXPECT_EQ(ct_gate_request_bucket((UINT64_C(1) << 14) - 1), 0);
@@ -40,29 +40,29 @@ static void buckets_follow_each_other(void)
     EXPECT_EQ(begin_ns, UINT64_C(1) << 36);
 }
 
-static void *ask_much(void *of)
+static void *end_requests(void *argument)
 {
-    const uint64_t mine = (uint64_t)(uintptr_t)of;
+    const uint64_t number = (uint64_t)(uintptr_t)argument;
     for (uint64_t i = 0; i < EACH; i++)
-        ct_gate_request_ended(page, (mine + 1) << 14, UINT64_C(2) << 14);
+        ct_gate_request_ended(page, (number + 1) << 14, UINT64_C(2) << 14);
     return NULL;
 }
 
-static void none_is_lost_among_threads(void)
+static void concurrent_requests_are_all_counted(void)
 {
     pthread_t threads[THREADS];
     ct_gate_request_clear(page);
     for (uintptr_t i = 0; i < THREADS; i++)
-        EXPECT(pthread_create(&threads[i], NULL, ask_much, (void *)i) == 0);
+        EXPECT(pthread_create(&threads[i], NULL, end_requests, (void *)i) == 0);
     for (int i = 0; i < THREADS; i++)
         EXPECT(pthread_join(threads[i], NULL) == 0);
     EXPECT_EQ(page->requests.ended, THREADS * EACH);
     EXPECT_EQ(page->requests.over, 2 * EACH); /* of four, two are longer than two */
     EXPECT_EQ(page->requests.sum_ns, (UINT64_C(10) << 14) * EACH);
-    EXPECT_EQ(in_buckets(), THREADS * EACH);
+    EXPECT_EQ(bucket_total(), THREADS * EACH);
 }
 
-static void without_an_slo_none_is_over_it(void)
+static void requests_without_slo_are_never_over(void)
 {
     ct_gate_request_clear(page);
     ct_gate_request_ended(page, UINT64_MAX, 0);
@@ -70,10 +70,10 @@ static void without_an_slo_none_is_over_it(void)
     EXPECT_EQ(page->requests.ended, 2);
     EXPECT_EQ(page->requests.over, 0);
     ct_gate_request_clear(page);
-    EXPECT_EQ(page->requests.ended + page->requests.sum_ns + in_buckets(), 0);
+    EXPECT_EQ(page->requests.ended + page->requests.sum_ns + bucket_total(), 0);
 }
 
-static void the_oldest_of_all_processes_is_published(void)
+static void oldest_request_of_all_processes_is_published(void)
 {
     const uint64_t now_ns = 200 * (uint64_t)SECOND_NS;
     ct_gate_request_clear(page);
@@ -88,22 +88,22 @@ static void the_oldest_of_all_processes_is_published(void)
     EXPECT_EQ(page->requests.began_ns, 0);
 }
 
-static void entries_of_dead_processes_are_replaced(void)
+static void implausible_entries_are_replaced(void)
 {
     const uint64_t now_ns = 200 * (uint64_t)SECOND_NS;
-    const uint64_t scribbles[] = {now_ns - CT_GATE_HORIZON_NS - 1, now_ns + CT_GATE_HORIZON_NS + 1, UINT64_MAX, 1};
-    for (size_t i = 0; i < sizeof scribbles / sizeof *scribbles; i++) {
-        page->requests.began_ns = scribbles[i];
+    const uint64_t implausible[] = {now_ns - CT_GATE_HORIZON_NS - 1, now_ns + CT_GATE_HORIZON_NS + 1, UINT64_MAX, 1};
+    for (size_t i = 0; i < sizeof implausible / sizeof *implausible; i++) {
+        page->requests.began_ns = implausible[i];
         ct_gate_request_oldest(page, 0, now_ns - 5, now_ns);
         EXPECT_EQ(page->requests.began_ns, now_ns - 5);
-        page->requests.began_ns = scribbles[i];
+        page->requests.began_ns = implausible[i];
         ct_gate_request_oldest(page, now_ns - 5, 0, now_ns);
         EXPECT_EQ(page->requests.began_ns, 0);
     }
 }
 
 /* A new tenant in the slot starts with cleared counters; a second process of the same tenant keeps them. */
-static void a_new_tenant_begins_anew(void)
+static void new_tenant_starts_with_cleared_counters(void)
 {
     static _Alignas(64) unsigned char file[3 * CT_GATE_PAGE_BYTES];
     static struct ct_gate gate;
@@ -127,11 +127,11 @@ static void a_new_tenant_begins_anew(void)
 
 int main(void)
 {
-    buckets_follow_each_other();
-    none_is_lost_among_threads();
-    without_an_slo_none_is_over_it();
-    the_oldest_of_all_processes_is_published();
-    entries_of_dead_processes_are_replaced();
-    a_new_tenant_begins_anew();
+    buckets_are_contiguous_and_narrow();
+    concurrent_requests_are_all_counted();
+    requests_without_slo_are_never_over();
+    oldest_request_of_all_processes_is_published();
+    implausible_entries_are_replaced();
+    new_tenant_starts_with_cleared_counters();
     return 0;
 }

@@ -33,7 +33,7 @@ static const char *owner_of(void *address)
 }
 
 /* Launches three kernels through this handle. */
-static void work(void *handle, const char *path)
+static void launch_through(void *handle, const char *path)
 {
     void *context, *module, *function;
     unsigned long long nanoseconds = 1000;
@@ -53,7 +53,7 @@ static void work(void *handle, const char *path)
     fflush(stdout);
 }
 
-static void *open_as(const char *name, int flags)
+static void *open_library(const char *name, int flags)
 {
     void *handle = dlopen(name, flags);
     if (!handle)
@@ -62,35 +62,35 @@ static void *open_as(const char *name, int flags)
     return handle;
 }
 
-static void *in_thread(void *handle)
+static void *launch_in_thread(void *handle)
 {
-    work(handle, "thread");
+    launch_through(handle, "thread");
     return NULL;
 }
 
-static void in_threads(void)
+static void launch_in_threads(void)
 {
     pthread_t threads[4];
-    void *handle = open_as("libcuda.so.1", RTLD_NOW);
+    void *handle = open_library("libcuda.so.1", RTLD_NOW);
     for (int i = 0; i < 4; i++)
-        EXPECT_EQ(pthread_create(&threads[i], NULL, in_thread, handle), 0);
+        EXPECT_EQ(pthread_create(&threads[i], NULL, launch_in_thread, handle), 0);
     for (int i = 0; i < 4; i++)
         EXPECT_EQ(pthread_join(threads[i], NULL), 0);
 }
 
 /* A child has neither its parent's context nor its parent's record. */
-static void in_children(char *self)
+static void launch_in_children(char *self)
 {
     int status;
-    void *handle = open_as("libcuda.so.1", RTLD_NOW);
+    void *handle = open_library("libcuda.so.1", RTLD_NOW);
     (void)dlsym(handle, "cuLaunchKernel");
     pid_t child = fork();
     if (child == 0) {
-        work(handle, "fork");
+        launch_through(handle, "fork");
         execl(self, self, "open", "libcuda.so.1", (char *)NULL);
         _exit(1);
     }
-    work(handle, "parent");
+    launch_through(handle, "parent");
     EXPECT(waitpid(child, &status, 0) == child);
     EXPECT_EQ(status, 0);
 }
@@ -100,25 +100,25 @@ int main(int argc, char **argv)
     EXPECT(argc >= 2);
     const char *path = argv[1], *name = argc > 2 ? argv[2] : "libcuda.so.1";
     if (strcmp(path, "open") == 0)
-        work(open_as(name, RTLD_NOW | RTLD_LOCAL), path);
+        launch_through(open_library(name, RTLD_NOW | RTLD_LOCAL), path);
     else if (strcmp(path, "lazy") == 0)
-        work(open_as(name, RTLD_LAZY | RTLD_GLOBAL), path);
+        launch_through(open_library(name, RTLD_LAZY | RTLD_GLOBAL), path);
     else if (strcmp(path, "deep") == 0)
-        work(open_as(name, RTLD_NOW | RTLD_DEEPBIND), path);
-    else if (strcmp(path, "default") == 0 && open_as(name, RTLD_NOW | RTLD_GLOBAL))
-        work(RTLD_DEFAULT, path);
-    else if (strcmp(path, "next") == 0 && open_as(name, RTLD_NOW | RTLD_GLOBAL))
-        work(RTLD_NEXT, path);
+        launch_through(open_library(name, RTLD_NOW | RTLD_DEEPBIND), path);
+    else if (strcmp(path, "default") == 0 && open_library(name, RTLD_NOW | RTLD_GLOBAL))
+        launch_through(RTLD_DEFAULT, path);
+    else if (strcmp(path, "next") == 0 && open_library(name, RTLD_NOW | RTLD_GLOBAL))
+        launch_through(RTLD_NEXT, path);
     else if (strcmp(path, "space") == 0)
-        work(dlmopen(LM_ID_NEWLM, name, RTLD_NOW), path);
+        launch_through(dlmopen(LM_ID_NEWLM, name, RTLD_NOW), path);
     else if (strcmp(path, "again") == 0) {
-        EXPECT_EQ(dlclose(open_as(name, RTLD_NOW)), 0);
-        work(open_as(name, RTLD_NOW), path);
-        EXPECT_EQ(dlclose(open_as(name, RTLD_NOW)), 0);
+        EXPECT_EQ(dlclose(open_library(name, RTLD_NOW)), 0);
+        launch_through(open_library(name, RTLD_NOW), path);
+        EXPECT_EQ(dlclose(open_library(name, RTLD_NOW)), 0);
     } else if (strcmp(path, "threads") == 0)
-        in_threads();
+        launch_in_threads();
     else if (strcmp(path, "children") == 0)
-        in_children(argv[0]);
+        launch_in_children(argv[0]);
     else if (strcmp(path, "nothing") == 0)
         EXPECT(dlsym(RTLD_DEFAULT, "cuInit") == NULL);
     else

@@ -11,7 +11,7 @@ static int capturing, events, launches;
 static _Thread_local int mode_of_thread = GLOBAL;
 static char object;
 
-static int launch_of_tomorrow(void)
+static int launch_of_unknown_version(void)
 {
     return 0;
 }
@@ -42,7 +42,7 @@ API cuGetProcAddress_v2(const char *symbol, void **address, int version, uint64_
     (void)flags;
     *address = NULL;
     if (strcmp(symbol, "cuLaunchKernel") == 0)
-        *address = version >= 99000 ? (void *)launch_of_tomorrow : (void *)cuLaunchKernel;
+        *address = version >= 99000 ? (void *)launch_of_unknown_version : (void *)cuLaunchKernel;
     if (strcmp(symbol, "cuTomorrow") == 0)
         *address = (void *)cuTomorrow;
     if (status)

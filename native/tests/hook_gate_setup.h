@@ -20,7 +20,7 @@ static inline struct ct_gate_page *page_of(uint32_t slot)
     return (struct ct_gate_page *)(file + ct_gate_offset(slot));
 }
 
-static inline struct ct_gate_rules rules_of(uint8_t mine, uint8_t its)
+static inline struct ct_gate_rules rules_of(uint8_t online_priority, uint8_t offline_priority)
 {
     struct ct_gate_rules rules = {.policy = CT_GATE_FILL,
                                   .bound_ns = 500000,
@@ -28,8 +28,8 @@ static inline struct ct_gate_rules rules_of(uint8_t mine, uint8_t its)
                                   .patience_ns = 2000000,
                                   .spin_ppm = 350000,
                                   .tenant_count = 2};
-    rules.tenants[0] = (struct ct_tenant_entry){.generation = 1, .slot = ONLINE, .priority = mine};
-    rules.tenants[1] = (struct ct_tenant_entry){.generation = 1, .slot = OFFLINE, .priority = its};
+    rules.tenants[0] = (struct ct_tenant_entry){.generation = 1, .slot = ONLINE, .priority = online_priority};
+    rules.tenants[1] = (struct ct_tenant_entry){.generation = 1, .slot = OFFLINE, .priority = offline_priority};
     return rules;
 }
 
@@ -53,7 +53,7 @@ static inline void make_gate(const struct ct_gate_rules *rules, size_t bytes, ui
     setenv("COTENANT_SLOT", text, 1);
 }
 
-static inline struct ct_session *opened(void)
+static inline struct ct_session *open_session(void)
 {
     EXPECT_EQ(cuMemFree_v2(1), CUDA_SUCCESS); /* the first call finds the driver */
     struct ct_session *session = ct_session();
@@ -61,13 +61,13 @@ static inline struct ct_session *opened(void)
     return session;
 }
 
-static inline void *of_the_driver(const char *name)
+static inline void *driver_symbol(const char *name)
 {
     void *driver = dlopen(IDLE_DRIVER, RTLD_NOW | RTLD_LOCAL); /* stays loaded */
     EXPECT(driver != NULL);
-    void *found = dlsym(driver, name);
-    EXPECT(found != NULL);
-    return found;
+    void *symbol = dlsym(driver, name);
+    EXPECT(symbol != NULL);
+    return symbol;
 }
 
 /* Runs each case in a separate process. */

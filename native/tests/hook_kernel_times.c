@@ -3,9 +3,10 @@
 
 #include "expect.h"
 
-static void becomes(uint64_t mean_ns, uint64_t p90_ns, uint64_t p99_ns, uint32_t blocks, uint32_t blocks_per_sm,
-                    uint32_t sms,
-                    uint64_t expect_ns, uint64_t upper_ns, uint64_t granularity_ns)
+static void check_planning_values(uint64_t mean_ns, uint64_t p90_ns, uint64_t p99_ns, uint32_t blocks,
+                                  uint32_t blocks_per_sm,
+                                  uint32_t sms,
+                                  uint64_t expect_ns, uint64_t upper_ns, uint64_t granularity_ns)
 {
     static struct ct_kernel_time_file file;
     struct ct_record_kernel kernel = {.name = "one", .grid = {blocks, 1, 1}, .block = {32, 1, 1}};
@@ -23,7 +24,7 @@ static void becomes(uint64_t mean_ns, uint64_t p90_ns, uint64_t p99_ns, uint32_t
     EXPECT_EQ(time.kernel_count, 1);
 }
 
-static void a_graph_is_preemptible_between_kernels(void)
+static void graph_is_preemptible_between_its_kernels(void)
 {
     struct ct_record_kernel graph = {.name = "graph of 50"};
     struct ct_kernel_time time = {.expect_ns = 65536000};
@@ -68,13 +69,13 @@ static void small_grids_leave_sms_free(void)
 static uint64_t corun_result(uint64_t expect_ns, const uint64_t *lengths_ns, int count)
 {
     struct ct_kernel_time time = {.expect_ns = expect_ns, .is_known = 1};
-    uint64_t shown_ns = 0;
+    uint64_t corrected_ns = 0;
     for (int i = 0; i < count; i++)
-        shown_ns = ct_kernel_time_corun(&time, lengths_ns[i], 0);
-    return shown_ns;
+        corrected_ns = ct_kernel_time_corun(&time, lengths_ns[i], 0);
+    return corrected_ns;
 }
 
-static void time_slices_are_distinguished_from_a_wrong_profile(void)
+static void time_slices_do_not_contradict_the_profile(void)
 {
     const uint64_t slow[] = {200, 2200, 201, 200, 4200, 202, 2201}, fast[] = {50, 51, 50, 2050, 50, 2051, 52};
     const uint64_t right[] = {100, 2100, 99, 101, 2100, 102, 2100}, sliced[] = {2100, 2100, 100, 2100, 101, 4100, 2100};
@@ -88,7 +89,7 @@ static void time_slices_are_distinguished_from_a_wrong_profile(void)
 }
 
 /* If no work of ours precedes them, measurements include the wait for our time slice. */
-static void a_wait_for_a_time_slice_is_not_counted(void)
+static void wait_for_a_time_slice_is_not_counted(void)
 {
     struct ct_kernel_time time = {.expect_ns = 500000, .is_known = 1};
     for (uint64_t i = 0; i < 20; i++)
@@ -103,7 +104,7 @@ static void a_wait_for_a_time_slice_is_not_counted(void)
 }
 
 /* Alternately short and long launches under one name: a majority of short ones among a few shows nothing. */
-static void launches_that_differ_are_not_taken_for_a_wrong_profile(void)
+static void varying_launches_do_not_contradict_the_profile(void)
 {
     struct ct_kernel_time time = {.expect_ns = 950, .upper_ns = 1500, .is_known = 1, .varies = 1};
     const uint64_t lengths_ns[] = {400, 400, 1500, 400, 400, 400, 1500, 1500, 1500, 1500, 1500, 1500, 1500, 1500};
@@ -114,13 +115,13 @@ static void launches_that_differ_are_not_taken_for_a_wrong_profile(void)
     EXPECT_EQ(ct_kernel_time_corun(&time, 2900, 0), 2900); /* longer than its upper estimate */
 }
 
-static void a_profile_shows_variation(void)
+static void profile_shows_variation(void)
 {
     const uint64_t times_ns[][3] = {{1000, 1010, 1100}, {950, 1500, 1500}, {1900, 1000, 15000}, {1000, 1000, 9000}};
     const uint32_t varies[] = {0, 1, 1, 1};
     for (int i = 0; i < 4; i++) {
         struct ct_kernel_time time = {0};
-        set(&time, times_ns[i][0], times_ns[i][1], times_ns[i][2]);
+        set_time(&time, times_ns[i][0], times_ns[i][1], times_ns[i][2]);
         EXPECT_EQ(time.varies, varies[i]);
     }
 }
@@ -131,26 +132,27 @@ static void measurements_are_not_periodic(void)
 {
     for (uint64_t every = 2; every <= 7; every++) {
         struct ct_kernel_time time = {.expect_ns = 950000, .upper_ns = 950000, .is_known = 1};
-        uint64_t rng = 1, stood_for[7] = {0}, all = 0;
+        uint64_t rng = 1, represented[7] = {0}, total = 0;
         for (uint64_t i = 0; i < 40000; i++) {
             const int must_check = ct_kernel_time_must_check(&time);
             ct_kernel_time_charge(&time, 500000);
             if (!must_check)
                 continue;
-            stood_for[i % every] += time.charges;
-            all += time.charges;
+            represented[i % every] += time.charges;
+            total += time.charges;
             rng = rng * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
             ct_kernel_time_checked(&time, rng >> 33);
         }
         for (uint64_t i = 0; i < every; i++)
-            EXPECT(stood_for[i] * every > all * 9 / 10 && stood_for[i] * every < all * 11 / 10);
+            EXPECT(represented[i] * every > total * 9 / 10 && represented[i] * every < total * 11 / 10);
     }
 }
 
-/* A more informative launch is waited for, but not forever. */
-static void an_informative_launch_is_waited_for(void)
+/* A measurement is postponed until a more informative launch, but not forever. */
+static void measurement_is_postponed_for_a_bounded_time(void)
 {
-    struct ct_kernel_time time = {.expect_ns = 500000, .is_known = 1}, brief = {.expect_ns = 1000, .is_known = 1},
+    struct ct_kernel_time time = {.expect_ns = 500000, .is_known = 1}, short_kernel = {.expect_ns = 1000, .is_known =
+        1},
         unknown = {0};
     int charges = 0;
     for (; !ct_kernel_time_must_check(&time); charges++)
@@ -159,8 +161,8 @@ static void an_informative_launch_is_waited_for(void)
     for (; ct_kernel_time_can_wait(&time); charges++)
         ct_kernel_time_charge(&time, 500000);
     EXPECT_EQ(charges, 16);
-    for (charges = 0; ct_kernel_time_can_wait(&brief); charges++)
-        ct_kernel_time_charge(&brief, 500000);
+    for (charges = 0; ct_kernel_time_can_wait(&short_kernel); charges++)
+        ct_kernel_time_charge(&short_kernel, 500000);
     EXPECT_EQ(charges, 64);
     EXPECT(!ct_kernel_time_can_wait(&unknown)); /* an unknown kernel is always measured */
 }
@@ -177,7 +179,7 @@ static void short_unknown_kernels_are_learned_next_to_neighbours(void)
     EXPECT_EQ(time.expect_ns, 50003);
 }
 
-static void one_is_measured_for_all_of_its_kind(void)
+static void one_measurement_represents_several_launches(void)
 {
     struct ct_kernel_time time = {.expect_ns = 50000, .is_known = 1, .free_ppm = 500000};
     for (int i = 0; i < 15; i++) {
@@ -196,17 +198,17 @@ static void one_is_measured_for_all_of_its_kind(void)
 
 int main(void)
 {
-#define GOLDEN(...) becomes(__VA_ARGS__);
+#define GOLDEN(...) check_planning_values(__VA_ARGS__);
 #include "kernel_times_golden.def"
-    a_graph_is_preemptible_between_kernels();
+    graph_is_preemptible_between_its_kernels();
     small_grids_leave_sms_free();
-    time_slices_are_distinguished_from_a_wrong_profile();
-    a_wait_for_a_time_slice_is_not_counted();
-    launches_that_differ_are_not_taken_for_a_wrong_profile();
-    a_profile_shows_variation();
+    time_slices_do_not_contradict_the_profile();
+    wait_for_a_time_slice_is_not_counted();
+    varying_launches_do_not_contradict_the_profile();
+    profile_shows_variation();
     measurements_are_not_periodic();
-    an_informative_launch_is_waited_for();
+    measurement_is_postponed_for_a_bounded_time();
     short_unknown_kernels_are_learned_next_to_neighbours();
-    one_is_measured_for_all_of_its_kind();
+    one_measurement_represents_several_launches();
     return 0;
 }

@@ -9,42 +9,42 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
 CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device);
 CUresult cuCtxDestroy_v2(CUcontext context);
 
-static void *of_the_driver(const char *name)
+static void *driver_symbol(const char *name)
 {
     void *driver = dlopen(IDLE_DRIVER, RTLD_NOW | RTLD_LOCAL); /* stays loaded */
     EXPECT(driver != NULL);
-    void *found = dlsym(driver, name);
-    EXPECT(found != NULL);
-    return found;
+    void *symbol = dlsym(driver, name);
+    EXPECT(symbol != NULL);
+    return symbol;
 }
 
-static void a_quota_needs_no_record(void)
+static void quota_is_enforced_without_a_record(void)
 {
-    CUdeviceptr one, two, three;
+    CUdeviceptr first, second, third;
     size_t free_bytes, total_bytes;
     make_tenant(4 * KIB, false);
-    EXPECT_EQ(cuMemAlloc_v2(&one, 1), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemAlloc_v2(&first, 1), CUDA_SUCCESS);
     EXPECT(ct_session() == NULL);
     EXPECT_EQ(held(), 512); /* as the device rounds it */
-    EXPECT_EQ(cuMemAlloc_v2(&two, 3 * KIB), CUDA_SUCCESS);
-    EXPECT_EQ(cuMemAlloc_v2(&three, 1 * KIB), CUDA_ERROR_OUT_OF_MEMORY);
+    EXPECT_EQ(cuMemAlloc_v2(&second, 3 * KIB), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemAlloc_v2(&third, 1 * KIB), CUDA_ERROR_OUT_OF_MEMORY);
     EXPECT_EQ(cuMemGetInfo_v2(&free_bytes, &total_bytes), CUDA_SUCCESS);
     EXPECT_EQ(free_bytes, 512);
     EXPECT_EQ(total_bytes, 4 * KIB);
     EXPECT_EQ(account()->line[0].denied, 1);
     EXPECT_EQ(account()->line[0].denied_bytes, 1 * KIB);
-    _Atomic uint64_t *frees = of_the_driver("idle_frees");
-    EXPECT_EQ(cuMemFree_v2(one), CUDA_SUCCESS);
+    _Atomic uint64_t *frees = driver_symbol("idle_frees");
+    EXPECT_EQ(cuMemFree_v2(first), CUDA_SUCCESS);
     EXPECT_EQ(cuMemFree_v2(0x123456000), CUDA_SUCCESS); /* an unknown pointer is passed to the driver */
     EXPECT_EQ(*frees, 2);
     EXPECT_EQ(held(), 3 * KIB);
-    EXPECT_EQ(cuMemAlloc_v2(&three, 1 * KIB), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemAlloc_v2(&third, 1 * KIB), CUDA_SUCCESS);
     EXPECT_EQ(cuMemFree_v2(0), CUDA_ERROR_NOT_FOUND);
     EXPECT_EQ(held(), 4 * KIB);
     EXPECT_EQ(account()->line[0].begun, account()->line[0].ended);
 }
 
-static void a_quota_may_change_and_other_grants_are_ignored(void)
+static void quota_changes_apply_and_grants_of_others_are_ignored(void)
 {
     CUdeviceptr pointer;
     make_tenant(0, false);
@@ -62,11 +62,11 @@ static void a_quota_may_change_and_other_grants_are_ignored(void)
     EXPECT_EQ(held(), 0);
 }
 
-static void refused_allocations_are_released(void)
+static void failed_allocations_release_their_reservation(void)
 {
     CUdeviceptr pointer;
     make_tenant(1024 * KIB, false);
-    *(_Atomic uint64_t *)of_the_driver("idle_free_bytes") = 4 * KIB;
+    *(_Atomic uint64_t *)driver_symbol("idle_free_bytes") = 4 * KIB;
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 8 * KIB), CUDA_ERROR_OUT_OF_MEMORY); /* the driver's error at once, because the
                                                                             * tenant is offline */
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 0), CUDA_ERROR_NOT_SUPPORTED);
@@ -75,38 +75,38 @@ static void refused_allocations_are_released(void)
     EXPECT_EQ(account()->line[0].wanted_bytes, 0);
 }
 
-static void *make_room(void *given)
+static void *free_memory_when_wanted(void *argument)
 {
-    (void)given;
+    (void)argument;
     while (!account()->line[0].wanted_bytes) /* until the allocation waits */
         sched_yield();
     EXPECT_EQ(account()->line[0].wanted_bytes, 8 * KIB);
     EXPECT_EQ(account()->line[0].begun, account()->line[0].ended); /* and keeps no other process waiting */
-    *(_Atomic uint64_t *)of_the_driver("idle_free_bytes") = 8 * KIB;
+    *(_Atomic uint64_t *)driver_symbol("idle_free_bytes") = 8 * KIB;
     return NULL;
 }
 
-static void an_online_tenant_waits_for_memory(void)
+static void online_tenant_waits_for_memory_of_others(void)
 {
     CUdeviceptr pointer;
     pthread_t thread;
     make_tenant(1024 * KIB, true);
-    *(_Atomic uint64_t *)of_the_driver("idle_free_bytes") = 4 * KIB;
+    *(_Atomic uint64_t *)driver_symbol("idle_free_bytes") = 4 * KIB;
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 4 * KIB), CUDA_SUCCESS);
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 8 * KIB), CUDA_ERROR_OUT_OF_MEMORY); /* no other tenant holds memory: at once */
     struct ct_ledger_account *other = (struct ct_ledger_account *)(file + ct_ledger_offset(0));
     other->lines_used = other->line[0].owner = 1;
     other->line[0].allocated_bytes = 4 * KIB;
-    EXPECT_EQ(pthread_create(&thread, NULL, make_room, NULL), 0);
+    EXPECT_EQ(pthread_create(&thread, NULL, free_memory_when_wanted, NULL), 0);
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 8 * KIB), CUDA_SUCCESS);
     EXPECT_EQ(pthread_join(thread, NULL), 0);
     EXPECT_EQ(account()->line[0].wanted_bytes, 0);
     EXPECT_EQ(held(), 12 * KIB);
 }
 
-static void *clear_the_dead(void *given)
+static void *clear_dead_process(void *argument)
 {
-    uint64_t owner = *(uint64_t *)given;
+    uint64_t owner = *(uint64_t *)argument;
     while (!account()->line[0].begun) /* until the living process tries */
         sched_yield();
     ct_ledger_clear(file, FILE_BYTES, SLOT, 1, owner);
@@ -114,7 +114,7 @@ static void *clear_the_dead(void *given)
 }
 
 /* Memory of a dead process counts until the node has cleared its line, and allocations wait for that. */
-static void memory_of_dead_processes_is_waited_for(void)
+static void allocation_waits_for_memory_of_dead_processes(void)
 {
     CUdeviceptr pointer;
     pthread_t thread;
@@ -132,13 +132,13 @@ static void memory_of_dead_processes_is_waited_for(void)
     EXPECT_EQ(held(), 4 * KIB);
     account()->line[0].begun = account()->line[0].ended = 0;
     ct_memory_wait_max_ns = UINT64_MAX; /* the other thread may be scheduled late */
-    EXPECT_EQ(pthread_create(&thread, NULL, clear_the_dead, &owner), 0);
+    EXPECT_EQ(pthread_create(&thread, NULL, clear_dead_process, &owner), 0);
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 1 * KIB), CUDA_SUCCESS);
     EXPECT_EQ(pthread_join(thread, NULL), 0);
     EXPECT_EQ(held(), 1 * KIB);
 }
 
-static void the_wait_for_dead_processes_is_bounded(void)
+static void wait_for_dead_processes_is_bounded(void)
 {
     CUdeviceptr pointer;
     make_tenant(4 * KIB, false);
@@ -151,7 +151,7 @@ static void the_wait_for_dead_processes_is_bounded(void)
     EXPECT_EQ(account()->line[1].denied, 1);
 }
 
-static void one_process_more_than_there_are_lines_gets_no_memory(void)
+static void process_without_a_line_gets_no_memory_under_a_quota(void)
 {
     CUdeviceptr pointer;
     make_tenant(1024 * KIB, false);
@@ -167,30 +167,30 @@ static void one_process_more_than_there_are_lines_gets_no_memory(void)
     EXPECT_EQ(account()->line[9].allocated_bytes, 512);
 }
 
-static void *open_and_take(void *given)
+static void *allocate_in_thread(void *argument)
 {
     CUdeviceptr pointer;
-    (void)given;
+    (void)argument;
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 512), CUDA_SUCCESS);
     return NULL;
 }
 
-static void threads_that_begin_at_once_share_one_line(void)
+static void threads_that_start_concurrently_share_one_line(void)
 {
     pthread_t threads[8];
     make_tenant(1024 * KIB, false);
     for (int i = 0; i < 8; i++)
-        EXPECT_EQ(pthread_create(&threads[i], NULL, open_and_take, NULL), 0);
+        EXPECT_EQ(pthread_create(&threads[i], NULL, allocate_in_thread, NULL), 0);
     for (int i = 0; i < 8; i++)
         EXPECT_EQ(pthread_join(threads[i], NULL), 0);
     EXPECT_EQ(account()->line[0].allocated_bytes, 8 * 512);
     EXPECT_EQ(account()->line[1].owner, 0);
 }
 
-static void the_first_fault_is_noted(void)
+static void first_fault_is_recorded(void)
 {
     make_tenant(0, false);
-    CUresult *outcome = of_the_driver("idle_outcome");
+    CUresult *outcome = driver_symbol("idle_outcome");
     *outcome = CUDA_ERROR_NOT_READY;
     EXPECT_EQ(cuCtxSynchronize(), CUDA_ERROR_NOT_READY); /* not a fault */
     EXPECT_EQ(cuMemFree_v2(1), CUDA_SUCCESS);
@@ -202,7 +202,7 @@ static void the_first_fault_is_noted(void)
     }
 }
 
-static void contexts_count_once_and_end_with_what_they_hold(void)
+static void primary_context_counts_once_and_releases_its_memory(void)
 {
     CUcontext context;
     CUdeviceptr pointer;
@@ -229,7 +229,7 @@ static void contexts_count_once_and_end_with_what_they_hold(void)
 }
 
 static const CUcontext ONLY_CONTEXT = (CUcontext)0x7000;
-static bool is_refused;
+static bool must_fail;
 
 static CUresult driver_current(CUcontext *context)
 {
@@ -247,14 +247,14 @@ static CUresult driver_create(CUcontext *context, unsigned int flags, CUdevice d
 static CUresult driver_destroy(CUcontext context)
 {
     CUdeviceptr pointer;
-    if (is_refused)
+    if (must_fail)
         return CUDA_ERROR_NOT_SUPPORTED;
     EXPECT_EQ(cuCtxCreate_v2(&context, 0, 0), CUDA_SUCCESS);
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 2 * KIB), CUDA_SUCCESS);
     return CUDA_SUCCESS;
 }
 
-static void a_context_takes_nothing_along_of_the_next_with_its_number(void)
+static void destroyed_context_releases_nothing_of_a_new_one_with_its_handle(void)
 {
     CUcontext context;
     CUdeviceptr pointer;
@@ -266,10 +266,10 @@ static void a_context_takes_nothing_along_of_the_next_with_its_number(void)
     ct_next[CT_cuCtxDestroy_v2] = (void *)driver_destroy;
     EXPECT_EQ(cuCtxCreate_v2(&context, 0, 0), CUDA_SUCCESS);
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 1 * KIB), CUDA_SUCCESS);
-    is_refused = true;
+    must_fail = true;
     EXPECT_EQ(cuCtxDestroy_v2(context), CUDA_ERROR_NOT_SUPPORTED);
     EXPECT_EQ(held(), 41 * KIB);
-    is_refused = false;
+    must_fail = false;
     EXPECT_EQ(cuCtxDestroy_v2(context), CUDA_SUCCESS);
     EXPECT_EQ(held(), 42 * KIB); /* of the new context */
     EXPECT_EQ(account()->line[0].contexts, 1);
@@ -277,7 +277,7 @@ static void a_context_takes_nothing_along_of_the_next_with_its_number(void)
 }
 
 /* Compares the table with a plain list. */
-static void holdings_are_found_until_they_are_taken(void)
+static void holdings_are_found_until_they_are_removed(void)
 {
     enum { KEYS = 3000, STEPS = 40000 };
     static struct ct_memory memory; /* without a ledger, only the table */
@@ -285,48 +285,48 @@ static void holdings_are_found_until_they_are_taken(void)
     uint64_t rng = 11, count = 0;
     for (int step = 0; step < STEPS; step++) {
         rng = rng * UINT64_C(6364136223846793005) + 1442695040888963407u;
-        uint64_t at = (rng >> 33) % KEYS, key = 0x7f0000000000 + at * (at % 2 ? 512 : 1 << 21);
+        uint64_t index = (rng >> 33) % KEYS, key = 0x7f0000000000 + index * (index % 2 ? 512 : 1 << 21);
         struct ct_holding found;
-        if (rng >> 62 && !expected[at]) {
-            expected[at] = 1 + (rng >> 40);
-            EXPECT(ct_holding_add(&memory, &(struct ct_holding){.key = key, .note = expected[at],
-                                                                .home = 1 + at % 5, .held = CT_HELD_MEMORY}));
+        if (rng >> 62 && !expected[index]) {
+            expected[index] = 1 + (rng >> 40);
+            EXPECT(ct_holding_add(&memory, &(struct ct_holding){.key = key, .note = expected[index],
+                                                                .home = 1 + index % 5, .held = CT_HELD_MEMORY}));
             count++;
         } else {
-            EXPECT_EQ(ct_holding_take(&memory, CT_HELD_MEMORY, key, &found), expected[at] != 0);
-            EXPECT(!expected[at] || found.note == expected[at]);
-            count -= expected[at] != 0;
-            expected[at] = 0;
+            EXPECT_EQ(ct_holding_take(&memory, CT_HELD_MEMORY, key, &found), expected[index] != 0);
+            EXPECT(!expected[index] || found.note == expected[index]);
+            count -= expected[index] != 0;
+            expected[index] = 0;
         }
         EXPECT_EQ(memory.holdings.count, count);
         EXPECT(!ct_holding_find(&memory, CT_HELD_ARRAY, key, &found)); /* the same key with another kind */
     }
     ct_holdings_end(&memory, 3);
-    for (uint64_t at = 0; at < KEYS; at++) {
+    for (uint64_t index = 0; index < KEYS; index++) {
         struct ct_holding found;
-        uint64_t key = 0x7f0000000000 + at * (at % 2 ? 512 : 1 << 21);
-        EXPECT_EQ(ct_holding_find(&memory, CT_HELD_MEMORY, key, &found), expected[at] && at % 5 != 2);
+        uint64_t key = 0x7f0000000000 + index * (index % 2 ? 512 : 1 << 21);
+        EXPECT_EQ(ct_holding_find(&memory, CT_HELD_MEMORY, key, &found), expected[index] && index % 5 != 2);
     }
-    EXPECT(memory.holdings.places >= 2 * memory.holdings.count && memory.holdings.places <= 8192);
-    munmap(memory.holdings.place, memory.holdings.places * sizeof *memory.holdings.place);
+    EXPECT(memory.holdings.capacity >= 2 * memory.holdings.count && memory.holdings.capacity <= 8192);
+    munmap(memory.holdings.entries, memory.holdings.capacity * sizeof *memory.holdings.entries);
 }
 
 /* Runs each case in a separate process. */
 int main(void)
 {
     static void (*const cases[])(void) = {
-        a_quota_needs_no_record,
-        a_quota_may_change_and_other_grants_are_ignored,
-        refused_allocations_are_released,
-        an_online_tenant_waits_for_memory,
-        memory_of_dead_processes_is_waited_for,
-        the_wait_for_dead_processes_is_bounded,
-        one_process_more_than_there_are_lines_gets_no_memory,
-        threads_that_begin_at_once_share_one_line,
-        the_first_fault_is_noted,
-        a_context_takes_nothing_along_of_the_next_with_its_number,
-        contexts_count_once_and_end_with_what_they_hold,
-        holdings_are_found_until_they_are_taken,
+        quota_is_enforced_without_a_record,
+        quota_changes_apply_and_grants_of_others_are_ignored,
+        failed_allocations_release_their_reservation,
+        online_tenant_waits_for_memory_of_others,
+        allocation_waits_for_memory_of_dead_processes,
+        wait_for_dead_processes_is_bounded,
+        process_without_a_line_gets_no_memory_under_a_quota,
+        threads_that_start_concurrently_share_one_line,
+        first_fault_is_recorded,
+        destroyed_context_releases_nothing_of_a_new_one_with_its_handle,
+        primary_context_counts_once_and_releases_its_memory,
+        holdings_are_found_until_they_are_removed,
     };
     test_hook_open("0", "8");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

@@ -25,7 +25,7 @@ int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *memory);
 static void *const FIRST = (void *)1, *const SECOND = (void *)2;
 static unsigned int *devices;
 
-static void *make(const char *name, size_t bytes)
+static void *create_file(const char *name, size_t bytes)
 {
     char path[128];
     snprintf(path, sizeof path, "%s/%s", test_records, name);
@@ -38,11 +38,11 @@ static void *make(const char *name, size_t bytes)
 }
 
 /* Creates what a node creates for a tenant with this quota. */
-static void be_tenant(uint64_t quota)
+static void set_up_tenant(uint64_t quota)
 {
     const size_t bytes = ct_ledger_offset(SLOTS);
-    char *ledger = make("ledger", bytes);
-    struct ct_grant_page *page = make("terms", CT_GRANT_BYTES);
+    char *ledger = create_file("ledger", bytes);
+    struct ct_grant_page *page = create_file("terms", CT_GRANT_BYTES);
     EXPECT_EQ(ct_ledger_init(ledger, bytes, SLOTS), 0);
     ct_ledger_grant((struct ct_ledger_account *)(ledger + ct_ledger_offset(SLOT)), GENERATION);
     EXPECT_EQ(ct_grant_init(page, CT_GRANT_BYTES), 0);
@@ -54,75 +54,76 @@ static void be_tenant(uint64_t quota)
     setenv("COTENANT_SLOT", "1/3", 1);
 }
 
-static void reports(void *device, uint64_t total, uint64_t used, uint64_t reserved)
+static void expect_report(void *device, uint64_t total, uint64_t used, uint64_t reserved)
 {
     struct memory memory;
-    struct memory_v2 later = {.version = 42};
+    struct memory_v2 memory_v2 = {.version = 42};
     EXPECT_EQ(nvmlDeviceGetMemoryInfo(device, &memory), 0);
-    EXPECT_EQ(nvmlDeviceGetMemoryInfo_v2(device, &later), 0);
+    EXPECT_EQ(nvmlDeviceGetMemoryInfo_v2(device, &memory_v2), 0);
     EXPECT_EQ(memory.total, total);
     EXPECT_EQ(memory.used, used);
     EXPECT_EQ(memory.free, total - used);
-    EXPECT_EQ(later.version, 42);
-    EXPECT(later.total == total && later.used == used && later.free == total - used && later.reserved == reserved);
+    EXPECT_EQ(memory_v2.version, 42);
+    EXPECT(memory_v2.total == total && memory_v2.used == used && memory_v2.free == total - used &&
+           memory_v2.reserved == reserved);
 }
 
-static void reports_the_device(void *device)
+static void expect_device_report(void *device)
 {
-    reports(device, 16 * GIB, GIB, UINT64_C(1) << 28);
+    expect_report(device, 16 * GIB, GIB, UINT64_C(1) << 28);
 }
 
-static void without_a_tenant(void)
+static void process_without_slot_gets_device_values(void)
 {
-    reports_the_device(FIRST);
+    expect_device_report(FIRST);
 }
 
-static void a_tenant_without_a_quota(void)
+static void tenant_without_quota_gets_device_values(void)
 {
-    be_tenant(0);
-    reports_the_device(FIRST);
+    set_up_tenant(0);
+    expect_device_report(FIRST);
 }
 
-static void a_quota_and_what_is_held(void)
+static void quota_and_held_memory_are_reported_for_the_own_device(void)
 {
-    be_tenant(4 * GIB);
+    set_up_tenant(4 * GIB);
     setenv("CUDA_VISIBLE_DEVICES", "1", 1);
-    reports(SECOND, 4 * GIB, 0, 0);
-    reports_the_device(FIRST);
+    expect_report(SECOND, 4 * GIB, 0, 0);
+    expect_device_report(FIRST);
     EXPECT_EQ(ct_memory_reserve(ct_memory(), CT_LEDGER_ALLOCATED, 3 * GIB), CUDA_SUCCESS);
     ct_memory_end(ct_memory());
-    reports(SECOND, 4 * GIB, 3 * GIB, 0);
+    expect_report(SECOND, 4 * GIB, 3 * GIB, 0);
     struct memory memory;
     EXPECT_EQ(nvmlDeviceGetMemoryInfo(NULL, &memory), INVALID);
 }
 
-static void a_device_by_the_beginning_of_its_uuid(void)
+static void own_device_is_identified_by_uuid_prefix(void)
 {
-    be_tenant(4 * GIB);
+    set_up_tenant(4 * GIB);
     setenv("CUDA_VISIBLE_DEVICES", "GPU-10f1", 1);
-    reports(FIRST, 4 * GIB, 0, 0);
-    reports_the_device(SECOND);
+    expect_report(FIRST, 4 * GIB, 0, 0);
+    expect_device_report(SECOND);
 }
 
-static void the_only_one(void)
+static void only_device_is_the_own_device(void)
 {
-    be_tenant(4 * GIB);
+    set_up_tenant(4 * GIB);
     unsetenv("CUDA_VISIBLE_DEVICES");
-    reports_the_device(FIRST); /* with two devices it is unknown which one is meant */
+    expect_device_report(FIRST); /* with two devices it is unknown which one is meant */
     setenv("CUDA_VISIBLE_DEVICES", "0,1", 1);
-    reports_the_device(FIRST);
+    expect_device_report(FIRST);
     *devices = 1;
-    reports(FIRST, 4 * GIB, 0, 0);
+    expect_report(FIRST, 4 * GIB, 0, 0);
 }
 
-static void a_quota_larger_than_the_device(void)
+static void quota_larger_than_the_device_is_not_reported(void)
 {
-    be_tenant(40 * GIB);
+    set_up_tenant(40 * GIB);
     *devices = 1;
-    reports_the_device(FIRST);
+    expect_device_report(FIRST);
 }
 
-static void the_names(void)
+static void only_memory_queries_are_substituted(void)
 {
     EXPECT(ct_nvml_substitute("nvmlInit_v2", FIRST) == FIRST);
     EXPECT(ct_nvml_substitute("nvmlDeviceGetMemoryInfo", FIRST) == (void *)nvmlDeviceGetMemoryInfo);
@@ -130,22 +131,22 @@ static void the_names(void)
 }
 
 static void (*const CASES[])(void) = {
-    without_a_tenant,
-    a_tenant_without_a_quota,
-    a_quota_and_what_is_held,
-    a_device_by_the_beginning_of_its_uuid,
-    the_only_one,
-    a_quota_larger_than_the_device,
-    the_names,
+    process_without_slot_gets_device_values,
+    tenant_without_quota_gets_device_values,
+    quota_and_held_memory_are_reported_for_the_own_device,
+    own_device_is_identified_by_uuid_prefix,
+    only_device_is_the_own_device,
+    quota_larger_than_the_device_is_not_reported,
+    only_memory_queries_are_substituted,
 };
 
 int main(void)
 {
     struct memory memory;
     EXPECT_EQ(nvmlDeviceGetMemoryInfo(FIRST, &memory), NOT_FOUND); /* NVML is not loaded */
-    void *behind = dlopen(NVML_DRIVER, RTLD_NOW | RTLD_LOCAL);
-    EXPECT(behind != NULL);
-    devices = dlsym(behind, "behind_devices");
+    void *nvml = dlopen(NVML_DRIVER, RTLD_NOW | RTLD_LOCAL);
+    EXPECT(nvml != NULL);
+    devices = dlsym(nvml, "fake_device_count");
     EXPECT(devices != NULL);
     for (size_t i = 0; i < sizeof CASES / sizeof CASES[0]; i++) {
         int status;

@@ -11,7 +11,7 @@ struct memory_v2 {
     unsigned long long total, reserved, free, used;
 };
 
-API unsigned int behind_devices = 2;
+API unsigned int fake_device_count = 2;
 
 API int nvmlDeviceGetMemoryInfo(void *device, struct memory *memory);
 API int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *memory);
@@ -48,6 +48,6 @@ API int nvmlDeviceGetIndex(void *device, unsigned int *index)
 
 API int nvmlDeviceGetCount_v2(unsigned int *count)
 {
-    *count = behind_devices;
+    *count = fake_device_count;
     return 0;
 }

@@ -36,11 +36,11 @@ static CUresult driver_retain(CUmemGenericAllocationHandle *handle, void *addres
 
 static CUresult driver_release(CUmemGenericAllocationHandle handle)
 {
-    uint64_t left = live_handles;
+    uint64_t count = live_handles;
     (void)handle;
-    while (left && !atomic_compare_exchange_weak(&live_handles, &left, left - 1))
+    while (count && !atomic_compare_exchange_weak(&live_handles, &count, count - 1))
         ;
-    return left ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+    return count ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
 static CUresult driver_map(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
@@ -68,10 +68,10 @@ static void make_physical_driver(void)
 
 static const CUmemAllocationProp ON_DEVICE = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
 
-static void physical_memory_with_two_numbers_ends_once(void)
+static void memory_with_two_handles_is_released_once(void)
 {
     CUmemGenericAllocationHandle first, second, next;
-    struct ct_holding found;
+    struct ct_holding holding;
     make_tenant(64 * KIB, false);
     make_physical_driver();
     EXPECT_EQ(cuMemCreate(&first, 4 * KIB, &ON_DEVICE, 0), CUDA_SUCCESS);
@@ -83,8 +83,8 @@ static void physical_memory_with_two_numbers_ends_once(void)
     EXPECT_EQ(held(), 4 * KIB);
     EXPECT_EQ(cuMemRelease(second), CUDA_SUCCESS);
     EXPECT_EQ(held(), 0);
-    EXPECT(!ct_holding_find(ct_memory(), CT_HELD_PHYSICAL, first, &found)); /* the number may be reused */
-    EXPECT(!ct_holding_find(ct_memory(), CT_HELD_PHYSICAL, second, &found));
+    EXPECT(!ct_holding_find(ct_memory(), CT_HELD_PHYSICAL, first, &holding)); /* the number may be reused */
+    EXPECT(!ct_holding_find(ct_memory(), CT_HELD_PHYSICAL, second, &holding));
     EXPECT_EQ(cuMemRelease(first), CUDA_ERROR_NOT_FOUND);
     EXPECT_EQ(cuMemCreate(&next, 8 * KIB, &ON_DEVICE, 0), CUDA_SUCCESS);
     EXPECT_EQ(held(), 8 * KIB);
@@ -92,14 +92,14 @@ static void physical_memory_with_two_numbers_ends_once(void)
     EXPECT_EQ(held(), 0);
 }
 
-static void *release_it(void *handle)
+static void *release_in_thread(void *handle)
 {
     cuMemRelease(*(CUmemGenericAllocationHandle *)handle);
     return NULL;
 }
 
 /* An incorrect program: the driver refuses the second release, and the accounting must stay consistent. */
-static void a_handle_released_twice_counts_once(void)
+static void handle_released_twice_concurrently_counts_once(void)
 {
     make_tenant(64 * KIB, false);
     make_physical_driver();
@@ -108,7 +108,7 @@ static void a_handle_released_twice_counts_once(void)
         pthread_t threads[2];
         EXPECT_EQ(cuMemCreate(&handle, 4 * KIB, &ON_DEVICE, 0), CUDA_SUCCESS);
         for (int i = 0; i < 2; i++)
-            EXPECT_EQ(pthread_create(&threads[i], NULL, release_it, &handle), 0);
+            EXPECT_EQ(pthread_create(&threads[i], NULL, release_in_thread, &handle), 0);
         for (int i = 0; i < 2; i++)
             EXPECT_EQ(pthread_join(threads[i], NULL), 0);
         EXPECT_EQ(held(), 0);
@@ -119,8 +119,8 @@ static void a_handle_released_twice_counts_once(void)
 int main(void)
 {
     static void (*const cases[])(void) = {
-        physical_memory_with_two_numbers_ends_once,
-        a_handle_released_twice_counts_once,
+        memory_with_two_handles_is_released_once,
+        handle_released_twice_concurrently_counts_once,
     };
     test_hook_open("0", "8");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

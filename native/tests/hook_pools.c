@@ -24,23 +24,23 @@ enum { THREADS = 4, ROUNDS = 4000, HELD = 8, POOLS = 3 };
 static unsigned char *file;
 static struct ct_grant_page *page;
 
-static uint64_t counted(void)
+static uint64_t counted_bytes(void)
 {
     return ((struct ct_ledger_account *)(file + ct_ledger_offset(0)))->line[0].allocated_bytes;
 }
 
-static void *shared(const char *variable, size_t bytes)
+static void *map_shared_file(const char *variable, size_t bytes)
 {
     char path[128], text[64];
     snprintf(path, sizeof path, "%s/file", test_records);
     int writing = open(path, O_RDWR | O_CREAT, 0600), reading = open(path, O_RDONLY);
     EXPECT(reading >= 0 && ftruncate(writing, (off_t)bytes) == 0);
-    void *mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, writing, 0);
-    EXPECT(mapped != MAP_FAILED);
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, writing, 0);
+    EXPECT(memory != MAP_FAILED);
     unlink(path);
     snprintf(text, sizeof text, "%d,%d", reading, writing);
     setenv(variable, text, 1);
-    return mapped;
+    return memory;
 }
 
 static void set_quota(uint64_t bytes)
@@ -132,7 +132,7 @@ static CUresult driver_map(CUarrayMapInfo *infos, unsigned int number, CUstream 
     return infos && number ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
-static uint64_t reserved(void)
+static uint64_t reserved_total(void)
 {
     uint64_t sum = 0;
     pthread_mutex_lock(&driver_lock);
@@ -145,34 +145,35 @@ static uint64_t reserved(void)
 /* ---- what must hold ----------------------------------------------------------------------------------------------- */
 
 /* An allocation for which the pool grows more than expected is refused, and nothing of it remains. */
-static void a_pool_that_grows_too_far_is_taken_back(void)
+static void allocation_that_grows_the_pool_beyond_the_quota_is_reverted(void)
 {
-    CUdeviceptr one, two;
+    CUdeviceptr first, second;
     step_bytes = 64 * MIB;
     set_quota(80 * MIB);
-    EXPECT_EQ(cuMemAllocFromPoolAsync(&one, 4 * MIB, (CUmemoryPool)1, NULL), CUDA_SUCCESS);
-    EXPECT_EQ(counted(), 64 * MIB);
-    EXPECT_EQ(cuMemAllocFromPoolAsync(&two, 4 * MIB, (CUmemoryPool)2, NULL), CUDA_ERROR_OUT_OF_MEMORY);
-    EXPECT_EQ(reserved(), 64 * MIB);
-    EXPECT_EQ(counted(), 64 * MIB);
-    EXPECT_EQ(cuMemFreeAsync(one, NULL), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemAllocFromPoolAsync(&first, 4 * MIB, (CUmemoryPool)1, NULL), CUDA_SUCCESS);
+    EXPECT_EQ(counted_bytes(), 64 * MIB);
+    EXPECT_EQ(cuMemAllocFromPoolAsync(&second, 4 * MIB, (CUmemoryPool)2, NULL), CUDA_ERROR_OUT_OF_MEMORY);
+    EXPECT_EQ(reserved_total(), 64 * MIB);
+    EXPECT_EQ(counted_bytes(), 64 * MIB);
+    EXPECT_EQ(cuMemFreeAsync(first, NULL), CUDA_SUCCESS);
     EXPECT_EQ(cuMemPoolTrimTo((CUmemoryPool)1, 0), CUDA_SUCCESS);
-    EXPECT_EQ(counted(), 0);
+    EXPECT_EQ(counted_bytes(), 0);
 }
 
-static void *live(void *given)
+static void *allocate_and_free(void *argument)
 {
     CUdeviceptr held[HELD] = {0};
-    uint64_t rng = (uintptr_t)given * UINT64_C(0x9e3779b97f4a7c15) + 1;
+    uint64_t rng = (uintptr_t)argument * UINT64_C(0x9e3779b97f4a7c15) + 1;
     for (int i = 0; i < ROUNDS; i++) {
         rng = rng * UINT64_C(6364136223846793005) + 1442695040888963407;
-        CUdeviceptr *place = &held[rng >> 60 & (HELD - 1)];
-        if (*place) {
-            EXPECT_EQ(cuMemFreeAsync(*place, NULL), CUDA_SUCCESS);
-            *place = 0;
-        } else if (cuMemAllocFromPoolAsync(place, (1 + (rng >> 40 & 7)) * MIB, (CUmemoryPool)(1 + (rng >> 50) % POOLS),
+        CUdeviceptr *pointer = &held[rng >> 60 & (HELD - 1)];
+        if (*pointer) {
+            EXPECT_EQ(cuMemFreeAsync(*pointer, NULL), CUDA_SUCCESS);
+            *pointer = 0;
+        } else if (cuMemAllocFromPoolAsync(pointer, (1 + (rng >> 40 & 7)) * MIB,
+                                           (CUmemoryPool)(1 + (rng >> 50) % POOLS),
                                            NULL) != CUDA_SUCCESS) {
-            *place = 0;
+            *pointer = 0;
         }
         if (i % 64 == 0)
             cuCtxSynchronize();
@@ -184,50 +185,50 @@ static void *live(void *given)
 }
 
 /* If the driver grows by the page, reservations are never too small. */
-static void threads_settle_on_what_is_reserved(void)
+static void counted_bytes_equal_reserved_bytes_after_concurrent_use(void)
 {
     pthread_t threads[THREADS];
     CUdeviceptr last;
     step_bytes = CT_PAGE_STEP;
     set_quota(100 * MIB);
     for (uintptr_t i = 0; i < THREADS; i++)
-        EXPECT_EQ(pthread_create(&threads[i], NULL, live, (void *)i), 0);
+        EXPECT_EQ(pthread_create(&threads[i], NULL, allocate_and_free, (void *)i), 0);
     for (int i = 0; i < THREADS; i++)
         EXPECT_EQ(pthread_join(threads[i], NULL), 0);
     EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
-    EXPECT_EQ(counted(), reserved());
-    EXPECT(reserved() <= 100 * MIB);
+    EXPECT_EQ(counted_bytes(), reserved_total());
+    EXPECT(reserved_total() <= 100 * MIB);
     EXPECT_EQ(cuMemAllocFromPoolAsync(&last, 8 * MIB, (CUmemoryPool)1, NULL), CUDA_SUCCESS);
     for (uintptr_t i = 1; i <= POOLS; i++)
         EXPECT_EQ(cuMemPoolDestroy((CUmemoryPool)i), CUDA_SUCCESS);
-    EXPECT_EQ(counted(), 8 * MIB); /* until it is freed */
+    EXPECT_EQ(counted_bytes(), 8 * MIB); /* until it is freed */
     EXPECT_EQ(cuMemFreeAsync(last, NULL), CUDA_SUCCESS);
     EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS); /* of earlier frees the stream is unknown */
-    EXPECT_EQ(counted(), 0);
-    EXPECT_EQ(reserved(), 0);
+    EXPECT_EQ(counted_bytes(), 0);
+    EXPECT_EQ(reserved_total(), 0);
 }
 
 /* Memory that is mapped into a sparse array stays counted after its last handle was released. */
-static void what_is_mapped_into_an_array_stays_counted(void)
+static void memory_mapped_into_an_array_stays_counted(void)
 {
     const CUmemAllocationProp props = {.type = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
-    CUmemGenericAllocationHandle kept, other;
-    const uint64_t before = counted();
-    EXPECT_EQ(cuMemCreate(&kept, 4 * MIB, &props, 0), CUDA_SUCCESS);
+    CUmemGenericAllocationHandle mapped, other;
+    const uint64_t before = counted_bytes();
+    EXPECT_EQ(cuMemCreate(&mapped, 4 * MIB, &props, 0), CUDA_SUCCESS);
     EXPECT_EQ(cuMemCreate(&other, 8 * MIB, &props, 0), CUDA_SUCCESS);
     EXPECT_EQ(cuMemCreate(&other, 2 * MIB, &props, 1), CUDA_ERROR_NOT_SUPPORTED);
-    CUarrayMapInfo map = {.memOperationType = CU_MEM_OPERATION_TYPE_MAP, .memHandle = kept};
+    CUarrayMapInfo map = {.memOperationType = CU_MEM_OPERATION_TYPE_MAP, .memHandle = mapped};
     EXPECT_EQ(cuMemMapArrayAsync(&map, 1, NULL), CUDA_SUCCESS);
-    EXPECT_EQ(cuMemRelease(kept), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemRelease(mapped), CUDA_SUCCESS);
     EXPECT_EQ(cuMemRelease(7 + 8 * MIB), CUDA_SUCCESS);
-    EXPECT_EQ(counted(), before + 4 * MIB);
+    EXPECT_EQ(counted_bytes(), before + 4 * MIB);
 }
 
 int main(void)
 {
     test_hook_open("0", "0");
-    page = shared("COTENANT_TERMS_FD", CT_GRANT_BYTES);
-    file = shared("COTENANT_LEDGER_FD", FILE_BYTES);
+    page = map_shared_file("COTENANT_TERMS_FD", CT_GRANT_BYTES);
+    file = map_shared_file("COTENANT_LEDGER_FD", FILE_BYTES);
     setenv("COTENANT_SLOT", "0/3", 1);
     EXPECT_EQ(ct_grant_init(page, CT_GRANT_BYTES), CT_GRANT_OK);
     EXPECT_EQ(ct_ledger_init(file, FILE_BYTES, SLOTS), 0);
@@ -241,9 +242,9 @@ int main(void)
     ct_next[CT_cuMemCreate] = (void *)driver_create;
     ct_next[CT_cuMemRelease] = (void *)driver_release;
     ct_next[CT_cuMemMapArrayAsync] = (void *)driver_map;
-    a_pool_that_grows_too_far_is_taken_back();
-    threads_settle_on_what_is_reserved();
-    what_is_mapped_into_an_array_stays_counted();
+    allocation_that_grows_the_pool_beyond_the_quota_is_reverted();
+    counted_bytes_equal_reserved_bytes_after_concurrent_use();
+    memory_mapped_into_an_array_stays_counted();
     test_hook_close();
     return 0;
 }

@@ -3,14 +3,14 @@
 
 #include <sys/wait.h>
 
-enum { MORE = CT_RECORD_KERNELS + 500 };
+enum { KERNELS_BEYOND_LIMIT = CT_RECORD_KERNELS + 500 };
 
 static const struct ct_record_kernel *kernels(const struct ct_session *session)
 {
     return (const void *)((const char *)session->record.header + CT_RECORD_KERNELS_AT);
 }
 
-static void names_follow_handles(struct ct_session *session)
+static void names_follow_reused_handles(struct ct_session *session)
 {
     char longest[400];
     memset(longest, 'x', sizeof longest - 1);
@@ -52,7 +52,7 @@ static void reloaded_functions_reuse_their_entries(struct ct_session *session)
     EXPECT_EQ(session->identity_count, identities + 1);
 }
 
-static void a_context_that_ends_takes_no_graph_along(struct ct_session *session)
+static void destroyed_context_keeps_names_of_graphs(struct ct_session *session)
 {
     const char *name = NULL;
     ct_function_note(session, 0x6000, 0x6000, "graph of another context");
@@ -62,7 +62,7 @@ static void a_context_that_ends_takes_no_graph_along(struct ct_session *session)
     EXPECT(!ct_function_name(session, 0x7000, &name));
 }
 
-static void a_child_has_its_own(struct ct_session *session)
+static void forked_child_has_its_own_record(struct ct_session *session)
 {
     int status;
     uint64_t calls = session->record.header->calls;
@@ -78,25 +78,25 @@ static void a_child_has_its_own(struct ct_session *session)
     EXPECT_EQ(session->record.header->calls, calls);
 }
 
-static void a_full_record_still_counts(struct ct_session *session)
+static void full_record_counts_further_launches(struct ct_session *session)
 {
     const struct ct_record_header *header = session->record.header;
     uint64_t before = header->calls + header->uncounted;
-    for (int turn = 0; turn < 2; turn++)
-        for (unsigned grid = 1; grid <= MORE; grid++)
+    for (int pass = 0; pass < 2; pass++)
+        for (unsigned grid = 1; grid <= KERNELS_BEYOND_LIMIT; grid++)
             EXPECT_EQ(test_launch(0x1000, grid, NULL), CUDA_SUCCESS);
     EXPECT_EQ(header->kernels, CT_RECORD_KERNELS);
     EXPECT(header->intervals <= CT_RECORD_INTERVALS);
     EXPECT(header->uncounted >= 2 * 500);
-    EXPECT_EQ(header->calls + header->uncounted, before + 2 * MORE);
+    EXPECT_EQ(header->calls + header->uncounted, before + 2 * KERNELS_BEYOND_LIMIT);
     uint64_t launches = 0;
     for (uint32_t i = 0; i < header->kernels; i++)
         launches += kernels(session)[i].launches;
     EXPECT_EQ(launches, header->calls);
-    /* What did not fit is remembered too: the driver is not asked for its name at every launch. */
-    const struct ct_shape last = {{MORE, 1, 1}, {32, 1, 1}, 0};
-    const struct ct_identity *found = ct_identity(session, 0x1000, &last);
-    EXPECT(found && !found->kernel);
+    /* Kernels that did not fit have an identity too, so that the driver is not asked for their name at every launch. */
+    const struct ct_shape last = {{KERNELS_BEYOND_LIMIT, 1, 1}, {32, 1, 1}, 0};
+    const struct ct_identity *identity = ct_identity(session, 0x1000, &last);
+    EXPECT(identity && !identity->kernel);
 }
 
 int main(void)
@@ -109,11 +109,11 @@ int main(void)
     EXPECT_EQ(cuMemAlloc_v2(&(CUdeviceptr){0}, 0), CUDA_ERROR_NOT_SUPPORTED);
     EXPECT_EQ(session->record.header->allocations, 1);
     EXPECT_EQ(session->record.header->frees, 1);
-    names_follow_handles(session);
+    names_follow_reused_handles(session);
     reloaded_functions_reuse_their_entries(session);
-    a_context_that_ends_takes_no_graph_along(session);
-    a_child_has_its_own(session);
-    a_full_record_still_counts(session);
+    destroyed_context_keeps_names_of_graphs(session);
+    forked_child_has_its_own_record(session);
+    full_record_counts_further_launches(session);
     EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
     EXPECT_EQ(cuCtxDestroy_v2(NULL), CUDA_ERROR_NOT_SUPPORTED); /* missing in this driver: no effect */
     EXPECT_EQ(test_hook_close(), 2);

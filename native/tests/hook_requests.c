@@ -14,7 +14,7 @@ static struct ct_gate_requests *requests(void)
 }
 
 /* The highest-priority tenant, with an SLO in its grant. */
-static struct ct_session *be_online(void)
+static struct ct_session *open_online_tenant(void)
 {
     char path[128];
     struct ct_gate_rules rules = rules_of(2, 7);
@@ -29,13 +29,13 @@ static struct ct_session *be_online(void)
     close(descriptor);
     EXPECT_EQ(ct_grant_init(page, CT_GRANT_BYTES), CT_GRANT_OK);
     ct_grant_write(page, &grant);
-    struct ct_session *session = opened();
+    struct ct_session *session = open_session();
     unlink(path);
     EXPECT(session->gateway != NULL);
     return session;
 }
 
-static uint64_t in_buckets(void)
+static uint64_t bucket_total(void)
 {
     uint64_t sum = 0;
     for (int i = 0; i < CT_GATE_REQUEST_BUCKETS; i++)
@@ -48,7 +48,7 @@ static void serve_once(const struct ct_bursts *bursts)
     const struct timespec pause = {.tv_nsec = PAUSE_NS};
     for (uintptr_t i = 0; i < 3; i++)
         EXPECT_EQ(test_launch(0x1000 + i, 1, NULL), CUDA_SUCCESS);
-    EXPECT(requests()->is_reported || !requests()->began_ns || bursts->found > CT_BURST_WARMUP);
+    EXPECT(requests()->is_reported || !requests()->began_ns || bursts->burst_count > CT_BURST_WARMUP);
     EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
     nanosleep(&pause, NULL);
 }
@@ -56,8 +56,8 @@ static void serve_once(const struct ct_bursts *bursts)
 /* Starts again if none was detected: after a stall of the machine during the first pauses all others are short. */
 static void serve_until_detected(struct ct_bursts *bursts)
 {
-    for (int tries = 0; tries < TRIES && bursts->found <= CT_BURST_WARMUP; tries++) {
-        bursts->pauses = bursts->longs = bursts->found = 0;
+    for (int tries = 0; tries < TRIES && bursts->burst_count <= CT_BURST_WARMUP; tries++) {
+        bursts->pauses = bursts->long_count = bursts->burst_count = 0;
         bursts->scale_ns = bursts->total_ns = 0;
         memset(bursts->weight_ns, 0, sizeof bursts->weight_ns);
         memset(bursts->transition, 0, sizeof bursts->transition);
@@ -68,13 +68,13 @@ static void serve_until_detected(struct ct_bursts *bursts)
 
 static void detected_requests_count_until_one_is_reported(void)
 {
-    struct ct_session *session = be_online();
+    struct ct_session *session = open_online_tenant();
     serve_until_detected(&session->gateway->requests.bursts);
     EXPECT_EQ(requests()->began_ns, 0); /* it has waited: no request is in progress */
     const uint64_t detected = requests()->ended;
     EXPECT(detected > 0 && detected < BURSTS);
-    EXPECT_EQ(detected, session->gateway->requests.bursts.found - CT_BURST_WARMUP);
-    EXPECT_EQ(in_buckets(), detected);
+    EXPECT_EQ(detected, session->gateway->requests.bursts.burst_count - CT_BURST_WARMUP);
+    EXPECT_EQ(bucket_total(), detected);
     cotenant_hook_request_took(500);
     cotenant_hook_request_took(5000);
     EXPECT(requests()->is_reported);
@@ -84,9 +84,9 @@ static void detected_requests_count_until_one_is_reported(void)
     EXPECT(requests()->over >= 1 && requests()->over <= detected + 1);
 }
 
-static void a_detected_request_ends_when_another_process_reports(void)
+static void detected_request_ends_when_another_process_reports(void)
 {
-    struct ct_bursts *bursts = &be_online()->gateway->requests.bursts;
+    struct ct_bursts *bursts = &open_online_tenant()->gateway->requests.bursts;
     for (int tries = 0; tries < TRIES && !requests()->began_ns; tries++) { /* a stall may make a pause look short */
         serve_until_detected(bursts);
         serve_once(bursts);
@@ -98,23 +98,23 @@ static void a_detected_request_ends_when_another_process_reports(void)
     EXPECT_EQ(requests()->began_ns, 0);
 }
 
-static void a_query_that_succeeds_ends_a_burst_as_a_wait_does(void)
+static void successful_query_ends_a_burst(void)
 {
-    const struct ct_bursts *bursts = &be_online()->gateway->requests.bursts;
+    const struct ct_bursts *bursts = &open_online_tenant()->gateway->requests.bursts;
     EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
     EXPECT(bursts->current->is_active);
-    *(int *)of_the_driver("idle_is_stuck") = 1;
+    *(int *)driver_symbol("idle_is_stuck") = 1;
     EXPECT_EQ(cuEventQuery((CUevent)(uintptr_t)0x1), CUDA_ERROR_NOT_READY);
     EXPECT(bursts->current->is_active);
-    *(int *)of_the_driver("idle_is_stuck") = 0;
+    *(int *)driver_symbol("idle_is_stuck") = 0;
     EXPECT_EQ(cuEventQuery((CUevent)(uintptr_t)0x1), CUDA_SUCCESS);
     EXPECT(!bursts->current->is_active && bursts->current->ended_ns);
 }
 
-static void a_reported_request_is_in_progress_until_it_ends(void)
+static void reported_request_is_in_progress_until_it_ends(void)
 {
     uint64_t first_ns, second_ns, third_ns;
-    be_online();
+    open_online_tenant();
     const uint64_t now_ns = ct_clock_monotonic_ns();
     const uint64_t first = cotenant_hook_request_begin(0, &first_ns);
     const uint64_t second = cotenant_hook_request_begin(now_ns - 1000000, &second_ns);
@@ -131,43 +131,43 @@ static void a_reported_request_is_in_progress_until_it_ends(void)
     EXPECT(requests()->sum_ns >= 1000000 && requests()->over >= 1);
     cotenant_hook_request_end(UINT64_MAX, 0); /* invalid values count as a request as old as the machine, and do no
                                                * harm */
-    EXPECT_EQ(in_buckets(), 4);
+    EXPECT_EQ(bucket_total(), 4);
 }
 
-static void *ask_much(void *unused)
+static void *begin_and_end_requests(void *unused)
 {
     uint64_t began_ns;
     (void)unused;
     for (int i = 0; i < EACH; i++) {
-        const uint64_t place = cotenant_hook_request_begin(0, &began_ns);
-        cotenant_hook_request_end(place, began_ns);
+        const uint64_t index = cotenant_hook_request_begin(0, &began_ns);
+        cotenant_hook_request_end(index, began_ns);
     }
     return NULL;
 }
 
 /* More concurrent requests than can be tracked are all counted, from any thread. */
-static void none_is_lost(void)
+static void concurrent_requests_are_all_counted(void)
 {
-    static uint64_t place[2 * CT_REQUESTS_MAX], began_ns[2 * CT_REQUESTS_MAX];
+    static uint64_t index[2 * CT_REQUESTS_MAX], began_ns[2 * CT_REQUESTS_MAX];
     pthread_t threads[THREADS];
-    be_online();
+    open_online_tenant();
     for (int i = 0; i < 2 * CT_REQUESTS_MAX; i++)
-        place[i] = cotenant_hook_request_begin(0, &began_ns[i]);
+        index[i] = cotenant_hook_request_begin(0, &began_ns[i]);
     for (int i = 0; i < THREADS; i++)
-        EXPECT(pthread_create(&threads[i], NULL, ask_much, NULL) == 0);
+        EXPECT(pthread_create(&threads[i], NULL, begin_and_end_requests, NULL) == 0);
     for (int i = 0; i < THREADS; i++)
         EXPECT(pthread_join(threads[i], NULL) == 0);
     for (int i = 0; i < 2 * CT_REQUESTS_MAX; i++)
-        cotenant_hook_request_end(place[i], began_ns[i]);
+        cotenant_hook_request_end(index[i], began_ns[i]);
     EXPECT_EQ(requests()->ended, THREADS * EACH + 2 * CT_REQUESTS_MAX);
-    EXPECT_EQ(in_buckets(), requests()->ended);
+    EXPECT_EQ(bucket_total(), requests()->ended);
     EXPECT_EQ(requests()->began_ns, 0);
 }
 
-static void without_a_gate_nothing_happens(void)
+static void requests_without_a_gate_are_ignored(void)
 {
     uint64_t began_ns;
-    EXPECT(opened()->gateway == NULL);
+    EXPECT(open_session()->gateway == NULL);
     cotenant_hook_request_end(cotenant_hook_request_begin(0, &began_ns), began_ns);
     cotenant_hook_request_took(1);
     EXPECT_EQ(cuEventQuery((CUevent)(uintptr_t)0x1), CUDA_SUCCESS);
@@ -176,10 +176,10 @@ static void without_a_gate_nothing_happens(void)
 int main(void)
 {
     static void (*const cases[])(void) = {
-        detected_requests_count_until_one_is_reported, a_detected_request_ends_when_another_process_reports,
-        a_query_that_succeeds_ends_a_burst_as_a_wait_does,
-        a_reported_request_is_in_progress_until_it_ends,   none_is_lost,
-        without_a_gate_nothing_happens,
+        detected_requests_count_until_one_is_reported, detected_request_ends_when_another_process_reports,
+        successful_query_ends_a_burst,
+        reported_request_is_in_progress_until_it_ends,   concurrent_requests_are_all_counted,
+        requests_without_a_gate_are_ignored,
     };
     return run_cases(cases, sizeof cases / sizeof *cases);
 }

@@ -12,22 +12,22 @@
 #include <stdbool.h>
 #include <string.h>
 
-enum { PROCESSES = 3, LONGEST = 400, QUOTA = 10, NEVER = -1, RANDOM_ORDERS = 2000 };
+enum { PROCESSES = 3, STEPS_MAX = 400, QUOTA = 10, NEVER = -1, RANDOM_ORDERS = 2000 };
 
 static _Alignas(4096) unsigned char file[CT_LEDGER_HEADER_BYTES + CT_LEDGER_ACCOUNT_BYTES];
 
 struct process {
     struct ct_ledger ledger;
-    uint64_t request_bytes, results[LONGEST], value[LONGEST];
+    uint64_t request_bytes, results[STEPS_MAX], value[STEPS_MAX];
     int steps; /* executed accesses */
-    bool is_over, is_dead, was_granted, was_denied;
+    bool has_ended, is_dead, was_granted, was_denied;
     uint64_t granted_bytes; /* from the end of its reservation to the beginning of its release */
 };
 
 static struct process processes[PROCESSES];
 static struct process *running; /* NULL: accesses are executed at once, in program order */
-static int replayed;
-static jmp_buf pause_here;
+static int replay_index;
+static jmp_buf pause_point;
 
 static uint64_t perform(enum stepped kind, volatile uint64_t *word, uint64_t value, uint64_t *expected)
 {
@@ -49,23 +49,23 @@ uint64_t stepped(enum stepped kind, volatile void *place, uint64_t value, uint64
     bool is_shared = (unsigned char *)place >= file && (unsigned char *)place < file + sizeof file;
     if (!running || !is_shared) /* the process's own pointer to its line is not shared */
         return perform(kind, place, value, expected);
-    if (replayed < running->steps) {
+    if (replay_index < running->steps) {
         if (kind == STEP_SWAP)
-            *expected = running->value[replayed];
-        return running->results[replayed++];
+            *expected = running->value[replay_index];
+        return running->results[replay_index++];
     }
-    if (replayed > running->steps) /* one access was executed in this run: stop here */
-        longjmp(pause_here, 1);
-    EXPECT(running->steps < LONGEST);
+    if (replay_index > running->steps) /* one access was executed in this run: stop here */
+        longjmp(pause_point, 1);
+    EXPECT(running->steps < STEPS_MAX);
     uint64_t result = perform(kind, place, value, expected);
     running->results[running->steps] = result;
     running->value[running->steps] = expected ? *expected : 0;
-    replayed = running->steps + 1;
+    replay_index = running->steps + 1;
     return result;
 }
 
 /* What each process does. Runs many times, so all its assignments are idempotent. */
-static void take_and_give(struct process *process)
+static void reserve_and_release(struct process *process)
 {
     process->granted_bytes = 0;
     ct_ledger_begin(&process->ledger);
@@ -80,18 +80,18 @@ static void take_and_give(struct process *process)
         ct_ledger_release(&process->ledger, CT_LEDGER_ALLOCATED, process->request_bytes);
         ct_ledger_end(&process->ledger);
     }
-    process->is_over = true;
+    process->has_ended = true;
 }
 
 static void step(struct process *process)
 {
     int before = process->steps;
     running = process;
-    replayed = 0;
-    if (setjmp(pause_here) == 0)
-        take_and_give(process);
+    replay_index = 0;
+    if (setjmp(pause_point) == 0)
+        reserve_and_release(process);
     running = NULL;
-    process->steps = process->is_over ? before + 1 : replayed;
+    process->steps = process->has_ended ? before + 1 : replay_index;
     uint64_t granted = 0;
     for (int i = 0; i < PROCESSES; i++)
         granted += processes[i].granted_bytes;
@@ -125,36 +125,36 @@ static void check_end(void)
         if (processes[i].is_dead)
             ct_ledger_clear(file, sizeof file, 0, i, i + 1);
     }
-    EXPECT(was_any_granted || !was_any_denied); /* no process is denied memory that no other one got: it is told
-                                                         * to try again */
+    EXPECT(was_any_granted || !was_any_denied); /* if no process got memory, none is denied it: the result
+                                                  * is CT_LEDGER_CONTENDED instead */
     EXPECT_EQ(ct_ledger_held((const void *)file, sizeof file, account()), 0);
     for (uint32_t i = 0; i < PROCESSES; i++)
         EXPECT_EQ(account()->line[i].begun, account()->line[i].ended);
 }
 
 /* Runs one process to its end, except for switches to another at given steps. */
-static void run_with(const int at[2], const int to[2], int first)
+static void run_with_switches(const int switch_steps[2], const int switch_targets[2], int first)
 {
-    int now = first, done = 0;
-    for (int taken = 0; done < PROCESSES; taken++) {
+    int current = first, ended_count = 0;
+    for (int step_number = 0; ended_count < PROCESSES; step_number++) {
         for (int i = 0; i < 2; i++)
-            if (at[i] == taken)
-                now = to[i];
-        while (processes[now].is_over)
-            now = (now + 1) % PROCESSES;
-        step(&processes[now]);
-        done = 0;
+            if (switch_steps[i] == step_number)
+                current = switch_targets[i];
+        while (processes[current].has_ended)
+            current = (current + 1) % PROCESSES;
+        step(&processes[current]);
+        ended_count = 0;
         for (int i = 0; i < PROCESSES; i++)
-            done += processes[i].is_over;
+            ended_count += processes[i].has_ended;
     }
     check_end();
 }
 
-static int most_steps(const uint64_t requests[PROCESSES])
+static int total_steps(const uint64_t requests[PROCESSES])
 {
     int sum = 0;
     begin(requests);
-    run_with((const int[]){NEVER, NEVER}, (const int[]){0, 0}, 0);
+    run_with_switches((const int[]){NEVER, NEVER}, (const int[]){0, 0}, 0);
     for (int i = 0; i < PROCESSES; i++)
         sum += processes[i].steps;
     return sum;
@@ -162,37 +162,38 @@ static int most_steps(const uint64_t requests[PROCESSES])
 
 /* Most defects of this kind need at most two switches at the wrong step: all first ones, and every seventh second
  * one. */
-static void orders_with_two_changes(const uint64_t requests[PROCESSES])
+static void check_orders_with_two_switches(const uint64_t requests[PROCESSES])
 {
-    int steps = most_steps(requests);
-    for (int one = 1; one < steps; one++)
-        for (int other = one; other < steps; other += 7)
-            for (int change = 0; change < 4; change++) {
+    int steps = total_steps(requests);
+    for (int first = 1; first < steps; first++)
+        for (int second = first; second < steps; second += 7)
+            for (int variant = 0; variant < 4; variant++) {
                 begin(requests);
-                run_with((const int[]){one, other}, (const int[]){1 + change % 2, change / 2 ? 0 : 2}, 0);
+                run_with_switches((const int[]){first, second}, (const int[]){1 + variant % 2, variant / 2 ? 0 : 2}, 0);
             }
 }
 
-static uint64_t roll(uint64_t *rng)
+static uint64_t random_number(uint64_t *rng)
 {
     *rng = *rng * UINT64_C(6364136223846793005) + 1442695040888963407u;
     return *rng >> 33;
 }
 
-static void random_orders_with_deaths(const uint64_t requests[PROCESSES])
+static void check_random_orders_with_deaths(const uint64_t requests[PROCESSES])
 {
     uint64_t rng = 5, deaths = 0;
     for (int order = 0; order < RANDOM_ORDERS; order++) {
         begin(requests);
-        for (int left = PROCESSES; left;) {
-            struct process *process = &processes[roll(&rng) % PROCESSES];
-            if (process->is_over || process->is_dead)
+        for (int running_count = PROCESSES; running_count;) {
+            struct process *process = &processes[random_number(&rng) % PROCESSES];
+            if (process->has_ended || process->is_dead)
                 continue;
-            if (order % 2 && roll(&rng) % 60 == 0)
+            if (order % 2 && random_number(&rng) % 60 == 0)
                 process->is_dead = true;
-            for (uint64_t steps = 1 + roll(&rng) % 8; steps && !process->is_over && !process->is_dead; steps--)
+            for (uint64_t steps = 1 + random_number(&rng) % 8; steps && !process->has_ended &&
+                 !process->is_dead; steps--)
                 step(process);
-            left -= process->is_over || process->is_dead;
+            running_count -= process->has_ended || process->is_dead;
             deaths += process->is_dead;
         }
         check_end();
@@ -204,8 +205,8 @@ int main(void)
 {
     static const uint64_t requests[][PROCESSES] = {{6, 6, 6}, {4, 3, 9}, {10, 1, 1}};
     for (size_t i = 0; i < sizeof requests / sizeof requests[0]; i++) {
-        orders_with_two_changes(requests[i]);
-        random_orders_with_deaths(requests[i]);
+        check_orders_with_two_switches(requests[i]);
+        check_random_orders_with_deaths(requests[i]);
     }
     return 0;
 }

@@ -18,8 +18,8 @@ enum { RACERS = 4, THREADS = 3, ROUNDS = 4000, KILLS = 60, QUOTA = 1000, IDENTIT
 /* Shared by all processes of the test: the file, and the sum of granted reservations. */
 struct shared {
     _Alignas(4096) unsigned char file[CT_LEDGER_HEADER_BYTES + CT_LEDGER_ACCOUNT_BYTES];
-    _Atomic uint64_t granted, most_seen, granted_count, refused_count;
-    _Atomic int is_over;
+    _Atomic uint64_t granted, max_granted, granted_count, refused_count;
+    _Atomic int has_ended;
 };
 
 static struct shared *shared;
@@ -37,7 +37,7 @@ static void make_shared(void)
     ct_ledger_grant(account(), 1);
 }
 
-static struct ct_ledger opened(uint64_t number)
+static struct ct_ledger open_ledger(uint64_t number)
 {
     struct ct_ledger ledger;
     EXPECT_EQ(ct_ledger_open(&ledger, shared->file, sizeof shared->file, account(), 0, 1,
@@ -45,7 +45,7 @@ static struct ct_ledger opened(uint64_t number)
     return ledger;
 }
 
-static uint64_t next_of(uint64_t *rng)
+static uint64_t random_number(uint64_t *rng)
 {
     *rng = *rng * UINT64_C(6364136223846793005) + 1442695040888963407u;
     return *rng >> 33;
@@ -53,16 +53,16 @@ static uint64_t next_of(uint64_t *rng)
 
 static void record_maximum(uint64_t granted)
 {
-    uint64_t max = atomic_load(&shared->most_seen);
-    while (granted > max && !atomic_compare_exchange_weak(&shared->most_seen, &max, granted))
+    uint64_t max = atomic_load(&shared->max_granted);
+    while (granted > max && !atomic_compare_exchange_weak(&shared->max_granted, &max, granted))
         ;
 }
 
-/* Counted as granted strictly within the time for which it is: the counter never exceeds the actual sum. */
-static void take_and_give(struct ct_ledger *ledger, uint64_t *rng)
+/* Counts bytes as granted only while they are reserved: the counter never exceeds the actual sum. */
+static void reserve_and_release(struct ct_ledger *ledger, uint64_t *rng)
 {
-    uint64_t bytes = 1 + next_of(rng) % (QUOTA / 3);
-    enum ct_ledger_kind kind = (enum ct_ledger_kind)(next_of(rng) % 3);
+    uint64_t bytes = 1 + random_number(rng) % (QUOTA / 3);
+    enum ct_ledger_kind kind = (enum ct_ledger_kind)(random_number(rng) % 3);
     ct_ledger_begin(ledger);
     int result = ct_ledger_reserve(ledger, kind, bytes, QUOTA);
     if (result == CT_LEDGER_OK) {
@@ -77,7 +77,7 @@ static void take_and_give(struct ct_ledger *ledger, uint64_t *rng)
     ct_ledger_end(ledger);
     if (result != CT_LEDGER_OK)
         return;
-    if (next_of(rng) % 8 == 0)
+    if (random_number(rng) % 8 == 0)
         sched_yield();
     ct_ledger_begin(ledger);
     atomic_fetch_sub(&shared->granted, bytes);
@@ -90,17 +90,17 @@ struct thread {
     uint64_t rng;
 };
 
-static void *race(void *given)
+static void *race(void *argument)
 {
-    struct thread *thread = given;
+    struct thread *thread = argument;
     for (int i = 0; i < ROUNDS; i++)
-        take_and_give(thread->ledger, &thread->rng);
+        reserve_and_release(thread->ledger, &thread->rng);
     return NULL;
 }
 
-static void race_in_a_process(uint64_t number)
+static void run_racing_process(uint64_t number)
 {
-    struct ct_ledger ledger = opened(number);
+    struct ct_ledger ledger = open_ledger(number);
     struct thread threads[THREADS];
     pthread_t running[THREADS];
     for (int i = 0; i < THREADS; i++) {
@@ -118,15 +118,15 @@ static pid_t start_observer(void)
     pid_t observer = fork();
     if (observer)
         return observer;
-    while (!atomic_load(&shared->is_over)) {
-        uint64_t seen = atomic_load(&shared->granted);
-        EXPECT(seen <= QUOTA);
-        record_maximum(seen);
+    while (!atomic_load(&shared->has_ended)) {
+        uint64_t granted = atomic_load(&shared->granted);
+        EXPECT(granted <= QUOTA);
+        record_maximum(granted);
     }
     exit(0);
 }
 
-static void end_well(pid_t child)
+static void expect_success(pid_t child)
 {
     int status;
     EXPECT_EQ(waitpid(child, &status, 0), child);
@@ -138,7 +138,7 @@ static uint64_t held(void)
     return ct_ledger_held((const void *)shared->file, sizeof shared->file, account());
 }
 
-static void no_race_grants_more_than_the_quota(void)
+static void racing_processes_never_exceed_the_quota(void)
 {
     pid_t racers[RACERS];
     make_shared();
@@ -146,50 +146,50 @@ static void no_race_grants_more_than_the_quota(void)
     for (uint64_t i = 0; i < RACERS; i++) {
         racers[i] = fork();
         if (racers[i] == 0)
-            race_in_a_process(i + 1);
+            run_racing_process(i + 1);
     }
     for (int i = 0; i < RACERS; i++)
-        end_well(racers[i]);
-    atomic_store(&shared->is_over, 1);
-    end_well(observer);
+        expect_success(racers[i]);
+    atomic_store(&shared->has_ended, 1);
+    expect_success(observer);
     EXPECT(atomic_load(&shared->granted_count) > 0 && atomic_load(&shared->refused_count) > 0); /* both outcomes occurred */
-    EXPECT(atomic_load(&shared->most_seen) > QUOTA / 2);
+    EXPECT(atomic_load(&shared->max_granted) > QUOTA / 2);
     EXPECT_EQ(atomic_load(&shared->granted), 0);
     EXPECT_EQ(held(), 0);
     munmap(shared, sizeof *shared);
 }
 
-static void doze(uint64_t ns)
+static void sleep_ns(uint64_t ns)
 {
-    const struct timespec moment = {.tv_nsec = (long)ns};
-    nanosleep(&moment, NULL);
+    const struct timespec duration = {.tv_nsec = (long)ns};
+    nanosleep(&duration, NULL);
 }
 
 /* A process killed at any point counts until its line is cleared, and not at all afterwards. */
-static void killed_processes_leave_nothing(void)
+static void killed_processes_leave_no_memory_counted(void)
 {
     uint64_t rng = 3;
     make_shared();
-    struct ct_ledger survivor = opened(IDENTITIES - 1);
+    struct ct_ledger survivor = open_ledger(IDENTITIES - 1);
     ct_ledger_begin(&survivor);
     EXPECT_EQ(ct_ledger_reserve(&survivor, CT_LEDGER_ALLOCATED, 7, QUOTA), CT_LEDGER_OK);
     ct_ledger_end(&survivor);
     for (uint64_t i = 1; i <= KILLS; i++) {
         pid_t child = fork();
         if (child == 0) {
-            struct ct_ledger ledger = opened(i);
+            struct ct_ledger ledger = open_ledger(i);
             uint64_t own_rng = i;
             for (uint64_t n = 0;; n++) {
                 enum ct_ledger_kind kind = (enum ct_ledger_kind)(n % 3);
                 ct_ledger_begin(&ledger);
-                if (ct_ledger_reserve(&ledger, kind, 1 + next_of(&own_rng) % 50, QUOTA) != CT_LEDGER_OK)
+                if (ct_ledger_reserve(&ledger, kind, 1 + random_number(&own_rng) % 50, QUOTA) != CT_LEDGER_OK)
                     ct_ledger_release(&ledger, kind, 100);
                 if (n % 16 == 0 && ct_ledger_share_add(&ledger, CT_LEDGER_EXPORT, i * 1000 + n % 64 + 1, 3))
                     ct_ledger_share_drop(&ledger, CT_LEDGER_EXPORT, i * 1000 + (n - 16) % 64 + 1);
                 ct_ledger_end(&ledger);
             }
         }
-        doze(200 * 1000 + next_of(&rng) % (2 * 1000 * 1000));
+        sleep_ns(200 * 1000 + random_number(&rng) % (2 * 1000 * 1000));
         EXPECT_EQ(kill(child, SIGKILL), 0);
         EXPECT_EQ(waitpid(child, NULL, 0), child);
         EXPECT(held() >= 7);
@@ -205,38 +205,38 @@ static void killed_processes_leave_nothing(void)
     munmap(shared, sizeof *shared);
 }
 
-static void *claim_one(void *given)
+static void *claim_line(void *argument)
 {
-    struct ct_ledger *ledger = given;
-    *ledger = opened((uint64_t)(ledger->identity));
+    struct ct_ledger *ledger = argument;
+    *ledger = open_ledger((uint64_t)(ledger->identity));
     return NULL;
 }
 
-static void no_line_has_two_owners(void)
+static void no_line_gets_two_owners(void)
 {
     static struct ct_ledger ledgers[CT_LEDGER_LINES + 9];
     pthread_t running[CT_LEDGER_LINES + 9];
-    int without = 0;
+    int without_line = 0;
     make_shared();
     for (int i = 0; i < CT_LEDGER_LINES + 9; i++) {
         ledgers[i].identity = (uint64_t)i + 1;
-        EXPECT_EQ(pthread_create(&running[i], NULL, claim_one, &ledgers[i]), 0);
+        EXPECT_EQ(pthread_create(&running[i], NULL, claim_line, &ledgers[i]), 0);
     }
     for (int i = 0; i < CT_LEDGER_LINES + 9; i++)
         EXPECT_EQ(pthread_join(running[i], NULL), 0);
     for (int i = 0; i < CT_LEDGER_LINES + 9; i++) {
-        without += !ledgers[i].line;
+        without_line += !ledgers[i].line;
         for (int other = 0; other < i; other++)
             EXPECT(!ledgers[i].line || ledgers[i].line != ledgers[other].line);
     }
-    EXPECT_EQ(without, 9);
+    EXPECT_EQ(without_line, 9);
     munmap(shared, sizeof *shared);
 }
 
 int main(void)
 {
-    no_race_grants_more_than_the_quota();
-    killed_processes_leave_nothing();
-    no_line_has_two_owners();
+    racing_processes_never_exceed_the_quota();
+    killed_processes_leave_no_memory_counted();
+    no_line_gets_two_owners();
     return 0;
 }

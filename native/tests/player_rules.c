@@ -7,7 +7,7 @@
 
 static uint64_t launched[64], launched_ns[64];
 static size_t launches, waits, graphs;
-static int refuse_at = -1;
+static int failing_launch = -1;
 
 static uint64_t now_ns(void)
 {
@@ -16,12 +16,12 @@ static uint64_t now_ns(void)
     return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
 }
 
-static int note(uint64_t what)
+static int record_launch(uint64_t amount)
 {
-    if ((int)launches == refuse_at)
+    if ((int)launches == failing_launch)
         return 719;
     launched_ns[launches % 64] = now_ns();
-    launched[launches++ % 64] = what;
+    launched[launches++ % 64] = amount;
     return 0;
 }
 
@@ -31,19 +31,19 @@ static int launch(void *function, unsigned blocks, unsigned y, unsigned z, unsig
     EXPECT(function && blocks && threads && stream && !extra);
     EXPECT_EQ(y * z * ty * tz, 1);
     EXPECT_EQ(shared, 0);
-    return note(*(uint64_t *)parameters[0]);
+    return record_launch(*(uint64_t *)parameters[0]);
 }
 
 static int copy(uint64_t to, uint64_t from, size_t bytes, void *stream)
 {
     EXPECT(to && from && stream);
-    return note(bytes);
+    return record_launch(bytes);
 }
 
 static int clear(uint64_t to, unsigned char value, size_t bytes, void *stream)
 {
     EXPECT(to && !value && stream);
-    return note(bytes);
+    return record_launch(bytes);
 }
 
 static int synchronize(void *stream)
@@ -62,7 +62,7 @@ static int graph_launch(void *graph, void *stream)
 
 static void *functions[] = {&functions, &launched}, *streams[] = {&launches, &waits};
 
-static struct pl_context made_context(void)
+static struct pl_context fake_context(void)
 {
     return (struct pl_context){
         .driver = {launch, synchronize, graph_launch, copy, copy, copy, clear},
@@ -74,9 +74,9 @@ static long read_text(struct pl_script *script, const char *text)
     return pl_script_read(script, text, strlen(text));
 }
 
-static void scripts_are_read(void)
+static void valid_scripts_are_read_and_invalid_ones_rejected(void)
 {
-    static const char *const damaged[] = {"", "# nothing\n", "k 1 1 1\n", "k 0 1 1 1\n", "k 1 1025 1 1\n",
+    static const char *const invalid[] = {"", "# nothing\n", "k 1 1 1\n", "k 0 1 1 1\n", "k 1 1025 1 1\n",
                                           "k 1 1 -1 1\n",
                                           "k 1 1 1 1 1 1\n", "@htod 0 1\n", "@warp 1 1\n", "k 1 1 1 x\n", "@dtoh 1\n"};
     struct pl_script script;
@@ -94,8 +94,8 @@ static void scripts_are_read(void)
     EXPECT_EQ(script.steps[3].stream, script.steps[0].stream);
     EXPECT(script.steps[2].function != script.steps[0].function);
     pl_script_free(&script);
-    for (size_t i = 0; i < sizeof damaged / sizeof *damaged; i++) {
-        EXPECT(read_text(&script, damaged[i]) > 0);
+    for (size_t i = 0; i < sizeof invalid / sizeof *invalid; i++) {
+        EXPECT(read_text(&script, invalid[i]) > 0);
         pl_script_free(&script);
     }
     EXPECT_EQ(read_text(&script, "k 1 1 1 1\n\nk 1 1 1\n"), 3);
@@ -104,12 +104,12 @@ static void scripts_are_read(void)
     pl_script_free(&script);
 }
 
-/* In the script's order, no earlier than the interval, with a wait for each stream at the end, and no wait in
- * between. */
+/* Steps are launched in the script's order, no earlier than their interval, with a wait for each stream at the end, and
+ * no wait in between. */
 static void launches_keep_their_intervals(void)
 {
     struct pl_script script;
-    struct pl_context context = made_context();
+    struct pl_context context = fake_context();
     struct pl_plan plan = {.requests = 3};
     struct pl_result result;
     EXPECT_EQ(read_text(&script, "a 1 32 11 30000 0\n@memset 12 0 1\nb 1 32 13 300000 0\n@htod 14 0 1\n"), 0);
@@ -132,10 +132,10 @@ static void launches_keep_their_intervals(void)
 }
 
 /* Plays only the requested steps as a request of its own; after a failure nothing more is launched. */
-static void parts_are_played_alone(void)
+static void part_of_a_script_is_played_as_one_request(void)
 {
     struct pl_script script;
-    struct pl_context context = made_context();
+    struct pl_context context = fake_context();
     struct pl_request request = {.due_ns = 5};
     EXPECT_EQ(read_text(&script, "a 1 32 21 0\nb 1 32 22 0\n@htod 23 0\na 1 32 24 0\n"), 0);
     launches = waits = 0;
@@ -146,19 +146,19 @@ static void parts_are_played_alone(void)
     EXPECT_EQ(launched[1], 23);
     EXPECT_EQ(request.due_ns, 5);
     EXPECT(request.begin_ns <= launched_ns[0] && launched_ns[1] <= request.end_ns);
-    refuse_at = (int)launches + 1;
+    failing_launch = (int)launches + 1;
     EXPECT_EQ(pl_play_part(&context, &script, 0, 4, &request), 719);
     EXPECT_EQ(launches, 3);
-    refuse_at = -1;
+    failing_launch = -1;
     launches = waits = 0;
     pl_script_free(&script);
 }
 
 /* Arrivals follow the clock, independent of earlier requests. */
-static void periods_do_not_drift(void)
+static void periodic_arrivals_do_not_drift(void)
 {
     struct pl_script script;
-    struct pl_context context = made_context();
+    struct pl_context context = fake_context();
     struct pl_plan plan = {.arrival = PL_PERIODIC, .period_ns = 400000, .requests = 5};
     struct pl_result result;
     EXPECT_EQ(read_text(&script, "a 1 32 1 500000\n"), 0);
@@ -177,7 +177,7 @@ static void periods_do_not_drift(void)
     pl_script_free(&script);
 }
 
-static void exponential_has_its_mean(void)
+static void exponential_intervals_have_the_requested_mean(void)
 {
     uint64_t state = 7, again = 7, sum = 0;
     for (int i = 0; i < 100000; i++) {
@@ -188,10 +188,10 @@ static void exponential_has_its_mean(void)
     EXPECT(sum / 100000 > 980000 && sum / 100000 < 1020000);
 }
 
-static void failures_and_stops_end_it(void)
+static void failure_or_stop_ends_playing(void)
 {
     struct pl_script script;
-    struct pl_context context = made_context();
+    struct pl_context context = fake_context();
     struct pl_plan plan = {.requests = 2};
     struct pl_result result;
     EXPECT_EQ(read_text(&script, "a 1 32 1 0\na 1 32 2 0\n"), 0);
@@ -201,12 +201,12 @@ static void failures_and_stops_end_it(void)
     EXPECT_EQ(result.launches, 2);
     pl_result_free(&result);
     context.graph = NULL;
-    refuse_at = (int)launches + 3;
+    failing_launch = (int)launches + 3;
     pl_play(&context, &script, &plan, &result);
     EXPECT_EQ(result.failed, 719);
     EXPECT_EQ(result.count, 1);
     pl_result_free(&result);
-    refuse_at = -1;
+    failing_launch = -1;
     pl_stop();
     plan.requests = 0;
     pl_play(&context, &script, &plan, &result);
@@ -218,11 +218,11 @@ static void failures_and_stops_end_it(void)
 
 int main(void)
 {
-    scripts_are_read();
+    valid_scripts_are_read_and_invalid_ones_rejected();
     launches_keep_their_intervals();
-    parts_are_played_alone();
-    periods_do_not_drift();
-    exponential_has_its_mean();
-    failures_and_stops_end_it();
+    part_of_a_script_is_played_as_one_request();
+    periodic_arrivals_do_not_drift();
+    exponential_intervals_have_the_requested_mean();
+    failure_or_stop_ends_playing();
     return 0;
 }

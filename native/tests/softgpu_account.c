@@ -17,32 +17,32 @@ static void open_device(void)
               CT_DEVICE_OK);
 }
 
-static uint32_t join(int index, const char *name)
+static uint32_t add_client(int index, const char *name)
 {
     struct sg_client *client = &clients[index];
     memset(client, 0, sizeof *client);
     memcpy(client->account_name, name, strnlen(name, SG_ACCOUNT_BYTES));
     server.clients[index] = client;
-    uint32_t refused = sg_account_join(&server, index);
-    if (!refused)
+    uint32_t error = sg_account_join(&server, index);
+    if (!error)
         EXPECT_EQ(ct_device_client_add(server.device, 0, CT_GROUP_OWN, &client->model), CT_DEVICE_OK);
-    return refused;
+    return error;
 }
 
-static void leave(int index)
+static void remove_client(int index)
 {
     ct_device_client_kill(server.device, ct_device_now(server.device), clients[index].model);
     sg_account_leave(&server, index);
     server.disconnected++;
 }
 
-static void take(int index, uint64_t bytes)
+static void take_memory(int index, uint64_t bytes)
 {
     EXPECT_EQ(ct_device_client_take(server.device, clients[index].model, bytes), CT_DEVICE_OK);
     sg_account_update(&server, index);
 }
 
-static const struct sg_account *named(const char *name)
+static const struct sg_account *find_account(const char *name)
 {
     for (int i = 0; i < SG_ACCOUNTS; i++)
         if (strcmp(server.accounts[i].name, name) == 0)
@@ -55,45 +55,45 @@ static void check_names(void)
     char longest[SG_ACCOUNT_BYTES + 1];
     memset(longest, 'x', SG_ACCOUNT_BYTES);
     longest[SG_ACCOUNT_BYTES] = 0;
-    EXPECT_EQ(join(0, longest), CUDA_ERROR_INVALID_VALUE);
-    EXPECT_EQ(join(0, "with space"), CUDA_ERROR_INVALID_VALUE);
-    EXPECT_EQ(join(0, "\"quoted\""), CUDA_ERROR_INVALID_VALUE);
-    EXPECT_EQ(join(0, "\xc3\xa4"), CUDA_ERROR_INVALID_VALUE);
-    EXPECT_EQ(join(0, ""), 0);
+    EXPECT_EQ(add_client(0, longest), CUDA_ERROR_INVALID_VALUE);
+    EXPECT_EQ(add_client(0, "with space"), CUDA_ERROR_INVALID_VALUE);
+    EXPECT_EQ(add_client(0, "\"quoted\""), CUDA_ERROR_INVALID_VALUE);
+    EXPECT_EQ(add_client(0, "\xc3\xa4"), CUDA_ERROR_INVALID_VALUE);
+    EXPECT_EQ(add_client(0, ""), 0);
     EXPECT_EQ(clients[0].account, 0);
-    leave(0);
+    remove_client(0);
     longest[SG_ACCOUNT_BYTES - 1] = 0;
-    EXPECT_EQ(join(0, longest), 0);
-    EXPECT(named(longest) != NULL);
-    leave(0);
+    EXPECT_EQ(add_client(0, longest), 0);
+    EXPECT(find_account(longest) != NULL);
+    remove_client(0);
 }
 
 /* Creating a share does not change the sum even temporarily, because the peak would show it. */
 static void check_sums(void)
 {
-    EXPECT_EQ(join(0, "a"), 0);
-    EXPECT_EQ(join(1, "a"), 0);
-    take(0, 1000);
-    take(1, 500);
-    EXPECT_EQ(named("a")->memory_bytes, 1500);
+    EXPECT_EQ(add_client(0, "a"), 0);
+    EXPECT_EQ(add_client(1, "a"), 0);
+    take_memory(0, 1000);
+    take_memory(1, 500);
+    EXPECT_EQ(find_account("a")->memory_bytes, 1500);
     clients[0].shared_bytes = 400;
     sg_account_share(&server, clients[0].account, 400);
     sg_account_update(&server, 0);
-    EXPECT_EQ(named("a")->memory_bytes, 1500);
-    EXPECT_EQ(named("a")->memory_peak_bytes, 1500);
+    EXPECT_EQ(find_account("a")->memory_bytes, 1500);
+    EXPECT_EQ(find_account("a")->memory_peak_bytes, 1500);
     EXPECT_EQ(ct_device_client_park(server.device, clients[1].model), CT_DEVICE_OK);
     sg_account_update(&server, 1);
-    EXPECT_EQ(named("a")->memory_bytes, 1000);
+    EXPECT_EQ(find_account("a")->memory_bytes, 1000);
     EXPECT_EQ(ct_device_client_unpark(server.device, clients[1].model), CT_DEVICE_OK);
     sg_account_update(&server, 1);
-    leave(0);
-    EXPECT_EQ(named("a")->memory_bytes, 900);
-    leave(1);
-    EXPECT_EQ(named("a")->memory_bytes, 400);
-    EXPECT_EQ(named("a")->clients, 0);
-    sg_account_share(&server, (uint32_t)(named("a") - server.accounts) + 1, 0 - UINT64_C(400));
-    EXPECT_EQ(named("a")->memory_bytes, 0);
-    EXPECT_EQ(named("a")->memory_peak_bytes, 1500);
+    remove_client(0);
+    EXPECT_EQ(find_account("a")->memory_bytes, 900);
+    remove_client(1);
+    EXPECT_EQ(find_account("a")->memory_bytes, 400);
+    EXPECT_EQ(find_account("a")->clients, 0);
+    sg_account_share(&server, (uint32_t)(find_account("a") - server.accounts) + 1, 0 - UINT64_C(400));
+    EXPECT_EQ(find_account("a")->memory_bytes, 0);
+    EXPECT_EQ(find_account("a")->memory_peak_bytes, 1500);
     EXPECT_EQ(ct_device_memory_free(server.device), ct_device_config(server.device)->memory_bytes);
 }
 
@@ -101,26 +101,26 @@ static void check_sums(void)
 static void check_eviction(void)
 {
     char name[SG_ACCOUNT_BYTES];
-    EXPECT_EQ(join(3, "stays"), 0);
-    EXPECT_EQ(join(2, "holds"), 0);
+    EXPECT_EQ(add_client(3, "stays"), 0);
+    EXPECT_EQ(add_client(2, "holds"), 0);
     uint32_t holds = clients[2].account;
     sg_account_share(&server, holds, 1);
-    leave(2);
+    remove_client(2);
     for (int i = 0; i < 2 * SG_ACCOUNTS; i++) {
         snprintf(name, sizeof name, "n%d", i);
-        EXPECT_EQ(join(0, name), 0);
-        leave(0);
+        EXPECT_EQ(add_client(0, name), 0);
+        remove_client(0);
     }
-    EXPECT(named("stays") && named("holds") && named(name));
-    EXPECT(!named("a") && !named("n0"));
+    EXPECT(find_account("stays") && find_account("holds") && find_account(name));
+    EXPECT(!find_account("a") && !find_account("n0"));
     int first = 2 * SG_ACCOUNTS - (SG_ACCOUNTS - 2);
     snprintf(name, sizeof name, "n%d", first);
-    EXPECT(named(name) != NULL);
+    EXPECT(find_account(name) != NULL);
     snprintf(name, sizeof name, "n%d", first - 1);
-    EXPECT(named(name) == NULL);
+    EXPECT(find_account(name) == NULL);
     for (int i = 0; i < SG_ACCOUNTS; i++)
         server.accounts[i].memory_bytes += server.accounts[i].memory_bytes == 0;
-    EXPECT_EQ(join(0, "late"), CUDA_ERROR_OUT_OF_MEMORY);
+    EXPECT_EQ(add_client(0, "late"), CUDA_ERROR_OUT_OF_MEMORY);
 }
 
 int main(void)

@@ -61,23 +61,24 @@ static void count_result(CUresult result)
     result_counts[result]++;
 }
 
-static size_t a_length(void)
+static size_t random_length(void)
 {
-    static const size_t odd[] = {0, 1, UINT64_MAX, UINT64_C(1) << 40, 70000};
-    return rng(16) ? rng(24) : odd[rng(5)];
+    static const size_t edges[] = {0, 1, UINT64_MAX, UINT64_C(1) << 40, 70000};
+    return rng(16) ? rng(24) : edges[rng(5)];
 }
 
-static CUDA_ARRAY3D_DESCRIPTOR a_shape(void)
+static CUDA_ARRAY3D_DESCRIPTOR random_shape(void)
 {
     static const CUarray_format formats[] = {1, 2, 3, 8, 9, 10, 0x10, 0x20, 0xc0, 0xc5, 0xb0, 99};
-    CUDA_ARRAY3D_DESCRIPTOR shape = {a_length(), rng(3) ? a_length() : 0, rng(3) ? 0 : a_length(), formats[rng(12)],
+    CUDA_ARRAY3D_DESCRIPTOR shape = {random_length(), rng(3) ? random_length() : 0, rng(3) ? 0 : random_length(),
+                                     formats[rng(12)],
                                      1u << rng(3), rng(4) ? 0 : (unsigned)rng(600)};
     return shape;
 }
 
-static void make_and_end(void)
+static void create_or_destroy(void)
 {
-    CUDA_ARRAY3D_DESCRIPTOR shape = a_shape();
+    CUDA_ARRAY3D_DESCRIPTOR shape = random_shape();
     CUDA_RESOURCE_DESC resource = {.resType = (CUresourcetype)rng(5)};
     CUDA_TEXTURE_DESC texture = {.filterMode = (CUfilter_mode)rng(3), .flags = (unsigned)rng(200)};
     resource.res.array.hArray = ANY(arrays);
@@ -112,16 +113,16 @@ static void make_and_end(void)
     count_result(cuArray3DGetDescriptor_v2(&shape, ANY(arrays)));
 }
 
-static void copy(void)
+static void copy_randomly(void)
 {
     CUDA_MEMCPY3D box = {.srcMemoryType = rng(2) ? 3 : 1, .dstMemoryType = rng(2) ? 3 : 2, .srcHost = host,
                          .dstDevice = memory, .srcArray = ANY(arrays), .dstArray = ANY(arrays),
                          .WidthInBytes = rng(40), .Height = rng(12), .Depth = 1 + rng(3) / 2, .srcPitch = 256,
                          .dstPitch = 256, .srcHeight = 16, .dstHeight = 16, .srcXInBytes = rng(4) * 4,
-                         .dstXInBytes = rng(4) * 4, .srcY = a_length(), .dstY = rng(4), .dstZ = rng(3)};
+                         .dstXInBytes = rng(4) * 4, .srcY = random_length(), .dstY = rng(4), .dstZ = rng(3)};
     switch (rng(4)) {
     case 0:
-        count_result(cuMemcpyHtoA_v2(ANY(arrays), rng(3) * 4, host, a_length()));
+        count_result(cuMemcpyHtoA_v2(ANY(arrays), rng(3) * 4, host, random_length()));
         break;
     case 1:
         count_result(cuMemcpyAtoHAsync_v2(host, ANY(arrays), rng(3) * 4, rng(64), ANY(streams)));
@@ -135,9 +136,9 @@ static void copy(void)
 }
 
 /* The other thread cycles every word through all values below VALUES, so every valid wait ends. */
-static void values(void)
+static void submit_memory_operation(void)
 {
-    CUdeviceptr word = (uintptr_t)words + rng(WORDS) * 4, elsewhere = memory + rng(64) * 8;
+    CUdeviceptr word = (uintptr_t)words + rng(WORDS) * 4, device_word = memory + rng(64) * 8;
     CUstreamBatchMemOpParams ops[3] = {0};
     switch (rng(5)) {
     case 0:
@@ -147,12 +148,12 @@ static void values(void)
         count_result(cuStreamWaitValue32_v2(ANY(streams), word + rng(2), 1, 4 + (unsigned)rng(4)));
         break;
     case 2:
-        count_result(cuStreamWriteValue64_v2(ANY(streams), elsewhere + rng(12) / 11, rng(100), (unsigned)rng(3)));
+        count_result(cuStreamWriteValue64_v2(ANY(streams), device_word + rng(12) / 11, rng(100), (unsigned)rng(3)));
         break;
     case 3:
         for (int i = 0; i < 3; i++) {
             ops[i].operation = (CUstreamBatchMemOpType)(rng(2) ? CU_STREAM_MEM_OP_WRITE_VALUE_64 : rng(9));
-            ops[i].waitValue.address = ops[i].operation == CU_STREAM_MEM_OP_WAIT_VALUE_32 ? word : elsewhere;
+            ops[i].waitValue.address = ops[i].operation == CU_STREAM_MEM_OP_WAIT_VALUE_32 ? word : device_word;
             ops[i].waitValue.value64 = 1;
             if (ops[i].operation == CU_STREAM_MEM_OP_WAIT_VALUE_64)
                 ops[i].operation = CU_STREAM_MEM_OP_BARRIER;
@@ -166,17 +167,17 @@ static void values(void)
         count_result(rng(2) ? cuStreamSynchronize(ANY(streams)) : cuStreamQuery(ANY(streams)));
 }
 
-static void *cycle_words(void *nothing)
+static void *cycle_words(void *argument)
 {
     for (uint32_t value = 0; !stop; value++) {
         for (int i = 0; i < WORDS; i++)
             words[i] = value % VALUES;
         usleep(HOLD_US);
     }
-    return nothing;
+    return argument;
 }
 
-static void begin(CUcontext *context)
+static void set_up(CUcontext *context)
 {
     void *mapped, *buffer;
     EXPECT_EQ(cuCtxCreate_v2(context, 0, 0), CUDA_SUCCESS);
@@ -199,21 +200,21 @@ int main(int argc, char **argv)
     state = (argc > 2 ? strtoull(argv[2], NULL, 10) : 1) * UINT64_C(0x9e3779b97f4a7c15) + 1;
     test_server_start(&server, "v100");
     EXPECT_EQ(cuInit(0), CUDA_SUCCESS);
-    begin(&context);
+    set_up(&context);
     EXPECT_EQ(pthread_create(&thread, NULL, cycle_words, NULL), 0);
     for (int i = 0; i < calls; i++) {
         switch (rng(24)) {
         case 0:
-            values();
+            submit_memory_operation();
             break;
         case 1:
         case 2:
         case 3:
         case 4:
-            copy();
+            copy_randomly();
             break;
         default:
-            make_and_end();
+            create_or_destroy();
         }
     }
     EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
@@ -233,6 +234,6 @@ int main(int argc, char **argv)
     printf("%d calls\n", calls);
     for (int i = 0; i < 1000; i++)
         if (result_counts[i])
-            printf("  %d answered %d\n", result_counts[i], i);
+            printf("  %d calls returned %d\n", result_counts[i], i);
     return 0;
 }

@@ -55,7 +55,7 @@ static CUstream streams[SLOTS];
 static CUevent events[SLOTS];
 static CUdeviceptr pointers[SLOTS];
 static uint64_t sizes[SLOTS];
-static int host_ran;
+static int host_function_count;
 
 static uint64_t rng(uint64_t below)
 {
@@ -67,7 +67,7 @@ static uint64_t rng(uint64_t below)
 
 #define ANY(array) (array[rng(SLOTS)])
 
-/* Usually return the handle, valid or stale; sometimes an invalid value. */
+/* Returns usually the handle, valid or stale; sometimes an invalid value. */
 static void *maybe_invalid(void *handle)
 {
     static uintptr_t invalid[] = {0, 1, 2, 3, 8, 0x12340, UINTPTR_MAX, 0x1000};
@@ -83,20 +83,21 @@ static void *maybe_invalid(void *handle)
     }
 }
 
-static CUstream a_stream(void)
+static CUstream random_stream(void)
 {
     static const uintptr_t defaults[] = {0, 1, 2};
     return rng(4) == 0 ? (CUstream)defaults[rng(3)] : maybe_invalid(ANY(streams));
 }
 
-static uint64_t a_size(void)
+static uint64_t random_size(void)
 {
-    static const uint64_t sizes_[] = {0, 1, 3, 64, 4096, 100000, UINT64_MAX, UINT64_C(1) << 63, UINT64_C(1) << 40};
-    return sizes_[rng(9)];
+    static const uint64_t edges[] = {0, 1, 3, 64, 4096, 100000, UINT64_MAX, UINT64_C(1) << 63, UINT64_C(1) << 40};
+    return edges[rng(9)];
 }
 
-/* Never an address of an object, because unified copies treat it as host memory. */
-static CUdeviceptr a_pointer(void)
+/* Returns a device pointer or an invalid one; never the address of an object, because unified copies treat that as host
+ * memory. */
+static CUdeviceptr random_pointer(void)
 {
     static const CUdeviceptr invalid[] = {0, 1, 0x12340, UINT64_MAX, 0x1000, UINT64_C(1) << 62};
     return rng(12) == 0 ? invalid[rng(6)] : ANY(pointers) + rng(3) * 16;
@@ -105,7 +106,7 @@ static CUdeviceptr a_pointer(void)
 static void count_run(void *data)
 {
     (void)data;
-    __atomic_fetch_add(&host_ran, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&host_function_count, 1, __ATOMIC_RELAXED);
 }
 
 static int result_counts[1000];
@@ -116,7 +117,7 @@ static void count_result(CUresult result)
     result_counts[result]++;
 }
 
-static void objects(void)
+static void change_objects(void)
 {
     static const char image[] =
         "softgpu-image 1\nkernel t\n block_ns 500\nkernel f\n builtin fill\nkernel p\n params 8 4 8\n"
@@ -158,74 +159,75 @@ static void objects(void)
         count_result(cuEventDestroy_v2(maybe_invalid(events[i])));
         break;
     case 10:
-        if (cuMemAlloc_v2(&pointers[i], sizes[i] = a_size()) != CUDA_SUCCESS)
+        if (cuMemAlloc_v2(&pointers[i], sizes[i] = random_size()) != CUDA_SUCCESS)
             pointers[i] = 0;
         break;
     case 11:
-        count_result(cuMemFree_v2(a_pointer()));
+        count_result(cuMemFree_v2(random_pointer()));
         break;
     case 12:
-        count_result(cuMemAllocAsync(&pointers[i], 1 + rng(10000), a_stream()));
+        count_result(cuMemAllocAsync(&pointers[i], 1 + rng(10000), random_stream()));
         break;
     default:
-        count_result(cuMemFreeAsync(a_pointer(), a_stream()));
+        count_result(cuMemFreeAsync(random_pointer(), random_stream()));
     }
 }
 
-static void work(void)
+static void submit_work(void)
 {
     static char host[4096];
     unsigned grid = (unsigned)rng(50), block = (unsigned)rng(300);
-    uint64_t pointer = a_pointer(), count = rng(5000);
+    uint64_t pointer = random_pointer(), count = rng(5000);
     float value = 1;
     void *values[] = {&pointer, &value, &count};
     if (rng(10))
         count %= 200;
-    CUDA_MEMCPY2D flat = {.srcMemoryType = (int)rng(5),
-                          .dstMemoryType = (int)rng(5),
-                          .srcHost = host,
-                          .dstHost = NULL,
-                          .srcDevice = a_pointer(),
-                          .dstDevice = a_pointer(),
-                          .srcPitch = rng(200),
-                          .dstPitch = rng(200),
-                          .WidthInBytes = rng(100),
-                          .Height = rng(20),
-                          .srcY = rng(3),
-                          .dstXInBytes = rng(3)};
-    CUDA_MEMCPY3D solid = {.srcMemoryType = 2, .dstMemoryType = 2, .srcDevice = a_pointer(), .dstDevice = a_pointer(),
-                           .srcPitch = rng(200), .srcHeight = a_size(), .dstPitch = rng(200), .dstHeight = rng(20),
-                           .WidthInBytes = rng(100), .Height = rng(10), .Depth = rng(4), .srcZ = rng(2)};
+    CUDA_MEMCPY2D copy_2d = {.srcMemoryType = (int)rng(5),
+                             .dstMemoryType = (int)rng(5),
+                             .srcHost = host,
+                             .dstHost = NULL,
+                             .srcDevice = random_pointer(),
+                             .dstDevice = random_pointer(),
+                             .srcPitch = rng(200),
+                             .dstPitch = rng(200),
+                             .WidthInBytes = rng(100),
+                             .Height = rng(20),
+                             .srcY = rng(3),
+                             .dstXInBytes = rng(3)};
+    CUDA_MEMCPY3D copy_3d = {.srcMemoryType = 2, .dstMemoryType = 2, .srcDevice = random_pointer(),
+                             .dstDevice = random_pointer(),
+                           .srcPitch = rng(200), .srcHeight = random_size(), .dstPitch = rng(200), .dstHeight = rng(20),
+                             .WidthInBytes = rng(100), .Height = rng(10), .Depth = rng(4), .srcZ = rng(2)};
     switch (rng(9)) {
     case 0:
     case 1:
         count_result(cuLaunchKernel(maybe_invalid(ANY(functions)), grid, 1, 1, block, 1, 1, (unsigned)rng(60000),
-                                    a_stream(), rng(20) ? values : NULL, NULL));
+                                    random_stream(), rng(20) ? values : NULL, NULL));
         break;
     case 2:
-        count_result(cuMemcpyAsync(a_pointer(), a_pointer(), rng(20000), a_stream()));
+        count_result(cuMemcpyAsync(random_pointer(), random_pointer(), rng(20000), random_stream()));
         break;
     case 3:
-        count_result(cuMemsetD8Async(a_pointer(), (unsigned char)rng(256), a_size(), a_stream()));
+        count_result(cuMemsetD8Async(random_pointer(), (unsigned char)rng(256), random_size(), random_stream()));
         break;
     case 4:
-        count_result(cuMemsetD2D32_v2(a_pointer(), rng(512), 7, rng(100), rng(30)));
+        count_result(cuMemsetD2D32_v2(random_pointer(), rng(512), 7, rng(100), rng(30)));
         break;
     case 5:
-        count_result(cuMemcpy2D_v2(&flat));
+        count_result(cuMemcpy2D_v2(&copy_2d));
         break;
     case 6:
-        count_result(cuMemcpy3DAsync_v2(&solid, a_stream()));
+        count_result(cuMemcpy3DAsync_v2(&copy_3d, random_stream()));
         break;
     case 7:
-        count_result(cuLaunchHostFunc(a_stream(), rng(9) ? count_run : NULL, NULL));
+        count_result(cuLaunchHostFunc(random_stream(), rng(9) ? count_run : NULL, NULL));
         break;
     default:
-        count_result(cuMemcpy(a_pointer(), a_pointer(), rng(9000)));
+        count_result(cuMemcpy(random_pointer(), random_pointer(), rng(9000)));
     }
 }
 
-static void queries(void)
+static void query_randomly(void)
 {
     float milliseconds;
     int a, b;
@@ -233,16 +235,16 @@ static void queries(void)
     size_t free_bytes, total_bytes;
     switch (rng(10)) {
     case 0:
-        count_result(cuStreamSynchronize(a_stream()));
+        count_result(cuStreamSynchronize(random_stream()));
         break;
     case 1:
-        count_result(cuStreamQuery(a_stream()));
+        count_result(cuStreamQuery(random_stream()));
         break;
     case 2:
-        count_result(cuStreamWaitEvent(a_stream(), maybe_invalid(ANY(events)), (unsigned)rng(3)));
+        count_result(cuStreamWaitEvent(random_stream(), maybe_invalid(ANY(events)), (unsigned)rng(3)));
         break;
     case 3:
-        count_result(cuEventRecord(maybe_invalid(ANY(events)), a_stream()));
+        count_result(cuEventRecord(maybe_invalid(ANY(events)), random_stream()));
         break;
     case 4:
         count_result(cuEventQuery(maybe_invalid(ANY(events))));
@@ -254,10 +256,10 @@ static void queries(void)
         count_result(cuEventElapsedTime(&milliseconds, maybe_invalid(ANY(events)), maybe_invalid(ANY(events))));
         break;
     case 7:
-        count_result(cuPointerGetAttribute(answer, (int)rng(25), a_pointer()));
+        count_result(cuPointerGetAttribute(answer, (int)rng(25), random_pointer()));
         break;
     case 8:
-        count_result(cuOccupancyMaxPotentialBlockSize(&a, &b, maybe_invalid(ANY(functions)), NULL, a_size(),
+        count_result(cuOccupancyMaxPotentialBlockSize(&a, &b, maybe_invalid(ANY(functions)), NULL, random_size(),
                                                       (int)rng(2000) - 10));
         break;
     default:
@@ -267,25 +269,25 @@ static void queries(void)
     }
 }
 
-/* Make calls in one process until `calls` are made or some time after a fault, since a failed process only returns
- * errors. */
-static int one_process(int calls)
+/* Makes calls in this process until there were `calls`, or until some time after a fault, because a failed process only
+ * returns errors. Returns the number of calls. */
+static int run_calls(int calls)
 {
-    int made = 0, calls_after_fault = 300;
+    int call_count = 0, calls_after_fault = 300;
     EXPECT_EQ(cuInit(0), CUDA_SUCCESS);
     for (int i = 0; i < SLOTS; i++)
         EXPECT_EQ(cuCtxCreate_v2(&contexts[i], 0, 0), CUDA_SUCCESS);
-    for (; made < calls && calls_after_fault; made++) {
+    for (; call_count < calls && calls_after_fault; call_count++) {
         calls_after_fault -= sg_connection_status(&sg_devices[0].connection) != CUDA_SUCCESS;
         switch (rng(3)) {
         case 0:
-            objects();
+            change_objects();
             break;
         case 1:
-            work();
+            submit_work();
             break;
         default:
-            queries();
+            query_randomly();
         }
     }
     /* Everything can be released in any state. */
@@ -294,7 +296,7 @@ static int one_process(int calls)
     cuDevicePrimaryCtxReset_v2(0);
     for (CUcontext context = sg_each(SG_CONTEXT, NULL); context; context = sg_each(SG_CONTEXT, NULL))
         EXPECT_EQ(cuCtxDestroy_v2(context), CUDA_SUCCESS);
-    return made;
+    return call_count;
 }
 
 static void expect_all_memory_free(const char *path)
@@ -312,7 +314,7 @@ static void expect_all_memory_free(const char *path)
 /* Totals of all processes. */
 struct totals {
     int result_counts[1000];
-    int calls, host_ran, processes;
+    int calls, host_function_count, processes;
 };
 
 int main(int argc, char **argv)
@@ -328,11 +330,11 @@ int main(int argc, char **argv)
         if (child == 0) {
             state = (seed + (uint64_t)totals->processes) * UINT64_C(0x9e3779b97f4a7c15) + 1;
             totals->processes++;
-            totals->calls += one_process(calls - totals->calls);
+            totals->calls += run_calls(calls - totals->calls);
             expect_all_memory_free(server.path);
             for (int i = 0; i < 1000; i++)
                 totals->result_counts[i] += result_counts[i];
-            totals->host_ran += host_ran;
+            totals->host_function_count += host_function_count;
             exit(0); /* with a leak check by the sanitizer */
         }
         EXPECT(waitpid(child, &status, 0) == child);
@@ -340,11 +342,12 @@ int main(int argc, char **argv)
     }
     test_server_stop(&server);
     /* Enough calls must succeed for the test to be meaningful. */
-    EXPECT(totals->result_counts[CUDA_SUCCESS] > calls / 4 && totals->host_ran > calls / 200 && totals->processes > 1);
-    printf("%d calls of %d processes, %d done, %d host functions\n", calls, totals->processes,
-           totals->result_counts[CUDA_SUCCESS], totals->host_ran);
+    EXPECT(totals->result_counts[CUDA_SUCCESS] > calls / 4 && totals->host_function_count > calls / 200 &&
+           totals->processes > 1);
+    printf("%d calls of %d processes, %d successful calls, %d host functions\n", calls, totals->processes,
+           totals->result_counts[CUDA_SUCCESS], totals->host_function_count);
     for (int i = 1; i < 1000; i++)
         if (totals->result_counts[i])
-            printf("  %d answered %d\n", totals->result_counts[i], i);
+            printf("  %d calls returned %d\n", totals->result_counts[i], i);
     return 0;
 }

@@ -32,7 +32,7 @@ static struct sg_reply receive_reply(int fd)
     return reply;
 }
 
-static struct sg_reply ask(int fd, uint32_t kind, uint64_t a, uint64_t b)
+static struct sg_reply call(int fd, uint32_t kind, uint64_t a, uint64_t b)
 {
     send_request(fd, kind, a, b);
     return receive_reply(fd);
@@ -40,27 +40,27 @@ static struct sg_reply ask(int fd, uint32_t kind, uint64_t a, uint64_t b)
 
 static int checkpoint(int fd, enum sg_checkpoint_action action)
 {
-    struct sg_reply reply = ask(fd, SG_CHECKPOINT, (uint64_t)getpid(), action);
+    struct sg_reply reply = call(fd, SG_CHECKPOINT, (uint64_t)getpid(), action);
     return reply.result == SG_REFUSED ? -(int)reply.a : reply.result;
 }
 
 static uint64_t state(int fd)
 {
-    struct sg_reply reply = ask(fd, SG_CHECKPOINT, (uint64_t)getpid(), SG_CHECKPOINT_STATE);
+    struct sg_reply reply = call(fd, SG_CHECKPOINT, (uint64_t)getpid(), SG_CHECKPOINT_STATE);
     EXPECT_EQ(reply.result, CT_DEVICE_OK);
     return reply.a;
 }
 
 static int has_answer(int fd)
 {
-    struct pollfd one = {.fd = fd, .events = POLLIN};
-    return poll(&one, 1, 0) > 0;
+    struct pollfd poll_entry = {.fd = fd, .events = POLLIN};
+    return poll(&poll_entry, 1, 0) > 0;
 }
 
 /* Used device memory, as reported to a client that is not suspended. */
 static uint64_t used_bytes(const struct test_client *client)
 {
-    struct sg_reply reply = ask(client->socket, SG_MEMORY_INFO, 0, 0);
+    struct sg_reply reply = call(client->socket, SG_MEMORY_INFO, 0, 0);
     return reply.b - reply.a;
 }
 
@@ -81,29 +81,29 @@ static void lock(int fd)
 }
 
 /* An incomplete lock belongs to the connection that began it and waits for work in flight. */
-static void check_lock(const struct test_client *target, uint32_t stream)
+static void check_lock_belongs_to_its_connection(const struct test_client *target, uint32_t stream)
 {
-    int one = connect_to_server(), other = connect_to_server();
+    int first = connect_to_server(), second = connect_to_server();
     launch(target, stream, SG_KERNEL_MAX_NS);
-    EXPECT_EQ(checkpoint(one, SG_CHECKPOINT_HOLD), CT_DEVICE_NOT_READY);
+    EXPECT_EQ(checkpoint(first, SG_CHECKPOINT_HOLD), CT_DEVICE_NOT_READY);
     EXPECT_EQ(atomic_load(&target->ring->held), 1);
-    EXPECT_EQ(checkpoint(one, SG_CHECKPOINT_LOCK), CT_DEVICE_NOT_READY);
-    EXPECT_EQ(checkpoint(other, SG_CHECKPOINT_HOLD), -(int)CUDA_ERROR_ILLEGAL_STATE);
-    EXPECT_EQ(checkpoint(other, SG_CHECKPOINT_RELEASE), -(int)CUDA_ERROR_ILLEGAL_STATE);
-    EXPECT_EQ(state(other), CU_PROCESS_STATE_RUNNING);
-    EXPECT(ask(target->socket, SG_MEMORY_INFO, 0, 0).result == CT_DEVICE_OK);
-    close(one);
+    EXPECT_EQ(checkpoint(first, SG_CHECKPOINT_LOCK), CT_DEVICE_NOT_READY);
+    EXPECT_EQ(checkpoint(second, SG_CHECKPOINT_HOLD), -(int)CUDA_ERROR_ILLEGAL_STATE);
+    EXPECT_EQ(checkpoint(second, SG_CHECKPOINT_RELEASE), -(int)CUDA_ERROR_ILLEGAL_STATE);
+    EXPECT_EQ(state(second), CU_PROCESS_STATE_RUNNING);
+    EXPECT(call(target->socket, SG_MEMORY_INFO, 0, 0).result == CT_DEVICE_OK);
+    close(first);
     while (atomic_load(&target->ring->held)) /* until the server notices */
         ;
-    EXPECT_EQ(checkpoint(other, SG_CHECKPOINT_HOLD), CT_DEVICE_NOT_READY);
-    EXPECT_EQ(checkpoint(other, SG_CHECKPOINT_RELEASE), CT_DEVICE_OK);
+    EXPECT_EQ(checkpoint(second, SG_CHECKPOINT_HOLD), CT_DEVICE_NOT_READY);
+    EXPECT_EQ(checkpoint(second, SG_CHECKPOINT_RELEASE), CT_DEVICE_OK);
     EXPECT_EQ(atomic_load(&target->ring->held), 0);
-    EXPECT_EQ(checkpoint(other, 99), CT_DEVICE_INVALID);
-    close(other);
+    EXPECT_EQ(checkpoint(second, 99), CT_DEVICE_INVALID);
+    close(second);
 }
 
 /* Even if a client ignores the ring's `held` word, the server takes neither its slots nor its requests. */
-static void check_sleep(const struct test_client *target, uint32_t stream)
+static void check_locked_client_is_not_served(const struct test_client *target, uint32_t stream)
 {
     int fd = connect_to_server();
     lock(fd);
@@ -117,15 +117,16 @@ static void check_sleep(const struct test_client *target, uint32_t stream)
     EXPECT_EQ(checkpoint(fd, SG_CHECKPOINT_RELEASE), CT_DEVICE_OK);
     EXPECT_EQ(receive_reply(target->socket).result, CT_DEVICE_OK);
     EXPECT_EQ(atomic_load(&target->ring->head), head + 1);
-    EXPECT_EQ(ask(target->socket, SG_CLIENT_GIVE, BYTES, 0).result, CT_DEVICE_OK);
+    EXPECT_EQ(call(target->socket, SG_CLIENT_GIVE, BYTES, 0).result, CT_DEVICE_OK);
     close(fd);
 }
 
-static void check_memory(struct test_client *target, const struct test_client *other, uint64_t context)
+static void check_memory_leaves_the_device(struct test_client *target, const struct test_client *other,
+                                           uint64_t context)
 {
     int fd = connect_to_server();
-    EXPECT_EQ(ask(target->socket, SG_MEMORY_TAKE, context, BYTES).result, CT_DEVICE_OK);
-    EXPECT_EQ(ask(target->socket, SG_CLIENT_TAKE, 2 * BYTES, 0).result, CT_DEVICE_OK);
+    EXPECT_EQ(call(target->socket, SG_MEMORY_TAKE, context, BYTES).result, CT_DEVICE_OK);
+    EXPECT_EQ(call(target->socket, SG_CLIENT_TAKE, 2 * BYTES, 0).result, CT_DEVICE_OK);
     EXPECT_EQ(checkpoint(fd, SG_CHECKPOINT_SAVE), -(int)CUDA_ERROR_ILLEGAL_STATE);
     lock(fd);
     EXPECT_EQ(checkpoint(fd, SG_CHECKPOINT_MAY_SAVE), CT_DEVICE_OK);
@@ -133,21 +134,21 @@ static void check_memory(struct test_client *target, const struct test_client *o
     EXPECT_EQ(checkpoint(fd, SG_CHECKPOINT_SAVE), CT_DEVICE_OK);
     EXPECT_EQ(used_bytes(other), 0);
     EXPECT_EQ(checkpoint(fd, SG_CHECKPOINT_RELEASE), -(int)CUDA_ERROR_ILLEGAL_STATE);
-    struct sg_reply info = ask(other->socket, SG_MEMORY_INFO, 0, 0);
-    EXPECT_EQ(ask(other->socket, SG_CLIENT_TAKE, info.a - 3 * BYTES + 1, 0).result, CT_DEVICE_OK);
+    struct sg_reply info = call(other->socket, SG_MEMORY_INFO, 0, 0);
+    EXPECT_EQ(call(other->socket, SG_CLIENT_TAKE, info.a - 3 * BYTES + 1, 0).result, CT_DEVICE_OK);
     EXPECT_EQ(checkpoint(fd, SG_CHECKPOINT_MAY_LOAD), CT_DEVICE_NO_MEMORY);
     EXPECT_EQ(checkpoint(fd, SG_CHECKPOINT_LOAD), CT_DEVICE_NO_MEMORY);
     EXPECT_EQ(state(fd), CU_PROCESS_STATE_CHECKPOINTED);
-    EXPECT_EQ(ask(other->socket, SG_CLIENT_GIVE, 1, 0).result, CT_DEVICE_OK);
+    EXPECT_EQ(call(other->socket, SG_CLIENT_GIVE, 1, 0).result, CT_DEVICE_OK);
     EXPECT_EQ(checkpoint(fd, SG_CHECKPOINT_LOAD), CT_DEVICE_OK);
-    EXPECT_EQ(ask(other->socket, SG_MEMORY_INFO, 0, 0).a, 0);
-    EXPECT_EQ(ask(other->socket, SG_CLIENT_GIVE, info.a - 3 * BYTES, 0).result, CT_DEVICE_OK);
+    EXPECT_EQ(call(other->socket, SG_MEMORY_INFO, 0, 0).a, 0);
+    EXPECT_EQ(call(other->socket, SG_CLIENT_GIVE, info.a - 3 * BYTES, 0).result, CT_DEVICE_OK);
     EXPECT_EQ(used_bytes(other), 3 * BYTES);
     /* If the client dies while its memory is off the device, the memory does not return. */
     EXPECT_EQ(checkpoint(fd, SG_CHECKPOINT_SAVE), CT_DEVICE_OK);
     close(target->socket);
     munmap(target->ring, sizeof *target->ring);
-    while (ask(fd, SG_CHECKPOINT, (uint64_t)getpid(), SG_CHECKPOINT_STATE).result != CT_DEVICE_STALE)
+    while (call(fd, SG_CHECKPOINT, (uint64_t)getpid(), SG_CHECKPOINT_STATE).result != CT_DEVICE_STALE)
         ;
     EXPECT_EQ(used_bytes(other), 0);
     close(fd);
@@ -181,15 +182,15 @@ int main(void)
     test_server_start(&server, "t4");
     struct test_client other = start_other_client(&child);
     struct test_client target = test_client_open(server.path);
-    struct sg_reply made = ask(target.socket, SG_CONTEXT_CREATE, 0, 0);
-    EXPECT_EQ(made.result, CT_DEVICE_OK);
+    struct sg_reply context = call(target.socket, SG_CONTEXT_CREATE, 0, 0);
+    EXPECT_EQ(context.result, CT_DEVICE_OK);
     EXPECT_EQ(used_bytes(&other), 0);
-    check_lock(&target, (uint32_t)made.b);
+    check_lock_belongs_to_its_connection(&target, (uint32_t)context.b);
     /* The endless kernel ends with its context. */
-    EXPECT_EQ(ask(target.socket, SG_CONTEXT_DESTROY, made.a, 0).result, CT_DEVICE_OK);
-    made = ask(target.socket, SG_CONTEXT_CREATE, 0, 0);
-    check_sleep(&target, (uint32_t)made.b);
-    check_memory(&target, &other, made.a);
+    EXPECT_EQ(call(target.socket, SG_CONTEXT_DESTROY, context.a, 0).result, CT_DEVICE_OK);
+    context = call(target.socket, SG_CONTEXT_CREATE, 0, 0);
+    check_locked_client_is_not_served(&target, (uint32_t)context.b);
+    check_memory_leaves_the_device(&target, &other, context.a);
     close(other.socket);
     EXPECT(waitpid(child, &status, 0) == child);
     EXPECT_EQ(status, 0);

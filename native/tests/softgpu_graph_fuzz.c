@@ -8,7 +8,7 @@ static uint64_t state = 88172645463325252u;
 static CUcontext context;
 static CUfunction timed;
 static CUstream streams[STREAMS];
-static int ended; /* number of ended user objects */
+static int ended_objects; /* number of ended user objects */
 
 static uint64_t rng(uint64_t below)
 {
@@ -33,7 +33,7 @@ static void record_run(void *data)
     run->at = ++run_clock;
     /* Launches of one executable graph run one after another, whatever their streams are. */
     if (run->times >= LAUNCHES)
-        return; /* called from any_calls(), which does not check the order */
+        return; /* called from random_calls_return(), which does not check the order */
     runs_of_launch[run->times]++;
     overlapped |= run->times > 1 && runs_of_launch[run->times - 1] != hosts_per_launch;
 }
@@ -46,7 +46,7 @@ static void record_end(void *data)
 static void count_end(void *data)
 {
     (void)data;
-    __atomic_fetch_add(&ended, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&ended_objects, 1, __ATOMIC_RELAXED);
 }
 
 struct random_graph {
@@ -57,7 +57,7 @@ struct random_graph {
     int is_host[NODES], count;
 };
 
-static CUgraphNodeParams some_params(struct run *run, int *is_host, CUdeviceptr scratch)
+static CUgraphNodeParams random_params(struct run *run, int *is_host, CUdeviceptr scratch)
 {
     static uint64_t duration_ns;
     static void *values[] = {&duration_ns};
@@ -78,99 +78,100 @@ static CUgraphNodeParams some_params(struct run *run, int *is_host, CUdeviceptr 
 }
 
 /* Edges lead from lower to higher indexes. Some are added later, and some edges and nodes are removed. */
-static void make_random_graph(struct random_graph *d, CUdeviceptr scratch)
+static void make_random_graph(struct random_graph *random_graph, CUdeviceptr scratch)
 {
-    memset(d, 0, sizeof *d);
-    d->count = 1 + (int)rng(NODES);
-    OK(cuGraphCreate(&d->graph, 0));
+    memset(random_graph, 0, sizeof *random_graph);
+    random_graph->count = 1 + (int)rng(NODES);
+    OK(cuGraphCreate(&random_graph->graph, 0));
     uint64_t density = 1 + rng(8);
-    for (int i = 0; i < d->count; i++) {
+    for (int i = 0; i < random_graph->count; i++) {
         CUgraphNode before[NODES];
         size_t count = 0;
         for (int k = 0; k < i; k++)
             if (rng(10) < density && rng(3) == 0) {
-                before[count++] = d->nodes[k];
-                d->before[i][k] = 1;
+                before[count++] = random_graph->nodes[k];
+                random_graph->before[i][k] = 1;
             }
-        CUgraphNodeParams params = some_params(&d->run[i], &d->is_host[i], scratch);
-        OK(cuGraphAddNode_v2(&d->nodes[i], d->graph, before, NULL, count, &params));
+        CUgraphNodeParams params = random_params(&random_graph->run[i], &random_graph->is_host[i], scratch);
+        OK(cuGraphAddNode_v2(&random_graph->nodes[i], random_graph->graph, before, NULL, count, &params));
     }
-    for (int n = 0; n < d->count; n++) {
-        int to = (int)rng((uint64_t)d->count), from = to ? (int)rng((uint64_t)to) : 0;
+    for (int n = 0; n < random_graph->count; n++) {
+        int to = (int)rng((uint64_t)random_graph->count), from = to ? (int)rng((uint64_t)to) : 0;
         if (to == from)
             continue;
-        CUresult expected = d->before[to][from] ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-        EXPECT_EQ(cuGraphAddDependencies(d->graph, &d->nodes[from], &d->nodes[to], 1), expected);
+        CUresult expected = random_graph->before[to][from] ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+        EXPECT_EQ(cuGraphAddDependencies(random_graph->graph, &random_graph->nodes[from], &random_graph->nodes[to], 1),
+                  expected);
         if (rng(3) == 0)
-            OK(cuGraphRemoveDependencies(d->graph, &d->nodes[from], &d->nodes[to], 1));
-        d->before[to][from] = 1;
+            OK(cuGraphRemoveDependencies(random_graph->graph, &random_graph->nodes[from], &random_graph->nodes[to], 1));
+        random_graph->before[to][from] = 1;
         size_t edges = 0;
-        OK(cuGraphGetEdges(d->graph, NULL, NULL, &edges));
+        OK(cuGraphGetEdges(random_graph->graph, NULL, NULL, &edges));
         int listed = 0;
         CUgraphNode *from_nodes = calloc(edges + 1, sizeof *from_nodes);
         CUgraphNode *to_nodes = calloc(edges + 1, sizeof *to_nodes);
-        OK(cuGraphGetEdges(d->graph, from_nodes, to_nodes, &edges));
+        OK(cuGraphGetEdges(random_graph->graph, from_nodes, to_nodes, &edges));
         for (size_t e = 0; e < edges; e++)
-            listed |= from_nodes[e] == d->nodes[from] && to_nodes[e] == d->nodes[to];
-        d->before[to][from] = (uint8_t)listed;
+            listed |= from_nodes[e] == random_graph->nodes[from] && to_nodes[e] == random_graph->nodes[to];
+        random_graph->before[to][from] = (uint8_t)listed;
         free(from_nodes);
         free(to_nodes);
     }
     if (rng(4) == 0) {
-        int gone = (int)rng((uint64_t)d->count);
-        OK(cuGraphDestroyNode(d->nodes[gone]));
-        d->is_host[gone] = 0;
-        for (int i = 0; i < d->count; i++)
-            d->before[i][gone] = d->before[gone][i] = 0;
+        int removed = (int)rng((uint64_t)random_graph->count);
+        OK(cuGraphDestroyNode(random_graph->nodes[removed]));
+        random_graph->is_host[removed] = 0;
+        for (int i = 0; i < random_graph->count; i++)
+            random_graph->before[i][removed] = random_graph->before[removed][i] = 0;
     }
 }
 
 /* Nodes that are not host functions pass their dependencies on. */
-static void add_transitive(struct random_graph *d)
+static void add_transitive(struct random_graph *random_graph)
 {
-    for (int i = 0; i < d->count; i++)
+    for (int i = 0; i < random_graph->count; i++)
         for (int k = 0; k < i; k++)
-            for (int m = 0; m < k && d->before[i][k]; m++)
-                d->before[i][m] |= d->before[k][m];
+            for (int m = 0; m < k && random_graph->before[i][k]; m++)
+                random_graph->before[i][m] |= random_graph->before[k][m];
 }
 
-static void count_hosts(const struct random_graph *d)
+static void count_hosts(const struct random_graph *random_graph)
 {
     memset(runs_of_launch, 0, sizeof runs_of_launch);
     hosts_per_launch = 0;
-    for (int i = 0; i < d->count; i++)
-        hosts_per_launch += d->is_host[i];
+    for (int i = 0; i < random_graph->count; i++)
+        hosts_per_launch += random_graph->is_host[i];
 }
 
-static void expect_order(const struct random_graph *d, int times, uint64_t end)
+static void expect_order(const struct random_graph *random_graph, int times, uint64_t end)
 {
     EXPECT(!overlapped);
-    for (int i = 0; i < d->count; i++) {
-        if (!d->is_host[i])
+    for (int i = 0; i < random_graph->count; i++) {
+        if (!random_graph->is_host[i])
             continue;
-        EXPECT_EQ(d->run[i].times, times);
-        EXPECT(d->run[i].at < end);
+        EXPECT_EQ(random_graph->run[i].times, times);
+        EXPECT(random_graph->run[i].at < end);
         for (int k = 0; k < i; k++)
-            if (d->is_host[k] && d->before[i][k])
-                EXPECT(d->run[k].at < d->run[i].at);
+            if (random_graph->is_host[k] && random_graph->before[i][k])
+                EXPECT(random_graph->run[k].at < random_graph->run[i].at);
     }
 }
 
-static void explicit_graphs(CUdeviceptr scratch)
+static void explicit_graphs_run_in_order(CUdeviceptr scratch)
 {
-    static struct random_graph d;
+    static struct random_graph random_graph;
     for (int round = 0; round < ROUNDS; round++) {
         CUgraphExec exec;
         CUgraph graph, parent = NULL;
         CUgraphNode child;
-        make_random_graph(&d, scratch);
-        add_transitive(&d);
+        make_random_graph(&random_graph, scratch);
+        add_transitive(&random_graph);
         CUuserObject object;
         OK(cuUserObjectCreate(&object, NULL, count_end, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC));
-        OK(cuGraphRetainUserObject(d.graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE));
-        graph = d.graph;
+        OK(cuGraphRetainUserObject(random_graph.graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE));
+        graph = random_graph.graph;
         if (rng(3) == 0) {
-            CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_GRAPH, .graph = {.graph = d.graph}};
+            CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_GRAPH, .graph = {.graph = random_graph.graph}};
             OK(cuGraphCreate(&parent, 0));
             OK(cuGraphAddNode_v2(&child, parent, NULL, NULL, 0, &params));
             graph = parent;
@@ -180,7 +181,7 @@ static void explicit_graphs(CUdeviceptr scratch)
             OK(cuGraphUpload(exec, streams[rng(STREAMS)]));
         int times = 1 + (int)rng(3);
         uint64_t end = 0;
-        count_hosts(&d);
+        count_hosts(&random_graph);
         for (int n = 0; n < times; n++) {
             CUstream stream = streams[rng(STREAMS)];
             OK(cuGraphLaunch(exec, stream));
@@ -194,67 +195,67 @@ static void explicit_graphs(CUdeviceptr scratch)
         if (rng(2))
             OK(cuCtxSynchronize());
         OK(cuGraphExecDestroy(exec)); /* with or without launches in flight */
-        OK(cuGraphDestroy(d.graph));
+        OK(cuGraphDestroy(random_graph.graph));
         if (parent)
             OK(cuGraphDestroy(parent));
         OK(cuCtxSynchronize());
-        expect_order(&d, times, end);
-        EXPECT_EQ(__atomic_load_n(&ended, __ATOMIC_RELAXED), round + 1);
+        expect_order(&random_graph, times, end);
+        EXPECT_EQ(__atomic_load_n(&ended_objects, __ATOMIC_RELAXED), round + 1);
     }
 }
 
 /* The same with captured streams: each keeps its order, and a wait orders one after another. */
-static void captured_graphs(void)
+static void captured_graphs_run_in_order(void)
 {
-    static struct random_graph d;
+    static struct random_graph random_graph;
     CUevent events[NODES];
     for (int i = 0; i < NODES; i++)
         OK(cuEventCreate(&events[i], CU_EVENT_DISABLE_TIMING));
     for (int round = 0; round < ROUNDS; round++) {
         int last[STREAMS] = {-1, -1, -1};
         CUgraphExec exec;
-        memset(&d, 0, sizeof d);
-        d.count = 1 + (int)rng(NODES);
+        memset(&random_graph, 0, sizeof random_graph);
+        random_graph.count = 1 + (int)rng(NODES);
         OK(cuStreamBeginCapture_v2(streams[0], (int)rng(3)));
         OK(cuEventRecord(events[0], streams[0]));
         for (int s = 1; s < STREAMS; s++)
             OK(cuStreamWaitEvent(streams[s], events[0], 0));
-        for (int i = 0; i < d.count; i++) {
+        for (int i = 0; i < random_graph.count; i++) {
             int s = (int)rng(STREAMS);
             if (i && rng(3) == 0) { /* its event was recorded directly after it */
                 int on = (int)rng((uint64_t)i);
                 OK(cuStreamWaitEvent(streams[s], events[on], 0));
-                d.before[i][on] = 1;
+                random_graph.before[i][on] = 1;
             }
             if (rng(2)) {
                 uint64_t duration_ns = rng(100000);
                 void *values[] = {&duration_ns};
                 OK(cuLaunchKernel(timed, 1, 1, 1, 32, 1, 1, 0, streams[s], values, NULL));
             }
-            OK(cuLaunchHostFunc(streams[s], record_run, &d.run[i]));
+            OK(cuLaunchHostFunc(streams[s], record_run, &random_graph.run[i]));
             OK(cuEventRecord(events[i], streams[s]));
-            d.is_host[i] = 1;
+            random_graph.is_host[i] = 1;
             if (last[s] >= 0)
-                d.before[i][last[s]] = 1;
+                random_graph.before[i][last[s]] = 1;
             last[s] = i;
         }
         for (int s = 1; s < STREAMS; s++)
             if (last[s] >= 0)
                 OK(cuStreamWaitEvent(streams[0], events[last[s]], 0));
-        OK(cuStreamEndCapture(streams[0], &d.graph));
-        add_transitive(&d);
-        count_hosts(&d);
-        OK(cuGraphInstantiateWithFlags(&exec, d.graph, 0));
-        OK(cuGraphDestroy(d.graph));
+        OK(cuStreamEndCapture(streams[0], &random_graph.graph));
+        add_transitive(&random_graph);
+        count_hosts(&random_graph);
+        OK(cuGraphInstantiateWithFlags(&exec, random_graph.graph, 0));
+        OK(cuGraphDestroy(random_graph.graph));
         OK(cuGraphLaunch(exec, streams[rng(STREAMS)]));
         OK(cuGraphLaunch(exec, streams[rng(STREAMS)]));
         OK(cuGraphExecDestroy(exec));
         OK(cuCtxSynchronize());
-        expect_order(&d, 2, UINT64_MAX);
+        expect_order(&random_graph, 2, UINT64_MAX);
     }
 }
 
-/* Handles for any_calls(), and the number of successful calls. */
+/* Handles for random_calls_return(), and the number of successful calls. */
 struct handles {
     CUgraph graphs[SLOTS];
     CUgraphNode nodes[SLOTS];
@@ -262,16 +263,16 @@ struct handles {
     int launched, captured, updated;
 };
 
-static void any_call(struct handles *handles, CUdeviceptr scratch)
+static void call_randomly(struct handles *handles, CUdeviceptr scratch)
 {
     static struct run run;
-    CUgraph found;
+    CUgraph result;
     CUgraph *graph = &handles->graphs[rng(SLOTS)];
     CUgraphNode *node = &handles->nodes[rng(SLOTS)], *other = &handles->nodes[rng(SLOTS)];
     CUgraphExec *exec = &handles->execs[rng(SLOTS)];
     CUstream stream = streams[rng(STREAMS)];
     int is_host;
-    CUgraphNodeParams params = some_params(&run, &is_host, scratch);
+    CUgraphNodeParams params = random_params(&run, &is_host, scratch);
     if (rng(8) == 0)
         params = (CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_GRAPH,
                                      .graph = {handles->graphs[rng(SLOTS)], (int)rng(3)}};
@@ -282,9 +283,9 @@ static void any_call(struct handles *handles, CUdeviceptr scratch)
         cuGraphCreate(graph, 0);
         break;
     case 1:
-        if (cuGraphClone(&found, handles->graphs[rng(SLOTS)]) == CUDA_SUCCESS) {
+        if (cuGraphClone(&result, handles->graphs[rng(SLOTS)]) == CUDA_SUCCESS) {
             cuGraphDestroy(*graph);
-            *graph = found;
+            *graph = result;
         }
         break;
     case 2:
@@ -314,9 +315,9 @@ static void any_call(struct handles *handles, CUdeviceptr scratch)
         cuMemsetD32Async(scratch, 5, 8, streams[rng(STREAMS)]);
         break;
     case 10:
-        if (cuStreamEndCapture(stream, &found) == CUDA_SUCCESS) {
+        if (cuStreamEndCapture(stream, &result) == CUDA_SUCCESS) {
             handles->captured++;
-            cuGraphDestroy(found);
+            cuGraphDestroy(result);
         }
         break;
     case 11:
@@ -328,15 +329,15 @@ static void any_call(struct handles *handles, CUdeviceptr scratch)
 }
 
 /* Every call with any handle, valid or stale, returns. */
-static void any_calls(CUdeviceptr scratch)
+static void random_calls_return(CUdeviceptr scratch)
 {
     struct handles handles = {0};
-    CUgraph found;
+    CUgraph result;
     for (int i = 0; i < CALLS; i++)
-        any_call(&handles, scratch);
+        call_randomly(&handles, scratch);
     for (int s = 0; s < STREAMS; s++)
-        if (cuStreamEndCapture(streams[s], &found) == CUDA_SUCCESS)
-            cuGraphDestroy(found);
+        if (cuStreamEndCapture(streams[s], &result) == CUDA_SUCCESS)
+            cuGraphDestroy(result);
     OK(cuCtxSynchronize());
     EXPECT(handles.launched > 50 && handles.captured > 50 && handles.updated > 10); /* enough calls succeeded */
     for (int i = 0; i < SLOTS; i++) {
@@ -360,9 +361,9 @@ int main(void)
         OK(cuStreamCreate(&streams[i], i == 2 ? 0 : CU_STREAM_NON_BLOCKING));
     OK(cuMemGetInfo_v2(&free_bytes, &total_bytes));
     OK(cuMemAlloc_v2(&scratch, 4096));
-    explicit_graphs(scratch);
-    captured_graphs();
-    any_calls(scratch);
+    explicit_graphs_run_in_order(scratch);
+    captured_graphs_run_in_order();
+    random_calls_return(scratch);
     OK(cuCtxSynchronize());
     OK(cuMemFree_v2(scratch));
     OK(cuMemGetInfo_v2(&after_bytes, &total_bytes));

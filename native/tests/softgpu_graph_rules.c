@@ -17,7 +17,7 @@ static void count_run(void *data)
 }
 
 /* A graph longer than the ring, and one nested more deeply than a recursive implementation could handle. */
-static void long_and_deep(CUdeviceptr scratch)
+static void long_and_deeply_nested_graphs_run(CUdeviceptr scratch)
 {
     CUgraph graph, inner = NULL;
     CUgraphNode last = NULL, node;
@@ -57,7 +57,7 @@ static void long_and_deep(CUdeviceptr scratch)
 }
 
 /* Memory of graphs exists from the allocation node to the free node of each launch, and none remains at the end. */
-static void memory_nodes(void)
+static void memory_nodes_allocate_and_free_per_launch(void)
 {
     CUdeviceptr out;
     cuuint64_t used = 1;
@@ -66,23 +66,24 @@ static void memory_nodes(void)
         CUgraph graph;
         CUgraphNode nodes[4];
         CUgraphExec exec, second;
-        unsigned got[2] = {0, 0};
+        unsigned values[2] = {0, 0};
         CUgraphNodeParams params = {
             .type = CU_GRAPH_NODE_TYPE_MEM_ALLOC,
             .alloc = {.poolProps = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}},
                       .bytesize = 1 << 20}};
         OK(cuGraphCreate(&graph, 0));
         OK(cuGraphAddNode_v2(&nodes[0], graph, NULL, NULL, 0, &params));
-        CUdeviceptr at = params.alloc.dptr;
+        CUdeviceptr allocated = params.alloc.dptr;
         params = (CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_MEMSET,
-                                     .memset = {at, 0, (unsigned)round, 4, 8, 1, NULL}};
+                                     .memset = {allocated, 0, (unsigned)round, 4, 8, 1, NULL}};
         OK(cuGraphAddNode_v2(&nodes[1], graph, &nodes[0], NULL, 1, &params));
         params = (CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_MEMCPY,
-                                     .memcpy.copyParams = {.srcMemoryType = 4, .srcDevice = at, .dstMemoryType = 4,
+                                     .memcpy.copyParams = {.srcMemoryType = 4, .srcDevice = allocated,
+                                                           .dstMemoryType = 4,
                                                            .dstDevice = out, .WidthInBytes = 8, .Height = 1,
                                                            .Depth = 1}};
         OK(cuGraphAddNode_v2(&nodes[2], graph, &nodes[1], NULL, 1, &params));
-        params = (CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .free = {at}};
+        params = (CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .free = {allocated}};
         OK(cuGraphAddNode_v2(&nodes[3], graph, &nodes[2], NULL, 1, &params));
         EXPECT_EQ(cuGraphAddNode_v2(&nodes[3], graph, &nodes[2], NULL, 1, &params), CUDA_ERROR_INVALID_VALUE);
         EXPECT_EQ(cuGraphClone(&(CUgraph){NULL}, graph), CUDA_ERROR_NOT_SUPPORTED);
@@ -93,8 +94,8 @@ static void memory_nodes(void)
         OK(cuGraphExecDestroy(exec));
         OK(cuGraphDestroy(graph));
         OK(cuCtxSynchronize());
-        OK(cuMemcpyAsync((uintptr_t)got, out, sizeof got, streams[0]));
-        EXPECT_EQ(got[0], round);
+        OK(cuMemcpyAsync((uintptr_t)values, out, sizeof values, streams[0]));
+        EXPECT_EQ(values[0], round);
         OK(cuDeviceGetGraphMemAttribute(0, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &used));
         EXPECT_EQ(used, 0);
     }
@@ -152,7 +153,7 @@ static void launches_are_not_interleaved(CUdeviceptr scratch)
 }
 
 /* Creating and destroying many graphs leaves neither streams nor events behind. */
-static void graphs_leave_nothing_behind(CUdeviceptr scratch)
+static void destroyed_graphs_leave_no_streams_or_events(CUdeviceptr scratch)
 {
     int remaining = 0;
     for (int round = 0; round < 300; round++) {
@@ -190,10 +191,10 @@ int main(void)
         OK(cuStreamCreate(&streams[i], i == 2 ? 0 : CU_STREAM_NON_BLOCKING));
     OK(cuMemGetInfo_v2(&free_bytes, &total_bytes));
     OK(cuMemAlloc_v2(&scratch, 4096));
-    memory_nodes();
-    long_and_deep(scratch);
+    memory_nodes_allocate_and_free_per_launch();
+    long_and_deeply_nested_graphs_run(scratch);
     launches_are_not_interleaved(scratch);
-    graphs_leave_nothing_behind(scratch);
+    destroyed_graphs_leave_no_streams_or_events(scratch);
     OK(cuMemFree_v2(scratch));
     OK(cuMemGetInfo_v2(&after_bytes, &total_bytes));
     EXPECT_EQ(after_bytes, free_bytes);

@@ -14,7 +14,7 @@ static int connect_to(const char *path)
     return fd;
 }
 
-static struct sg_reply ask(int fd, uint32_t kind, uint64_t a, uint64_t b, uint64_t c)
+static struct sg_reply call(int fd, uint32_t kind, uint64_t a, uint64_t b, uint64_t c)
 {
     struct sg_request request = {kind, 0, a, b, c};
     struct sg_reply reply;
@@ -31,26 +31,26 @@ struct client {
 
 static struct client join(const char *path, uint64_t group)
 {
-    struct client made = {.fd = connect_to(path)};
+    struct client client = {.fd = connect_to(path)};
     struct sg_request request = {.kind = SG_HELLO, .a = SG_WIRE_VERSION, .b = group};
     union {
         char bytes[CMSG_SPACE(2 * sizeof(int))];
         struct cmsghdr aligned;
     } control = {{0}};
-    struct iovec words = {&made.hello, sizeof made.hello};
+    struct iovec words = {&client.hello, sizeof client.hello};
     struct msghdr message = {.msg_iov = &words, .msg_iovlen = 1, .msg_control = control.bytes,
                              .msg_controllen = sizeof control.bytes};
     int descriptors[2];
-    EXPECT(send(made.fd, &request, sizeof request, MSG_NOSIGNAL) == (ssize_t)sizeof request);
-    EXPECT(recvmsg(made.fd, &message, 0) == (ssize_t)sizeof made.hello);
-    if (made.hello.result != CT_DEVICE_OK)
-        return made;
+    EXPECT(send(client.fd, &request, sizeof request, MSG_NOSIGNAL) == (ssize_t)sizeof request);
+    EXPECT(recvmsg(client.fd, &message, 0) == (ssize_t)sizeof client.hello);
+    if (client.hello.result != CT_DEVICE_OK)
+        return client;
     memcpy(descriptors, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof descriptors);
-    made.ring = mmap(NULL, sizeof *made.ring, PROT_READ | PROT_WRITE, MAP_SHARED, descriptors[0], 0);
-    EXPECT(made.ring != MAP_FAILED);
+    client.ring = mmap(NULL, sizeof *client.ring, PROT_READ | PROT_WRITE, MAP_SHARED, descriptors[0], 0);
+    EXPECT(client.ring != MAP_FAILED);
     close(descriptors[0]);
     close(descriptors[1]);
-    return made;
+    return client;
 }
 
 static void leave(struct client *client)
@@ -63,76 +63,76 @@ static void leave(struct client *client)
 /* The server notices a closed connection with a delay. */
 static void wait_for_clients(int owner, uint64_t count)
 {
-    while (ask(owner, SG_GROUP_STATE, 0, 0, 0).a != count)
+    while (call(owner, SG_GROUP_STATE, 0, 0, 0).a != count)
         ;
 }
 
-static void joining(const char *path)
+static void clients_join_only_when_admitted_and_within_limits(const char *path)
 {
     int owner = connect_to(path);
-    struct sg_reply opened = ask(owner, SG_GROUP_OPEN, 0, 0, 0);
+    struct sg_reply opened = call(owner, SG_GROUP_OPEN, 0, 0, 0);
     EXPECT_EQ(opened.result, CT_DEVICE_OK);
     EXPECT_EQ(opened.b, SMS);
     struct client outsider = join(path, opened.a); /* not admitted */
     EXPECT_EQ(outsider.hello.result, SG_REFUSED);
     EXPECT_EQ(outsider.hello.refused, CUDA_ERROR_MPS_CONNECTION_FAILED);
     leave(&outsider);
-    EXPECT_EQ(ask(owner, SG_GROUP_ADMIT, (uint64_t)getpid(), 4096, 12).result, CT_DEVICE_OK);
+    EXPECT_EQ(call(owner, SG_GROUP_ADMIT, (uint64_t)getpid(), 4096, 12).result, CT_DEVICE_OK);
     struct client client = join(path, opened.a);
     EXPECT_EQ(client.hello.result, CT_DEVICE_OK);
     EXPECT_EQ(client.hello.sm_cap, 12);
     struct client again = join(path, opened.a); /* an admission is valid once */
     EXPECT_EQ(again.hello.refused, CUDA_ERROR_MPS_CONNECTION_FAILED);
     leave(&again);
-    struct sg_reply context = ask(client.fd, SG_CONTEXT_CREATE, 20, 0, 0);
+    struct sg_reply context = call(client.fd, SG_CONTEXT_CREATE, 20, 0, 0);
     EXPECT_EQ(context.result, CT_DEVICE_OK);
     EXPECT_EQ(context.batch[0], 12);
-    EXPECT_EQ(ask(client.fd, SG_CONTEXT_CREATE, 5, 0, 0).batch[0], 5);
-    EXPECT_EQ(ask(client.fd, SG_CONTEXT_CREATE, UINT64_MAX, 0, 0).result, CT_DEVICE_INVALID);
-    EXPECT_EQ(ask(client.fd, SG_MEMORY_TAKE, context.a, 4096, 0).result, CT_DEVICE_OK);
-    EXPECT_EQ(ask(client.fd, SG_MEMORY_TAKE, context.a, 1, 0).result, CT_DEVICE_NO_MEMORY);
-    EXPECT_EQ(ask(client.fd, SG_MEMORY_TAKE, context.a, UINT64_MAX, 0).result, CT_DEVICE_NO_MEMORY);
-    EXPECT_EQ(ask(client.fd, SG_MEMORY_GIVE, context.a, 4096, 0).result, CT_DEVICE_OK);
-    struct sg_reply state = ask(owner, SG_GROUP_STATE, 0, 0, 0);
+    EXPECT_EQ(call(client.fd, SG_CONTEXT_CREATE, 5, 0, 0).batch[0], 5);
+    EXPECT_EQ(call(client.fd, SG_CONTEXT_CREATE, UINT64_MAX, 0, 0).result, CT_DEVICE_INVALID);
+    EXPECT_EQ(call(client.fd, SG_MEMORY_TAKE, context.a, 4096, 0).result, CT_DEVICE_OK);
+    EXPECT_EQ(call(client.fd, SG_MEMORY_TAKE, context.a, 1, 0).result, CT_DEVICE_NO_MEMORY);
+    EXPECT_EQ(call(client.fd, SG_MEMORY_TAKE, context.a, UINT64_MAX, 0).result, CT_DEVICE_NO_MEMORY);
+    EXPECT_EQ(call(client.fd, SG_MEMORY_GIVE, context.a, 4096, 0).result, CT_DEVICE_OK);
+    struct sg_reply state = call(owner, SG_GROUP_STATE, 0, 0, 0);
     EXPECT_EQ(state.a, 1);
     EXPECT_EQ(state.b, 0);
     EXPECT_EQ(state.batch[0], (uint32_t)getpid());
-    EXPECT_EQ(ask(owner, SG_GROUP_STATE, UINT64_MAX, 0, 0).a, 1);
-    EXPECT_EQ(ask(owner, SG_GROUP_FAIL, 1, CUDA_ERROR_MPS_CLIENT_TERMINATED, 0).a, 0);
-    EXPECT_EQ(ask(owner, SG_GROUP_FAIL, (uint64_t)getpid(), CUDA_ERROR_MPS_CLIENT_TERMINATED, 0).a, 1);
+    EXPECT_EQ(call(owner, SG_GROUP_STATE, UINT64_MAX, 0, 0).a, 1);
+    EXPECT_EQ(call(owner, SG_GROUP_FAIL, 1, CUDA_ERROR_MPS_CLIENT_TERMINATED, 0).a, 0);
+    EXPECT_EQ(call(owner, SG_GROUP_FAIL, (uint64_t)getpid(), CUDA_ERROR_MPS_CLIENT_TERMINATED, 0).a, 1);
     EXPECT_EQ(atomic_load(&client.ring->fault), CUDA_ERROR_MPS_CLIENT_TERMINATED);
-    EXPECT_EQ(ask(owner, SG_GROUP_STATE, 0, 0, 0).b, 0); /* this does not make the group refuse clients */
+    EXPECT_EQ(call(owner, SG_GROUP_STATE, 0, 0, 0).b, 0); /* this does not make the group refuse clients */
     leave(&client);
     wait_for_clients(owner, 0);
     close(owner);
 }
 
-static void ending(const char *path)
+static void fault_and_end_of_a_group_reach_its_clients(const char *path)
 {
     int owner = connect_to(path);
-    uint64_t group = ask(owner, SG_GROUP_OPEN, 0, 0, 0).a;
+    uint64_t group = call(owner, SG_GROUP_OPEN, 0, 0, 0).a;
     struct client clients[2];
     for (int i = 0; i < 2; i++) {
-        EXPECT_EQ(ask(owner, SG_GROUP_ADMIT, (uint64_t)getpid(), 0, 0).result, CT_DEVICE_OK);
+        EXPECT_EQ(call(owner, SG_GROUP_ADMIT, (uint64_t)getpid(), 0, 0).result, CT_DEVICE_OK);
         clients[i] = join(path, group);
     }
-    EXPECT_EQ(ask(clients[0].fd, SG_CONTEXT_CREATE, 0, 0, 0).result, CT_DEVICE_OK);
+    EXPECT_EQ(call(clients[0].fd, SG_CONTEXT_CREATE, 0, 0, 0).result, CT_DEVICE_OK);
     /* Only the client with a context is affected by its fault, and its MPS server is notified. */
-    EXPECT_EQ(ask(clients[0].fd, SG_FAULT, SG_FAULT_ILLEGAL_ADDRESS, SG_FAULT_SELF, 0).a, 1);
+    EXPECT_EQ(call(clients[0].fd, SG_FAULT, SG_FAULT_ILLEGAL_ADDRESS, SG_FAULT_SELF, 0).a, 1);
     struct sg_reply notice;
     EXPECT(recv(owner, &notice, sizeof notice, 0) == (ssize_t)sizeof notice);
     EXPECT_EQ(notice.retry, SG_GROUP_FAULT_NOTICE);
     EXPECT_EQ(notice.a, CUDA_ERROR_ILLEGAL_ADDRESS);
-    EXPECT_EQ(ask(owner, SG_GROUP_STATE, 0, 0, 0).b, 1);
-    EXPECT_EQ(ask(clients[1].fd, SG_CONTEXT_CREATE, 0, 0, 0).a, CUDA_ERROR_MPS_SERVER_NOT_READY);
-    EXPECT_EQ(ask(owner, SG_GROUP_ADMIT, (uint64_t)getpid(), 0, 0).result, CT_DEVICE_OK);
+    EXPECT_EQ(call(owner, SG_GROUP_STATE, 0, 0, 0).b, 1);
+    EXPECT_EQ(call(clients[1].fd, SG_CONTEXT_CREATE, 0, 0, 0).a, CUDA_ERROR_MPS_SERVER_NOT_READY);
+    EXPECT_EQ(call(owner, SG_GROUP_ADMIT, (uint64_t)getpid(), 0, 0).result, CT_DEVICE_OK);
     struct client late = join(path, group);
     EXPECT_EQ(late.hello.refused, CUDA_ERROR_MPS_SERVER_NOT_READY);
     leave(&late);
     leave(&clients[0]);
     wait_for_clients(owner, 1);
-    EXPECT_EQ(ask(owner, SG_GROUP_STATE, 0, 0, 0).b, 0);
-    EXPECT_EQ(ask(clients[1].fd, SG_CONTEXT_CREATE, 0, 0, 0).result, CT_DEVICE_OK);
+    EXPECT_EQ(call(owner, SG_GROUP_STATE, 0, 0, 0).b, 0);
+    EXPECT_EQ(call(clients[1].fd, SG_CONTEXT_CREATE, 0, 0, 0).result, CT_DEVICE_OK);
     close(owner);
     while (!atomic_load(&clients[1].ring->fault))
         ;
@@ -140,24 +140,24 @@ static void ending(const char *path)
     leave(&clients[1]);
 }
 
-static void modes(const char *path)
+static void compute_modes_restrict_contexts(const char *path)
 {
     int requester = connect_to(path), owner = connect_to(path);
-    EXPECT_EQ(ask(requester, SG_COMPUTE_MODE, 1, 1, 0).result, CT_DEVICE_INVALID);
-    EXPECT_EQ(ask(requester, SG_COMPUTE_MODE, 1, SG_MODE_EXCLUSIVE_PROCESS, 0).a, SG_MODE_EXCLUSIVE_PROCESS);
-    uint64_t group = ask(owner, SG_GROUP_OPEN, 0, 0, 0).a;
+    EXPECT_EQ(call(requester, SG_COMPUTE_MODE, 1, 1, 0).result, CT_DEVICE_INVALID);
+    EXPECT_EQ(call(requester, SG_COMPUTE_MODE, 1, SG_MODE_EXCLUSIVE_PROCESS, 0).a, SG_MODE_EXCLUSIVE_PROCESS);
+    uint64_t group = call(owner, SG_GROUP_OPEN, 0, 0, 0).a;
     int second = connect_to(path);
-    EXPECT_EQ(ask(second, SG_GROUP_OPEN, 0, 0, 0).result, SG_REFUSED);
-    EXPECT_EQ(ask(owner, SG_GROUP_ADMIT, (uint64_t)getpid(), 0, 0).result, CT_DEVICE_OK);
-    struct client inside = join(path, group), outside = join(path, 0);
-    EXPECT_EQ(ask(inside.fd, SG_CONTEXT_CREATE, 0, 0, 0).result, CT_DEVICE_OK);
-    EXPECT_EQ(ask(outside.fd, SG_CONTEXT_CREATE, 0, 0, 0).a, CUDA_ERROR_DEVICE_UNAVAILABLE);
-    EXPECT_EQ(ask(requester, SG_COMPUTE_MODE, 1, SG_MODE_PROHIBITED, 0).result, CT_DEVICE_OK);
-    EXPECT_EQ(ask(inside.fd, SG_CONTEXT_CREATE, 0, 0, 0).a, CUDA_ERROR_DEVICE_UNAVAILABLE);
-    EXPECT_EQ(ask(requester, SG_COMPUTE_MODE, 1, SG_MODE_DEFAULT, 0).result, CT_DEVICE_OK);
-    EXPECT_EQ(ask(outside.fd, SG_CONTEXT_CREATE, 0, 0, 0).result, CT_DEVICE_OK);
-    leave(&inside);
-    leave(&outside);
+    EXPECT_EQ(call(second, SG_GROUP_OPEN, 0, 0, 0).result, SG_REFUSED);
+    EXPECT_EQ(call(owner, SG_GROUP_ADMIT, (uint64_t)getpid(), 0, 0).result, CT_DEVICE_OK);
+    struct client member = join(path, group), outsider = join(path, 0);
+    EXPECT_EQ(call(member.fd, SG_CONTEXT_CREATE, 0, 0, 0).result, CT_DEVICE_OK);
+    EXPECT_EQ(call(outsider.fd, SG_CONTEXT_CREATE, 0, 0, 0).a, CUDA_ERROR_DEVICE_UNAVAILABLE);
+    EXPECT_EQ(call(requester, SG_COMPUTE_MODE, 1, SG_MODE_PROHIBITED, 0).result, CT_DEVICE_OK);
+    EXPECT_EQ(call(member.fd, SG_CONTEXT_CREATE, 0, 0, 0).a, CUDA_ERROR_DEVICE_UNAVAILABLE);
+    EXPECT_EQ(call(requester, SG_COMPUTE_MODE, 1, SG_MODE_DEFAULT, 0).result, CT_DEVICE_OK);
+    EXPECT_EQ(call(outsider.fd, SG_CONTEXT_CREATE, 0, 0, 0).result, CT_DEVICE_OK);
+    leave(&member);
+    leave(&outsider);
     close(owner);
     close(second);
     close(requester);
@@ -165,45 +165,45 @@ static void modes(const char *path)
 
 /* A client that outlives the owner of a share becomes its owner, even beyond its limit, because the memory is on the
  * device already. */
-static void ownership_passes_to_a_holder(const char *path)
+static void share_passes_to_a_holder_when_its_owner_leaves(const char *path)
 {
     enum { LIMIT = 4096, BYTES = 4 * LIMIT };
     int owner = connect_to(path);
-    uint64_t group = ask(owner, SG_GROUP_OPEN, 0, 0, 0).a;
-    EXPECT_EQ(ask(owner, SG_GROUP_ADMIT, (uint64_t)getpid(), LIMIT, 0).result, CT_DEVICE_OK);
+    uint64_t group = call(owner, SG_GROUP_OPEN, 0, 0, 0).a;
+    EXPECT_EQ(call(owner, SG_GROUP_ADMIT, (uint64_t)getpid(), LIMIT, 0).result, CT_DEVICE_OK);
     struct client holder = join(path, group), maker = join(path, 0);
-    uint64_t free_bytes = ask(holder.fd, SG_MEMORY_INFO, 0, 0, 0).a;
-    EXPECT_EQ(ask(maker.fd, SG_CLIENT_TAKE, BYTES, 0, 0).result, CT_DEVICE_OK);
-    struct sg_reply share = ask(maker.fd, SG_SHARE_MAKE, BYTES, BYTES, SG_SHARE_PHYSICAL);
+    uint64_t free_bytes = call(holder.fd, SG_MEMORY_INFO, 0, 0, 0).a;
+    EXPECT_EQ(call(maker.fd, SG_CLIENT_TAKE, BYTES, 0, 0).result, CT_DEVICE_OK);
+    struct sg_reply share = call(maker.fd, SG_SHARE_MAKE, BYTES, BYTES, SG_SHARE_PHYSICAL);
     EXPECT_EQ(share.result, CT_DEVICE_OK);
-    EXPECT_EQ(ask(holder.fd, SG_SHARE_OPEN, share.a, share.b, SG_SHARE_PHYSICAL).result, CT_DEVICE_OK);
+    EXPECT_EQ(call(holder.fd, SG_SHARE_OPEN, share.a, share.b, SG_SHARE_PHYSICAL).result, CT_DEVICE_OK);
     leave(&maker);
-    while (!ask(holder.fd, SG_SHARE_OPEN, share.a, 0, SG_SHARE_PHYSICAL).c) /* until the holder owns it */
+    while (!call(holder.fd, SG_SHARE_OPEN, share.a, 0, SG_SHARE_PHYSICAL).c) /* until the holder owns it */
         ;
-    EXPECT_EQ(ask(holder.fd, SG_MEMORY_INFO, 0, 0, 0).a, free_bytes - BYTES);
-    EXPECT_EQ(ask(holder.fd, SG_CLIENT_TAKE, 1, 0, 0).result, CT_DEVICE_NO_MEMORY);
-    EXPECT_EQ(ask(holder.fd, SG_CLIENT_GIVE, 1, 0, 0).result, CT_DEVICE_INVALID); /* the bytes belong to the share */
-    EXPECT_EQ(ask(holder.fd, SG_SHARE_CLOSE, share.a, 0, 0).result, CT_DEVICE_OK);
-    EXPECT_EQ(ask(holder.fd, SG_MEMORY_INFO, 0, 0, 0).a, free_bytes);
-    EXPECT_EQ(ask(holder.fd, SG_CLIENT_TAKE, LIMIT, 0, 0).result, CT_DEVICE_OK);
+    EXPECT_EQ(call(holder.fd, SG_MEMORY_INFO, 0, 0, 0).a, free_bytes - BYTES);
+    EXPECT_EQ(call(holder.fd, SG_CLIENT_TAKE, 1, 0, 0).result, CT_DEVICE_NO_MEMORY);
+    EXPECT_EQ(call(holder.fd, SG_CLIENT_GIVE, 1, 0, 0).result, CT_DEVICE_INVALID); /* the bytes belong to the share */
+    EXPECT_EQ(call(holder.fd, SG_SHARE_CLOSE, share.a, 0, 0).result, CT_DEVICE_OK);
+    EXPECT_EQ(call(holder.fd, SG_MEMORY_INFO, 0, 0, 0).a, free_bytes);
+    EXPECT_EQ(call(holder.fd, SG_CLIENT_TAKE, LIMIT, 0, 0).result, CT_DEVICE_OK);
     leave(&holder);
     wait_for_clients(owner, 0);
     close(owner);
 }
 
 /* A client without a context is not affected by the end of its group but cannot create a context afterwards. */
-static void clients_without_context(const char *path)
+static void client_without_context_survives_the_end_of_its_group(const char *path)
 {
     int owner = connect_to(path), next = connect_to(path);
-    uint64_t group = ask(owner, SG_GROUP_OPEN, 0, 0, 0).a;
-    EXPECT_EQ(ask(owner, SG_GROUP_ADMIT, (uint64_t)getpid(), 0, 0).result, CT_DEVICE_OK);
+    uint64_t group = call(owner, SG_GROUP_OPEN, 0, 0, 0).a;
+    EXPECT_EQ(call(owner, SG_GROUP_ADMIT, (uint64_t)getpid(), 0, 0).result, CT_DEVICE_OK);
     struct client idle = join(path, group);
-    EXPECT_EQ(ask(next, SG_COMPUTE_MODE, 1, SG_MODE_EXCLUSIVE_PROCESS, 0).result, CT_DEVICE_OK);
+    EXPECT_EQ(call(next, SG_COMPUTE_MODE, 1, SG_MODE_EXCLUSIVE_PROCESS, 0).result, CT_DEVICE_OK);
     close(owner);
-    while (ask(next, SG_GROUP_OPEN, 0, 0, 0).result != CT_DEVICE_OK) /* until the previous group has ended */
+    while (call(next, SG_GROUP_OPEN, 0, 0, 0).result != CT_DEVICE_OK) /* until the previous group has ended */
         ;
-    EXPECT_EQ(ask(next, SG_COMPUTE_MODE, 1, SG_MODE_DEFAULT, 0).result, CT_DEVICE_OK);
-    EXPECT_EQ(ask(idle.fd, SG_CONTEXT_CREATE, 0, 0, 0).a, CUDA_ERROR_MPS_RPC_FAILURE);
+    EXPECT_EQ(call(next, SG_COMPUTE_MODE, 1, SG_MODE_DEFAULT, 0).result, CT_DEVICE_OK);
+    EXPECT_EQ(call(idle.fd, SG_CONTEXT_CREATE, 0, 0, 0).a, CUDA_ERROR_MPS_RPC_FAILURE);
     leave(&idle);
     close(next);
 }
@@ -214,7 +214,7 @@ static uint64_t last_xid(int fd)
     uint64_t last;
     do {
         last = reply.b;
-        reply = ask(fd, SG_XID_NEXT, last, 0, 0);
+        reply = call(fd, SG_XID_NEXT, last, 0, 0);
     } while (reply.result == CT_DEVICE_OK);
     return last;
 }
@@ -224,18 +224,18 @@ static uint64_t last_xid(int fd)
 static int hang_ends_with_context(const char *path, int in_group, uint64_t timeout_ns)
 {
     int owner = connect_to(path);
-    uint64_t group = ask(owner, SG_GROUP_OPEN, 0, 0, 0).a;
-    EXPECT_EQ(ask(owner, SG_GROUP_ADMIT, (uint64_t)getpid(), 0, 0).result, CT_DEVICE_OK);
+    uint64_t group = call(owner, SG_GROUP_OPEN, 0, 0, 0).a;
+    EXPECT_EQ(call(owner, SG_GROUP_ADMIT, (uint64_t)getpid(), 0, 0).result, CT_DEVICE_OK);
     struct client client = join(path, in_group ? group : 0);
     uint64_t before = last_xid(client.fd);
-    struct sg_reply context = ask(client.fd, SG_CONTEXT_CREATE, 0, 0, 0);
-    EXPECT_EQ(ask(client.fd, SG_FAULT, SG_FAULT_HANG, SG_FAULT_SELF | UINT64_C(1) << 32, timeout_ns).a, 1);
+    struct sg_reply context = call(client.fd, SG_CONTEXT_CREATE, 0, 0, 0);
+    EXPECT_EQ(call(client.fd, SG_FAULT, SG_FAULT_HANG, SG_FAULT_SELF | UINT64_C(1) << 32, timeout_ns).a, 1);
     uint64_t begun_ns = sg_now_ns();
     client.ring->slots[0] = (struct sg_slot){.at_ns = sg_now_ns(), .kind = SG_SLOT_KERNEL,
                                              .stream = (uint32_t)context.b,
                                              .kernel = {.blocks = 1, .block_ns = 1, .threads_per_block = 32}};
     atomic_store(&client.ring->tail, 1);
-    struct sg_reply destroyed = ask(client.fd, SG_CONTEXT_DESTROY, context.a, 0, 0);
+    struct sg_reply destroyed = call(client.fd, SG_CONTEXT_DESTROY, context.a, 0, 0);
     if (sg_now_ns() - begun_ns >= timeout_ns) {
         leave(&client);
         close(owner);
@@ -243,12 +243,12 @@ static int hang_ends_with_context(const char *path, int in_group, uint64_t timeo
     }
     EXPECT_EQ(destroyed.result, CT_DEVICE_OK);
     uint64_t due_ns = sg_now_ns() + 2 * timeout_ns;
-    while (sg_now_ns() < due_ns || ask(client.fd, SG_MEMORY_INFO, 0, 0, 0).result != CT_DEVICE_OK)
+    while (sg_now_ns() < due_ns || call(client.fd, SG_MEMORY_INFO, 0, 0, 0).result != CT_DEVICE_OK)
         ;
-    EXPECT_EQ(ask(client.fd, SG_MEMORY_INFO, 0, 0, 0).result, CT_DEVICE_OK);
+    EXPECT_EQ(call(client.fd, SG_MEMORY_INFO, 0, 0, 0).result, CT_DEVICE_OK);
     EXPECT_EQ(atomic_load(&client.ring->fault), 0);
     if (in_group)
-        EXPECT_EQ(ask(client.fd, SG_FAULT, SG_FAULT_ILLEGAL_ADDRESS, SG_FAULT_SELF, 0).a, 0);
+        EXPECT_EQ(call(client.fd, SG_FAULT, SG_FAULT_ILLEGAL_ADDRESS, SG_FAULT_SELF, 0).a, 0);
     EXPECT_EQ(last_xid(client.fd), before);
     leave(&client);
     close(owner);
@@ -263,7 +263,7 @@ static void check_hang(const char *path, int in_group)
 }
 
 /* Arbitrary requests of an MPS server are answered or end its connection; the next MPS server works normally. */
-static void random_requests(const char *path)
+static void random_requests_end_at_most_their_connection(const char *path)
 {
     static const uint64_t numbers[] = {0, 1, 2, 40, 41, UINT32_MAX, UINT64_C(1) << 32, INT64_MAX, UINT64_MAX};
     uint64_t random = 88172645463325252;
@@ -297,15 +297,15 @@ int main(void)
 {
     struct test_server server;
     test_server_start(&server, "t4");
-    joining(server.path);
-    ending(server.path);
-    modes(server.path);
-    ownership_passes_to_a_holder(server.path);
-    clients_without_context(server.path);
+    clients_join_only_when_admitted_and_within_limits(server.path);
+    fault_and_end_of_a_group_reach_its_clients(server.path);
+    compute_modes_restrict_contexts(server.path);
+    share_passes_to_a_holder_when_its_owner_leaves(server.path);
+    client_without_context_survives_the_end_of_its_group(server.path);
     check_hang(server.path, 0);
     check_hang(server.path, 1);
-    random_requests(server.path);
-    joining(server.path);
+    random_requests_end_at_most_their_connection(server.path);
+    clients_join_only_when_admitted_and_within_limits(server.path);
     test_server_stop(&server);
     return 0;
 }

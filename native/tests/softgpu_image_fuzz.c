@@ -110,16 +110,16 @@ static size_t make_fatbin(unsigned char *out, uint16_t kind, const void *payload
     } else {
         memcpy(body, payload, bytes);
     }
-    uint64_t all = 64 + stored, stored64 = stored, full = bytes, flags = is_packed ? 0x2000 : 0;
+    uint64_t total_bytes = 64 + stored, stored64 = stored, full = bytes, flags = is_packed ? 0x2000 : 0;
     uint32_t head = 64, packed = (uint32_t)stored;
-    memcpy(out + 8, &all, 8);
+    memcpy(out + 8, &total_bytes, 8);
     memcpy(entry, &kind, 2);
     memcpy(entry + 4, &head, 4);
     memcpy(entry + 8, &stored64, 8);
     memcpy(entry + 16, &packed, 4);
     memcpy(entry + 40, &flags, 8);
     memcpy(entry + 56, &full, 8);
-    return 16 + all;
+    return 16 + total_bytes;
 }
 
 enum { SEEDS = 6, CAPACITY = 4096 };
@@ -127,7 +127,7 @@ enum { SEEDS = 6, CAPACITY = 4096 };
 static unsigned char seeds[SEEDS][CAPACITY];
 static size_t seed_bytes[SEEDS];
 
-static void prepare(void)
+static void make_seeds(void)
 {
     memcpy(seeds[0], text, seed_bytes[0] = sizeof text - 1);
     memcpy(seeds[1], ptx, seed_bytes[1] = sizeof ptx - 1);
@@ -139,16 +139,16 @@ static void prepare(void)
 
 /* An image that was written can be read back and written identically. A corrupt cubin may contain what a text image
  * cannot express, such as overlapping parameters or names with blanks. */
-static void check_written(const struct sg_image *image, int is_whole)
+static void check_written(const struct sg_image *image, int is_valid)
 {
     size_t bytes, again_bytes;
     struct sg_image again;
     char *first = sg_image_write(image, &bytes);
-    EXPECT(first || !is_whole);
+    EXPECT(first || !is_valid);
     if (!first)
         return;
     CUresult result = sg_image_read(first, bytes, &again);
-    EXPECT(result == CUDA_SUCCESS || !is_whole);
+    EXPECT(result == CUDA_SUCCESS || !is_valid);
     if (result == CUDA_SUCCESS) {
         EXPECT_EQ(again.count, image->count);
         EXPECT_EQ(again.variable_count, image->variable_count);
@@ -194,10 +194,10 @@ static void check_refusals(void)
         "params 8\nduration_param 0\nparams 4\n", "params 4096 4096 4096 4096 4096 4096 4096 4096\n", "params\n",
     };
     struct sg_image image;
-    char whole[256];
+    char image_text[256];
     for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
-        int bytes = snprintf(whole, sizeof whole, "softgpu-image 1\nkernel k\n%s", lines[i]);
-        EXPECT_EQ(sg_image_read(whole, (size_t)bytes, &image), CUDA_ERROR_INVALID_IMAGE);
+        int bytes = snprintf(image_text, sizeof image_text, "softgpu-image 1\nkernel k\n%s", lines[i]);
+        EXPECT_EQ(sg_image_read(image_text, (size_t)bytes, &image), CUDA_ERROR_INVALID_IMAGE);
     }
     unsigned char cubin[CAPACITY];
     memcpy(cubin, seeds[2], seed_bytes[2]);
@@ -205,11 +205,11 @@ static void check_refusals(void)
     EXPECT_EQ(sg_image_read(cubin, seed_bytes[2], &image), CUDA_ERROR_INVALID_IMAGE);
 }
 
-/* Launch the kernels of an image with zero pointers and durations. */
+/* Launches the kernels of an image with zero pointers and durations. */
 static void launch(struct sg_image *image)
 {
     static char zeros[SG_PARAM_LIMIT_BYTES];
-    static const unsigned one_each[3] = {1, 1, 1};
+    static const unsigned unit_shape[3] = {1, 1, 1};
     static unsigned launches;
     void *params[SG_MAX_PARAMS];
     for (int i = 0; i < SG_MAX_PARAMS; i++)
@@ -223,7 +223,7 @@ static void launch(struct sg_image *image)
         kernel->duration_ns = 0;
         kernel->block_ns = 1;
         kernel->thread_ns = kernel->bytes_per_block = kernel->bytes_per_thread = 0;
-        sg_function_launch(context, function, one_each, one_each, 0, NULL, params, NULL, 0);
+        sg_function_launch(context, function, unit_shape, unit_shape, 0, NULL, params, NULL, 0);
         if (++launches % 64 == 0)
             sg_context_wait(context);
     }
@@ -232,8 +232,9 @@ static void launch(struct sg_image *image)
     sg_unlock();
 }
 
-/* The copy on the heap has exactly the image's size, so that the sanitizer detects a read past the end. */
-static void one(void)
+/* Reads an image with random edits. The copy on the heap has exactly the image's size, so that the sanitizer detects a
+ * read past the end. */
+static void read_mutated_image(void)
 {
     size_t bytes = 0;
     int index = (int)(rng() % SEEDS);
@@ -282,14 +283,14 @@ int main(int argc, char **argv)
     uint64_t rounds = argc > 1 ? strtoull(argv[1], NULL, 10) : rounds_of(40000, 2000000);
     state = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     struct test_server server;
-    prepare();
+    make_seeds();
     check_seeds();
     check_refusals();
     test_server_start(&server, "t4");
     EXPECT_EQ(cuInit(0), CUDA_SUCCESS);
     EXPECT_EQ(cuCtxCreate_v2(&context, 0, 0), CUDA_SUCCESS);
     for (uint64_t i = 0; i < rounds; i++)
-        one();
+        read_mutated_image();
     EXPECT_EQ(cuCtxDestroy_v2(context), CUDA_SUCCESS);
     test_server_stop(&server);
     return 0;

@@ -31,19 +31,19 @@ int main(void)
 {
     struct test_server server;
     CUcontext context;
-    uint64_t one[LAUNCHES], again[LAUNCHES], two[LAUNCHES];
+    uint64_t first[LAUNCHES], repeated[LAUNCHES], second[LAUNCHES];
     int changes = 0;
     test_server_start(&server, "t4");
     EXPECT_EQ(cuInit(0), CUDA_SUCCESS);
     EXPECT_EQ(cuCtxCreate_v2(&context, 0, 0), CUDA_SUCCESS);
-    launch("one", one);
-    launch("two", two);
-    launch("one", again);
-    EXPECT_EQ(memcmp(one, again, sizeof one), 0);
-    EXPECT(memcmp(one, two, sizeof one) != 0);
+    launch("one", first);
+    launch("two", second);
+    launch("one", repeated);
+    EXPECT_EQ(memcmp(first, repeated, sizeof first), 0);
+    EXPECT(memcmp(first, second, sizeof first) != 0);
     for (int i = 0; i < LAUNCHES; i++) {
-        EXPECT(one[i] > BLOCK_NS / 2 && one[i] < BLOCK_NS * 3 / 2);
-        changes += i && one[i] != one[i - 1];
+        EXPECT(first[i] > BLOCK_NS / 2 && first[i] < BLOCK_NS * 3 / 2);
+        changes += i && first[i] != first[i - 1];
     }
     EXPECT(changes > LAUNCHES / 2);
     EXPECT_EQ(cuCtxDestroy_v2(context), CUDA_SUCCESS);

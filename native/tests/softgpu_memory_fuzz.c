@@ -111,7 +111,7 @@ static void step_plain(size_t i)
     }
 }
 
-/* Memory of other processes; own or freed memory is refused. */
+/* Opens or closes memory of other processes; own or freed memory is refused. */
 static void step_open(size_t i)
 {
     if (!opened[i])
@@ -149,23 +149,23 @@ static void step_physical(size_t i)
 static void step_mapping(size_t i)
 {
     static const CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    uint64_t at = rng(RESERVED), units = handle_units[i];
-    CUdeviceptr address = space + at * UNIT;
-    if (mapped_units[at]) {
-        EXPECT_EQ(cuMemUnmap(address, mapped_units[at] * UNIT), CUDA_SUCCESS);
-        mapped_units[at] = 0;
+    uint64_t unit_index = rng(RESERVED), units = handle_units[i];
+    CUdeviceptr address = space + unit_index * UNIT;
+    if (mapped_units[unit_index]) {
+        EXPECT_EQ(cuMemUnmap(address, mapped_units[unit_index] * UNIT), CUDA_SUCCESS);
+        mapped_units[unit_index] = 0;
         return;
     }
     if (!handles[i] || cuMemMap(address, units * UNIT, 0, handles[i], 0) != CUDA_SUCCESS)
         return;
-    mapped_units[at] = units;
+    mapped_units[unit_index] = units;
     if (rng(2) && cuMemSetAccess(address, units * UNIT, &access, 1) == CUDA_SUCCESS)
-        EXPECT_EQ(cuMemsetD8Async(address, (unsigned char)at, units * UNIT / 100, NULL), CUDA_SUCCESS);
+        EXPECT_EQ(cuMemsetD8Async(address, (unsigned char)unit_index, units * UNIT / 100, NULL), CUDA_SUCCESS);
     if (rng(3) == 0) {
-        CUmemGenericAllocationHandle again;
-        EXPECT_EQ(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)(address + rng(UNIT))), CUDA_SUCCESS);
-        EXPECT_EQ(again, handles[i]);
-        EXPECT_EQ(cuMemRelease(again), CUDA_SUCCESS);
+        CUmemGenericAllocationHandle retained;
+        EXPECT_EQ(cuMemRetainAllocationHandle(&retained, (void *)(uintptr_t)(address + rng(UNIT))), CUDA_SUCCESS);
+        EXPECT_EQ(retained, handles[i]);
+        EXPECT_EQ(cuMemRelease(retained), CUDA_SUCCESS);
     }
 }
 
@@ -229,7 +229,7 @@ static void step_imported(void)
     }
 }
 
-static void step(void)
+static void step_randomly(void)
 {
     size_t i = rng(SLOTS);
     switch (rng(8)) {
@@ -260,7 +260,7 @@ static void step(void)
     }
 }
 
-static void begin(uint64_t seed)
+static void set_up(uint64_t seed)
 {
     CUcontext context;
     state = seed;
@@ -296,39 +296,39 @@ static void release_all(void)
     EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
 }
 
-static void *one_thread(void *seed)
+static void *run_thread(void *seed)
 {
-    begin((uintptr_t)seed);
+    set_up((uintptr_t)seed);
     for (int i = 0; i < CALLS; i++)
-        step();
+        step_randomly();
     release_all();
     return NULL;
 }
 
 /* After any sequence of calls in concurrent threads of a process, all memory is free. */
-static void one_process(uint64_t seed)
+static void run_process(uint64_t seed)
 {
     size_t free_bytes, total_bytes;
     pthread_t threads[THREADS];
     for (uint64_t i = 0; i < THREADS; i++)
-        EXPECT_EQ(pthread_create(&threads[i], NULL, one_thread, (void *)(uintptr_t)(seed * THREADS + i)), 0);
+        EXPECT_EQ(pthread_create(&threads[i], NULL, run_thread, (void *)(uintptr_t)(seed * THREADS + i)), 0);
     for (int i = 0; i < THREADS; i++)
         pthread_join(threads[i], NULL);
-    begin(seed);
+    set_up(seed);
     EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
     EXPECT_EQ(cuMemGetInfo_v2(&free_bytes, &total_bytes), CUDA_SUCCESS);
     EXPECT_EQ(free_bytes, total_bytes);
     exit(0);
 }
 
-static pid_t worker(uint64_t seed)
+static pid_t start_worker(uint64_t seed)
 {
     pid_t pid = fork();
     if (pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        begin(seed);
+        set_up(seed);
         for (;;)
-            step();
+            step_randomly();
     }
     return pid;
 }
@@ -348,19 +348,19 @@ static int all_memory_is_free(struct test_client *client)
     return 0;
 }
 
-static void many_processes(struct test_client *client)
+static void check_killed_processes(struct test_client *client)
 {
     pid_t pids[WORKERS];
     int status;
     for (int i = 0; i < WORKERS; i++)
-        pids[i] = worker(1000 + (uint64_t)i);
+        pids[i] = start_worker(1000 + (uint64_t)i);
     for (int i = 0; i < KILLS; i++) {
         int victim = (int)rng(WORKERS);
         usleep((useconds_t)rng(40000));
         EXPECT_EQ(kill(pids[victim], SIGKILL), 0);
         EXPECT(waitpid(pids[victim], &status, 0) == pids[victim]);
         EXPECT(WIFSIGNALED(status)); /* it was killed and did not fail before */
-        pids[victim] = worker(2000 + (uint64_t)i);
+        pids[victim] = start_worker(2000 + (uint64_t)i);
     }
     for (int i = 0; i < WORKERS; i++) {
         kill(pids[i], SIGKILL);
@@ -383,12 +383,12 @@ int main(int argc, char **argv)
     for (uint64_t seed = 1; seed <= rounds; seed++) {
         pid_t pid = fork();
         if (pid == 0)
-            one_process(seed);
+            run_process(seed);
         EXPECT(waitpid(pid, &status, 0) == pid);
         EXPECT_EQ(status, 0);
         EXPECT(all_memory_is_free(&client));
     }
-    many_processes(&client);
+    check_killed_processes(&client);
     close(client.socket);
     test_server_stop(&server);
     return 0;

@@ -6,12 +6,12 @@
 
 CUresult cuInit(unsigned flags);
 
-struct answer {
+struct reply {
     const char *text; /* NULL: close the connection */
     CUresult expected;
 };
 
-static const struct answer answers[] = {
+static const struct reply replies[] = {
     {NULL, CUDA_ERROR_MPS_CONNECTION_FAILED},
     {"nonsense", CUDA_ERROR_MPS_CONNECTION_FAILED},
     {"welcom", CUDA_ERROR_MPS_CONNECTION_FAILED},
@@ -26,17 +26,17 @@ static const struct answer answers[] = {
      "gpu 9 1\ngpu 9 1\ngpu 9 1\ngpu 9 1\ngpu 9 1\ngpu 9 1\ngpu 9 1\ngpu 9 1\ngpu 9 1\n",
      CUDA_ERROR_NO_DEVICE},
 };
-enum { ANSWERS = sizeof answers / sizeof answers[0] };
+enum { REPLIES = sizeof replies / sizeof replies[0] };
 
 static void run_daemon(int listener)
 {
     char received[4096];
-    for (size_t i = 0; i < ANSWERS; i++) {
+    for (size_t i = 0; i < REPLIES; i++) {
         int fd = accept(listener, NULL, NULL);
         EXPECT(recv(fd, received, sizeof received, 0) > 0);
         EXPECT(strncmp(received, "client\n", 7) == 0);
-        if (answers[i].text)
-            EXPECT(send(fd, answers[i].text, strlen(answers[i].text), 0) > 0);
+        if (replies[i].text)
+            EXPECT(send(fd, replies[i].text, strlen(replies[i].text), 0) > 0);
         close(fd);
     }
     _exit(0);
@@ -56,8 +56,8 @@ int main(void)
     pid_t daemon = fork();
     if (daemon == 0)
         run_daemon(listener);
-    for (size_t i = 0; i < ANSWERS; i++)
-        EXPECT_EQ(cuInit(0), answers[i].expected);
+    for (size_t i = 0; i < REPLIES; i++)
+        EXPECT_EQ(cuInit(0), replies[i].expected);
     EXPECT(waitpid(daemon, &status, 0) == daemon);
     EXPECT_EQ(status, 0);
     close(listener);

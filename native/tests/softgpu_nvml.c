@@ -29,7 +29,7 @@ nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t, nvmlGpmSample_t), nvmlGpmMetricsGet(
 nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t, int, nvmlFieldValue_t *);
 const char *nvmlErrorString(nvmlReturn_t);
 
-static const char *const all[] = {
+static const char *const names[] = {
 #define NVML_NAME(symbol) #symbol,
 #include "softgpu/nvml/names.def"
 #undef NVML_NAME
@@ -37,31 +37,31 @@ static const char *const all[] = {
 
 typedef nvmlReturn_t (*any_call)(void *, void *, void *, void *, void *, void *);
 
-/* Call every name with a handle and zeros: each returns an error, and none crashes. */
-static void call_all(nvmlDevice_t device, nvmlReturn_t only)
+/* Calls every function with a handle and zeros: each returns an error, and none crashes. */
+static void call_all(nvmlDevice_t device, nvmlReturn_t expected)
 {
-    unsigned called = 0;
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+    unsigned call_count = 0;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         any_call call;
-        void *address = dlsym(RTLD_DEFAULT, all[i]);
+        void *address = dlsym(RTLD_DEFAULT, names[i]);
         EXPECT(address != NULL);
         memcpy(&call, &address, sizeof call);
-        if (strncmp(all[i], "nvmlInit", 8) == 0 || strcmp(all[i], "nvmlShutdown") == 0)
+        if (strncmp(names[i], "nvmlInit", 8) == 0 || strcmp(names[i], "nvmlShutdown") == 0)
             continue;
-        int is_of_device = strncmp(all[i], "nvmlDevice", 10) == 0 && !strstr(all[i], "GetCount");
-        nvmlReturn_t result = call(is_of_device ? device : NULL, NULL, NULL, NULL, NULL, NULL);
-        if (only != NVML_SUCCESS && result != only && strstr(all[i], "CudaDriverVersion") == NULL) {
-            fprintf(stderr, "%s returned %d\n", all[i], result);
+        int takes_device = strncmp(names[i], "nvmlDevice", 10) == 0 && !strstr(names[i], "GetCount");
+        nvmlReturn_t result = call(takes_device ? device : NULL, NULL, NULL, NULL, NULL, NULL);
+        if (expected != NVML_SUCCESS && result != expected && strstr(names[i], "CudaDriverVersion") == NULL) {
+            fprintf(stderr, "%s returned %d\n", names[i], result);
             exit(1);
         }
         /* Zero is a valid compute mode. */
-        if (result == NVML_SUCCESS && strcmp(all[i], "nvmlDeviceSetComputeMode") != 0) {
-            fprintf(stderr, "%s succeeded without arguments\n", all[i]);
+        if (result == NVML_SUCCESS && strcmp(names[i], "nvmlDeviceSetComputeMode") != 0) {
+            fprintf(stderr, "%s succeeded without arguments\n", names[i]);
             exit(1);
         }
-        called++;
+        call_count++;
     }
-    EXPECT(called > 400);
+    EXPECT(call_count > 400);
 }
 
 static void check_versions(nvmlDevice_t device)
@@ -157,18 +157,18 @@ static void check_gpm(nvmlDevice_t device)
     struct {
         nvmlGpmMetricsGet_t head;
         nvmlGpmMetric_t metrics[2];
-    } asked = {.head = {.version = 7}};
+    } request = {.head = {.version = 7}};
     nvmlGpmSample_t a, b;
     EXPECT(nvmlGpmSampleAlloc(&a) == NVML_SUCCESS && nvmlGpmSampleAlloc(&b) == NVML_SUCCESS);
-    EXPECT_EQ(nvmlGpmMetricsGet(&asked.head), NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
-    asked.head = (nvmlGpmMetricsGet_t){.version = 1, .numMetrics = 2, .sample1 = a, .sample2 = b};
-    EXPECT_EQ(nvmlGpmMetricsGet(&asked.head), NVML_ERROR_INVALID_ARGUMENT); /* no sample was read */
+    EXPECT_EQ(nvmlGpmMetricsGet(&request.head), NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
+    request.head = (nvmlGpmMetricsGet_t){.version = 1, .numMetrics = 2, .sample1 = a, .sample2 = b};
+    EXPECT_EQ(nvmlGpmMetricsGet(&request.head), NVML_ERROR_INVALID_ARGUMENT); /* no sample was read */
     EXPECT(nvmlGpmSampleGet(device, a) == NVML_SUCCESS && nvmlGpmSampleGet(device, b) == NVML_SUCCESS);
-    asked.metrics[0].metricId = 2;
-    asked.metrics[1].metricId = 999;
-    EXPECT_EQ(nvmlGpmMetricsGet(&asked.head), NVML_SUCCESS);
-    EXPECT(asked.metrics[0].nvmlReturn == NVML_SUCCESS && asked.metrics[0].value == 0);
-    EXPECT_EQ(asked.metrics[1].nvmlReturn, NVML_ERROR_NOT_SUPPORTED);
+    request.metrics[0].metricId = 2;
+    request.metrics[1].metricId = 999;
+    EXPECT_EQ(nvmlGpmMetricsGet(&request.head), NVML_SUCCESS);
+    EXPECT(request.metrics[0].nvmlReturn == NVML_SUCCESS && request.metrics[0].value == 0);
+    EXPECT_EQ(request.metrics[1].nvmlReturn, NVML_ERROR_NOT_SUPPORTED);
     EXPECT(nvmlGpmSampleFree(a) == NVML_SUCCESS && nvmlGpmSampleFree(b) == NVML_SUCCESS);
 }
 

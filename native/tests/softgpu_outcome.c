@@ -23,7 +23,7 @@ enum { STREAMS = 3, EVENTS = 6, STEPS = 24000 /* more slots than the outcomes th
 static CUfunction spin;
 static CUstream streams[STREAMS];
 static CUevent events[EVENTS];
-static int where[EVENTS]; /* stream of the latest record; -1: none */
+static int recorded_in[EVENTS]; /* stream of the latest record; -1: none */
 static struct test_server server;
 
 static uint32_t rng(uint32_t sides)
@@ -42,10 +42,10 @@ static void launch(CUstream stream, uint64_t length_ns, unsigned blocks)
 static void make_event(int index)
 {
     EXPECT_EQ(cuEventCreate(&events[index], CU_EVENT_DEFAULT), CUDA_SUCCESS);
-    where[index] = -1;
+    recorded_in[index] = -1;
 }
 
-/* Query the model about the latest record. */
+/* Queries the model about the latest record. */
 static int query_model(CUevent event, uint64_t *at_ns)
 {
     struct sg_request request = {.kind = SG_EVENT_TIMES, .a = event->model, .b = event->model, .c = event->slot};
@@ -71,7 +71,7 @@ static void check_event(int index, int *complete_count)
     float elapsed_ms;
     uint64_t at_ns;
     CUevent event = events[index];
-    if (where[index] < 0) {
+    if (recorded_in[index] < 0) {
         EXPECT_EQ(cuEventQuery(event), CUDA_SUCCESS);
         return;
     }
@@ -88,7 +88,7 @@ static void check_event(int index, int *complete_count)
 static void expect_stream_complete(int stream)
 {
     for (int i = 0; i < EVENTS; i++)
-        if (where[i] == stream)
+        if (recorded_in[i] == stream)
             expect_complete(events[i]);
 }
 
@@ -107,7 +107,7 @@ static void driver_never_contradicts_the_model(void)
         case 2:
         case 3:
             EXPECT_EQ(cuEventRecord(events[event], streams[stream]), CUDA_SUCCESS);
-            where[event] = stream;
+            recorded_in[event] = stream;
             break;
         case 4:
             EXPECT_EQ(cuStreamWaitEvent(streams[stream], events[event], 0), CUDA_SUCCESS);
@@ -122,7 +122,7 @@ static void driver_never_contradicts_the_model(void)
             if (rng(4) == 0) {
                 EXPECT_EQ(cuStreamSynchronize(streams[stream]), CUDA_SUCCESS);
                 expect_stream_complete(stream);
-            } else if (rng(4) == 0 && where[event] >= 0) {
+            } else if (rng(4) == 0 && recorded_in[event] >= 0) {
                 EXPECT_EQ(cuEventSynchronize(events[event]), CUDA_SUCCESS);
                 expect_complete(events[event]);
             }

@@ -33,12 +33,12 @@ static void add_client(int index)
     server.clients[index] = client;
 }
 
-static int times(const char *text, const char *word)
+static int count_occurrences(const char *text, const char *word)
 {
-    int found = 0;
+    int count = 0;
     for (const char *at = text; (at = strstr(at, word)); at++)
-        found++;
-    return found;
+        count++;
+    return count;
 }
 
 int main(void)
@@ -58,8 +58,8 @@ int main(void)
     size_t bytes = sg_report(&server, server.report, sizeof server.report);
     EXPECT(bytes < sizeof server.report - 1);
     EXPECT(strcmp(server.report + bytes - 2, "}}") == 0);
-    EXPECT_EQ(times(server.report, "\"delay_ns\":"), SG_CLIENTS * (SG_CLIENTS - 1));
-    EXPECT_EQ(times(server.report, "\"connected\":"), SG_ACCOUNTS + 1);
+    EXPECT_EQ(count_occurrences(server.report, "\"delay_ns\":"), SG_CLIENTS * (SG_CLIENTS - 1));
+    EXPECT_EQ(count_occurrences(server.report, "\"connected\":"), SG_ACCOUNTS + 1);
     free(server.device);
     return 0;
 }

@@ -17,7 +17,7 @@ static struct sg_server *make_server(void)
     return server;
 }
 
-static void end_server(struct sg_server *server)
+static void free_server(struct sg_server *server)
 {
     for (int i = 0; i < SG_CONNECTIONS; i++)
         free(server->clients[i]);
@@ -26,7 +26,7 @@ static void end_server(struct sg_server *server)
 }
 
 /* Add a client with a context and a stream, without a socket. */
-static uint32_t join(struct sg_server *server, int index, uint64_t now_ns)
+static uint32_t add_client(struct sg_server *server, int index, uint64_t now_ns)
 {
     struct sg_client *client = server->clients[index] = calloc(1, sizeof *client);
     uint32_t context, stream;
@@ -62,7 +62,7 @@ static struct sg_observation *observe(struct sg_server *server, uint64_t now_ns,
 /* Run work that starts and ends within periods and read the counters every `step_ns`. */
 static void run_workload(struct sg_server *server, uint64_t step_ns, struct sg_observation *result)
 {
-    uint32_t stream = join(server, 0, SECOND_NS);
+    uint32_t stream = add_client(server, 0, SECOND_NS);
     uint64_t next_observe_ns = SECOND_NS;
     for (int i = 0; i < 20; i++) {
         uint64_t at_ns = SECOND_NS + (uint64_t)i * 100000007;
@@ -76,9 +76,9 @@ static void run_workload(struct sg_server *server, uint64_t step_ns, struct sg_o
 static void check_observation_rate(void)
 {
     static struct sg_observation frequent, rare;
-    struct sg_server *one = make_server(), *other = make_server();
-    run_workload(one, 1000003, &frequent);
-    run_workload(other, UINT64_MAX / 2, &rare);
+    struct sg_server *first = make_server(), *second = make_server();
+    run_workload(first, 1000003, &frequent);
+    run_workload(second, UINT64_MAX / 2, &rare);
     EXPECT_EQ(frequent.sample_count, rare.sample_count);
     EXPECT_EQ(frequent.sample_count, 3 * SECOND_NS / SG_SAMPLE_NS);
     for (uint32_t i = 0; i <= frequent.sample_count; i++) {
@@ -93,15 +93,15 @@ static void check_observation_rate(void)
     EXPECT_EQ(frequent.clients[0].busy_ns, frequent.samples[frequent.sample_count].busy_ns);
     EXPECT_EQ(frequent.clients[0].window_ns, frequent.sample_count * SG_SAMPLE_NS);
     EXPECT(frequent.client_count == 1 && frequent.clients[0].contexts == 1 && frequent.clients[0].pid == 1000);
-    end_server(one);
-    end_server(other);
+    free_server(first);
+    free_server(second);
 }
 
 /* After hours of idle time, only the kept boundaries are sampled and no use is lost. */
 static void check_long_idle(void)
 {
     struct sg_server *server = make_server();
-    launch(server, SECOND_NS, join(server, 0, SECOND_NS), 7 * SECOND_NS);
+    launch(server, SECOND_NS, add_client(server, 0, SECOND_NS), 7 * SECOND_NS);
     uint64_t late_ns = 10000 * SECOND_NS;
     const struct sg_observation *observation = observe(server, late_ns, 0);
     EXPECT_EQ(observation->sample_count, SG_SAMPLES_KEPT);
@@ -115,16 +115,16 @@ static void check_long_idle(void)
     EXPECT_EQ(observe(server, late_ns, last_ns)->sample_count, 0);
     EXPECT_EQ(observe(server, late_ns, last_ns - 1)->sample_count, 1);
     EXPECT_EQ(observe(server, late_ns, SG_LATEST_PERIOD)->sample_count, 1);
-    end_server(server);
+    free_server(server);
 }
 
 /* A client is not charged for the time before it connected. */
 static void check_late_client(void)
 {
     struct sg_server *server = make_server();
-    uint32_t first = join(server, 0, SECOND_NS);
+    uint32_t first = add_client(server, 0, SECOND_NS);
     launch(server, SECOND_NS, first, SECOND_NS / 2);
-    uint32_t second = join(server, 1, 3 * SECOND_NS);
+    uint32_t second = add_client(server, 1, 3 * SECOND_NS);
     launch(server, 3 * SECOND_NS, second, SECOND_NS / 10);
     const struct sg_observation *observation = observe(server, 4 * SECOND_NS, 0);
     EXPECT_EQ(observation->client_count, 2);
@@ -132,7 +132,7 @@ static void check_late_client(void)
     EXPECT_EQ(observation->clients[1].busy_ns, SECOND_NS / 10);
     EXPECT(observation->clients[1].window_ns < 2 * SECOND_NS && observation->clients[0].window_ns > 2 * SECOND_NS);
     EXPECT_EQ(observe(server, 4 * SECOND_NS, 3 * SECOND_NS)->clients[0].busy_ns, 0);
-    end_server(server);
+    free_server(server);
 }
 
 int main(void)

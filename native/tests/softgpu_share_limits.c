@@ -1,7 +1,7 @@
 /* Test that a client which shares as much as it can leaves a part for every other client. */
 #include "softgpu_server.h"
 
-static struct sg_reply ask(const struct test_client *client, uint32_t kind, uint64_t a, uint64_t b, uint64_t c)
+static struct sg_reply call(const struct test_client *client, uint32_t kind, uint64_t a, uint64_t b, uint64_t c)
 {
     struct sg_request request = {kind, 0, a, b, c};
     struct sg_reply reply;
@@ -13,12 +13,12 @@ static struct sg_reply ask(const struct test_client *client, uint32_t kind, uint
 /* Return how many events the client could share before it was refused, out of one batch more than the limit. */
 static uint64_t share_events(const struct test_client *client)
 {
-    uint64_t context = ask(client, SG_CONTEXT_CREATE, 0, 0, 0).a, shared = 0;
+    uint64_t context = call(client, SG_CONTEXT_CREATE, 0, 0, 0).a, shared = 0;
     for (int batch = 0; batch <= SG_SHARED_EVENTS / SG_EVENT_BATCH; batch++) {
-        struct sg_reply made = ask(client, SG_EVENTS_CREATE, context, 0, 0);
-        EXPECT_EQ(made.a, SG_EVENT_BATCH);
+        struct sg_reply events = call(client, SG_EVENTS_CREATE, context, 0, 0);
+        EXPECT_EQ(events.a, SG_EVENT_BATCH);
         for (int i = 0; i < SG_EVENT_BATCH; i++) {
-            if (ask(client, SG_EVENT_SHARE, made.batch[i], 0, 0).result != CT_DEVICE_OK)
+            if (call(client, SG_EVENT_SHARE, events.batch[i], 0, 0).result != CT_DEVICE_OK)
                 return shared;
             shared++;
         }
@@ -29,7 +29,7 @@ static uint64_t share_events(const struct test_client *client)
 static uint64_t share_memory(const struct test_client *client)
 {
     uint64_t shared = 0;
-    while (ask(client, SG_SHARE_MAKE, 0, 4096, SG_SHARE_PHYSICAL).result == CT_DEVICE_OK)
+    while (call(client, SG_SHARE_MAKE, 0, 4096, SG_SHARE_PHYSICAL).result == CT_DEVICE_OK)
         shared++;
     return shared;
 }

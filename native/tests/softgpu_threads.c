@@ -33,17 +33,17 @@ static CUfunction fill, spin;
 struct check {
     const float *values;
     float expected;
-    int ran, right;
+    int has_run, is_correct;
 };
 
 static void verify(void *data)
 {
     struct check *check = data;
-    check->right = check->values[0] == check->expected && check->values[FLOATS - 1] == check->expected;
-    check->ran = 1;
+    check->is_correct = check->values[0] == check->expected && check->values[FLOATS - 1] == check->expected;
+    check->has_run = 1;
 }
 
-static void put(CUstream stream, CUdeviceptr pointer, float value, void *host)
+static void fill_and_copy(CUstream stream, CUdeviceptr pointer, float value, void *host)
 {
     uint64_t count = FLOATS;
     void *params[] = {&pointer, &value, &count};
@@ -51,7 +51,7 @@ static void put(CUstream stream, CUdeviceptr pointer, float value, void *host)
     EXPECT_EQ(cuMemcpyDtoHAsync_v2(host, pointer, FLOATS * sizeof(float), stream), CUDA_SUCCESS);
 }
 
-static void *work(void *argument)
+static void *run_thread(void *argument)
 {
     float number = (float)(intptr_t)argument * 1000;
     CUstream streams[2];
@@ -70,15 +70,15 @@ static void *work(void *argument)
         void *params[] = {&duration_ns};
         EXPECT_EQ(cuMemAlloc_v2(&pointer, FLOATS * sizeof(float)), CUDA_SUCCESS);
         EXPECT_EQ(cuLaunchKernel(spin, 8, 1, 1, 64, 1, 1, 0, streams[0], params, NULL), CUDA_SUCCESS);
-        put(streams[0], pointer, value, host);
+        fill_and_copy(streams[0], pointer, value, host);
         EXPECT_EQ(cuLaunchHostFunc(streams[0], verify, &check), CUDA_SUCCESS);
         EXPECT_EQ(cuEventRecord(event, streams[0]), CUDA_SUCCESS);
         EXPECT_EQ(cuStreamWaitEvent(streams[1], event, 0), CUDA_SUCCESS);
-        put(streams[1], pointer, -value, host);
+        fill_and_copy(streams[1], pointer, -value, host);
         if (round % 2)
             EXPECT_EQ(cuEventSynchronize(event), CUDA_SUCCESS);
         EXPECT_EQ(cuStreamSynchronize(streams[1]), CUDA_SUCCESS);
-        EXPECT(check.ran && check.right);
+        EXPECT(check.has_run && check.is_correct);
         EXPECT(((float *)host)[7] == -value);
         EXPECT_EQ(cuMemFree_v2(pointer), CUDA_SUCCESS);
     }
@@ -90,7 +90,7 @@ static pthread_key_t late_key;
 static int late_calls;
 
 /* Runs after the driver's destructor, whose key is older: the thread has no context and can create a new one. */
-static void late(void *argument)
+static void call_after_driver_destructor(void *argument)
 {
     CUcontext current = context;
     CUdeviceptr pointer;
@@ -104,7 +104,7 @@ static void late(void *argument)
     late_calls++;
 }
 
-static void *end_late(void *argument)
+static void *exit_with_late_destructor(void *argument)
 {
     EXPECT_EQ(cuCtxSetCurrent(context), CUDA_SUCCESS);
     EXPECT_EQ(pthread_setspecific(late_key, argument), 0);
@@ -114,8 +114,8 @@ static void *end_late(void *argument)
 static void check_late_calls(void)
 {
     pthread_t thread;
-    EXPECT_EQ(pthread_key_create(&late_key, late), 0);
-    EXPECT_EQ(pthread_create(&thread, NULL, end_late, &late_key), 0);
+    EXPECT_EQ(pthread_key_create(&late_key, call_after_driver_destructor), 0);
+    EXPECT_EQ(pthread_create(&thread, NULL, exit_with_late_destructor, &late_key), 0);
     pthread_join(thread, NULL);
     EXPECT_EQ(late_calls, 1);
 }
@@ -135,7 +135,7 @@ int main(void)
     EXPECT_EQ(cuModuleGetFunction(&fill, module, "fill"), CUDA_SUCCESS);
     EXPECT_EQ(cuModuleGetFunction(&spin, module, "spin"), CUDA_SUCCESS);
     for (intptr_t i = 0; i < THREADS; i++)
-        EXPECT_EQ(pthread_create(&threads[i], NULL, work, (void *)(i + 1)), 0);
+        EXPECT_EQ(pthread_create(&threads[i], NULL, run_thread, (void *)(i + 1)), 0);
     for (int i = 0; i < THREADS; i++)
         pthread_join(threads[i], NULL);
     check_late_calls();

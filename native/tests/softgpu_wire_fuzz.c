@@ -24,7 +24,7 @@ static uint64_t shares[4], tokens[4];
 static int owner;
 static uint64_t group;
 
-static struct sg_reply ask_owner(uint32_t kind, uint64_t a, uint64_t b)
+static struct sg_reply call_owner(uint32_t kind, uint64_t a, uint64_t b)
 {
     struct sg_request request = {kind, 0, a, b, 0};
     struct sg_reply reply;
@@ -49,7 +49,7 @@ static int admin_request(uint32_t kind, uint64_t a, uint64_t b)
 
 /* Suspend the first client with random actions and resume it, if necessary by a fault, because a suspended client would
  * wait indefinitely. */
-static void suspend(void)
+static void suspend_and_resume_first_client(void)
 {
     uint64_t self = (uint64_t)getpid();
     for (uint64_t steps = rng(6); steps; steps--)
@@ -65,15 +65,15 @@ static void open_group(const char *path)
     owner = socket(AF_UNIX, SOCK_SEQPACKET, 0);
     strcpy(address.sun_path, path);
     EXPECT(connect(owner, (struct sockaddr *)&address, sizeof address) == 0);
-    group = ask_owner(SG_GROUP_OPEN, 0, 0).a;
+    group = call_owner(SG_GROUP_OPEN, 0, 0).a;
 }
 
 static void reconnect(struct client *client, const char *path)
 {
-    uint64_t joins = rng(2) ? group : 0;
-    if (joins)
-        ask_owner(SG_GROUP_ADMIT, (uint64_t)getpid(), 8192);
-    struct test_client opened = test_client_open_in(path, joins);
+    uint64_t group_to_join = rng(2) ? group : 0;
+    if (group_to_join)
+        call_owner(SG_GROUP_ADMIT, (uint64_t)getpid(), 8192);
+    struct test_client opened = test_client_open_in(path, group_to_join);
     if (!opened.ring) {
         close(opened.socket);
         opened = test_client_open(path);
@@ -81,14 +81,14 @@ static void reconnect(struct client *client, const char *path)
     *client = (struct client){.socket = opened.socket, .ring = opened.ring};
 }
 
-static void leave(struct client *client)
+static void close_client(struct client *client)
 {
     close(client->socket);
     munmap(client->ring, sizeof *client->ring);
     client->socket = -1;
 }
 
-static uint64_t number(const struct client *client)
+static uint64_t random_number(const struct client *client)
 {
     static const uint64_t edges[] = {0, 1, 2, 80, 1000, 65535, UINT32_MAX, UINT64_C(1) << 40, INT64_MAX, UINT64_MAX};
     switch (rng(7)) {
@@ -112,28 +112,29 @@ static uint64_t number(const struct client *client)
 static void write_random_slots(struct client *client)
 {
     uint64_t tail = atomic_load(&client->ring->tail);
-    for (uint64_t more = rng(20); more; more--) {
+    for (uint64_t count = rng(20); count; count--) {
         struct sg_slot *slot = &client->ring->slots[tail++ % SG_RING_SLOTS];
-        slot->at_ns = rng(4) ? sg_now_ns() : number(client);
+        slot->at_ns = rng(4) ? sg_now_ns() : random_number(client);
         slot->kind = (uint32_t)rng(7);
-        slot->stream = (uint32_t)(rng(8) ? client->streams[rng(4)] : number(client));
-        slot->kernel = (struct ct_kernel){number(client), number(client), number(client), (uint32_t)number(client),
-                                          (uint32_t)number(client), (uint32_t)number(client), (uint32_t)number(client)};
+        slot->stream = (uint32_t)(rng(8) ? client->streams[rng(4)] : random_number(client));
+        slot->kernel = (struct ct_kernel){random_number(client), random_number(client), random_number(client),
+                                          (uint32_t)random_number(client), (uint32_t)random_number(client),
+                                          (uint32_t)random_number(client), (uint32_t)random_number(client)};
         if (rng(2)) /* a plausible kernel */
             slot->kernel =
                 (struct ct_kernel){1 + rng(200), 1 + rng(5000), rng(9000), 1 + (uint32_t)rng(1024), 32, 0, 0};
     }
     if (rng(40) == 0)
-        tail = number(client);
+        tail = random_number(client);
     atomic_store(&client->ring->tail, tail);
 }
 
 /* Send one request. 0: the server closed the connection. */
-static int ask(struct client *client)
+static int send_random_request(struct client *client)
 {
     static char answer[sizeof(struct sg_reply) + sizeof(struct sg_hello)];
     uint32_t kind = rng(2) ? (uint32_t)rng(28) : SG_CLIENT_TAKE + (uint32_t)rng(8);
-    struct sg_request request = {kind, 0, number(client), number(client), number(client)};
+    struct sg_request request = {kind, 0, random_number(client), random_number(client), random_number(client)};
     struct sg_reply reply;
     if (kind == SG_SHARE_MAKE && rng(2)) /* a plausible request */
         request = (struct sg_request){kind, 0, rng(2) * 4096, 4096, 1 + rng(3)};
@@ -156,10 +157,10 @@ static int ask(struct client *client)
         request.a = SG_FAULT_HANG; /* a lost device would block all clients */
     if (send(client->socket, &request, bytes, MSG_NOSIGNAL) < 0)
         return 0;
-    ssize_t got = recv(client->socket, answer, sizeof answer, 0);
-    if (got <= 0)
+    ssize_t received = recv(client->socket, answer, sizeof answer, 0);
+    if (received <= 0)
         return 0;
-    if (got == (ssize_t)sizeof reply) {
+    if (received == (ssize_t)sizeof reply) {
         memcpy(&reply, answer, sizeof reply);
         if (request.kind == SG_CONTEXT_CREATE && reply.result == CT_DEVICE_OK) {
             client->contexts[rng(4)] = reply.a;
@@ -192,14 +193,14 @@ int main(int argc, char **argv)
         struct client *client = &clients[rng(3)];
         write_random_slots(client);
         if (rng(8) == 0)
-            suspend();
-        if (!ask(client) || rng(atomic_load(&client->ring->fault) ? 10 : 500) == 0) {
-            leave(client);
+            suspend_and_resume_first_client();
+        if (!send_random_request(client) || rng(atomic_load(&client->ring->fault) ? 10 : 500) == 0) {
+            close_client(client);
             reconnect(client, server.path);
         }
     }
     for (int i = 0; i < 3; i++)
-        leave(&clients[i]);
+        close_client(&clients[i]);
     /* A new client finds all memory free. */
     struct sg_request request = {.kind = SG_MEMORY_INFO};
     struct sg_reply reply;
@@ -211,7 +212,7 @@ int main(int argc, char **argv)
             break;
     }
     EXPECT_EQ(reply.a, reply.b);
-    leave(&clients[0]);
+    close_client(&clients[0]);
     close(owner);
     test_server_stop(&server);
     return 0;

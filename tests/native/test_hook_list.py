@@ -22,9 +22,9 @@ def listed() -> dict[str, list[str]]:
     """Every symbol of the list with its parameters' types, twins included, those the hook asks for too."""
     text = re.sub(r"/\*.*?\*/", "", (HOOK / "hooked.def").read_text(), flags=re.DOTALL)
     found = {}
-    for macro, body in re.findall(r"^(ONE|TWO|ENGINE|ASKED)\((.*?)\)$", text, re.DOTALL | re.MULTILINE):
+    for macro, body in re.findall(r"^(ONE|TWO|ENGINE|CALLED)\((.*?)\)$", text, re.DOTALL | re.MULTILINE):
         words = [word.strip() for word in " ".join(body.split()).split(",")]
-        if macro == "ASKED":
+        if macro == "CALLED":
             found[words[0]] = words[1:]
         elif macro == "ONE":
             found[words[1]] = words[2:]
@@ -88,7 +88,7 @@ def test_the_library_exports_what_is_listed_and_no_more() -> None:
     )
     exported = set(re.findall(r" T (\w+)$", done.stdout, re.MULTILINE))
     text = (HOOK / "hooked.def").read_text()
-    asked = set(re.findall(r"^ASKED\((\w+),", text, re.MULTILINE))
+    asked = set(re.findall(r"^CALLED\((\w+),", text, re.MULTILINE))
     nvmls = {"nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"}
     request_calls = {f"cotenant_hook_request_{what}" for what in ("begin", "end", "took")}
     assert exported == (set(listed()) - asked) | {"dlsym"} | nvmls | request_calls

@@ -12,27 +12,27 @@
 
 #include <dlfcn.h>
 
-static _Atomic(void *) found_dlsym;
+static _Atomic(void *) cached_dlsym;
 
 ct_dlsym_type ct_real_dlsym(void)
 {
-    void *found = load_acquire(&found_dlsym);
-    if (!found) {
+    void *address = load_acquire(&cached_dlsym);
+    if (!address) {
         /* The next interposer of dlsym, if there is one, then the C library; if the hook was loaded by the shim, the C
          * library precedes it in the search order. */
-        void *const places[] = {RTLD_NEXT, dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD),
-                                dlopen("libdl.so.2", RTLD_LAZY | RTLD_NOLOAD)};
+        void *const libraries[] = {RTLD_NEXT, dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD),
+                                   dlopen("libdl.so.2", RTLD_LAZY | RTLD_NOLOAD)};
         static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.2.5", "GLIBC_2.17"};
-        for (int i = 0; !found && i < 9; i++)
-            if (places[i / 3])
-                found = dlvsym(places[i / 3], "dlsym", versions[i % 3]);
-        store_release(&found_dlsym, found);
+        for (int i = 0; !address && i < 9; i++)
+            if (libraries[i / 3])
+                address = dlvsym(libraries[i / 3], "dlsym", versions[i % 3]);
+        store_release(&cached_dlsym, address);
     }
-    return (ct_dlsym_type)found;
+    return (ct_dlsym_type)address;
 }
 
 /* Called by the assembly below. */
-__attribute__((used, visibility("hidden"))) void *ct_dlsym_where(void)
+__attribute__((used, visibility("hidden"))) void *ct_dlsym_address(void)
 {
     return (void *)ct_real_dlsym();
 }
@@ -63,7 +63,7 @@ __asm__(".text\n"
         "    push %rdi\n"
         "    push %rsi\n"
         "    sub $8, %rsp\n"
-        "    call ct_dlsym_where\n"
+        "    call ct_dlsym_address\n"
         "    add $8, %rsp\n"
         "    pop %rsi\n"
         "    pop %rdi\n"
@@ -81,7 +81,7 @@ __asm__(".text\n"
         "    b.hi 1f\n"
         "    stp x0, x1, [sp, #-32]!\n"
         "    str x30, [sp, #16]\n"
-        "    bl ct_dlsym_where\n"
+        "    bl ct_dlsym_address\n"
         "    mov x9, x0\n"
         "    ldr x30, [sp, #16]\n"
         "    ldp x0, x1, [sp], #32\n"
@@ -89,5 +89,5 @@ __asm__(".text\n"
         "1:  b ct_dlsym_in\n"
         ".size dlsym, . - dlsym\n");
 #else
-#error "the hook knows x86-64 and AArch64"
+#error "the hook supports only x86-64 and AArch64"
 #endif

@@ -6,7 +6,7 @@
 #define IDLE __attribute__((visibility("default"))) CUresult
 
 __attribute__((visibility("default"))) int idle_is_stuck;
-__attribute__((visibility("default"))) _Atomic(CUstream) idle_asked_stream;
+__attribute__((visibility("default"))) _Atomic(CUstream) idle_queried_stream;
 __attribute__((visibility("default"))) _Atomic uint64_t idle_free_bytes = UINT64_MAX;
 __attribute__((visibility("default"))) _Atomic uint64_t idle_frees;
 __attribute__((visibility("default"))) CUresult idle_outcome;
@@ -76,7 +76,7 @@ CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *
 
 CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
 {
-    idle_asked_stream = stream;
+    idle_queried_stream = stream;
     *status = CU_STREAM_CAPTURE_STATUS_NONE;
     return CUDA_SUCCESS;
 }

@@ -33,7 +33,7 @@ CT_EXPORT CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
     return result;
 }
 
-static CUresult unloaded(uintptr_t owner, CUresult result)
+static CUresult forget_unloaded(uintptr_t owner, CUresult result)
 {
     struct ct_session *session = ct_session();
     if (session && result == CUDA_SUCCESS)
@@ -41,14 +41,14 @@ static CUresult unloaded(uintptr_t owner, CUresult result)
     return result;
 }
 
-#define UNLOAD(symbol, type, held_as)                                                                                  \
+#define UNLOAD(symbol, type, holding_kind)                                                                             \
     CT_EXPORT CUresult symbol(type handle)                                                                             \
     {                                                                                                                  \
         struct ct_memory *memory = ct_memory();                                                                        \
         struct ct_holding holding;                                                                                     \
         ct_memory_begin(memory);                                                                                       \
-        int was_held = ct_holding_take(memory, held_as, (uintptr_t)handle, &holding);                                  \
-        CUresult result = unloaded((uintptr_t)handle, CT_NEXT(symbol)(handle));                                        \
+        int was_held = ct_holding_take(memory, holding_kind, (uintptr_t)handle, &holding);                             \
+        CUresult result = forget_unloaded((uintptr_t)handle, CT_NEXT(symbol)(handle));                                 \
         return ct_memory_settle_free(memory, &holding, was_held, result);                                              \
     }
 
@@ -58,7 +58,7 @@ UNLOAD(cuLibraryUnload, CUlibrary, CT_HELD_LIBRARY)
 CT_EXPORT CUresult cuGraphExecDestroy(CUgraphExec graph)
 {
     ct_graph_ended(graph);
-    return unloaded((uintptr_t)graph, CT_NEXT(cuGraphExecDestroy)(graph));
+    return forget_unloaded((uintptr_t)graph, CT_NEXT(cuGraphExecDestroy)(graph));
 }
 
 /* -- graphs ------------------------------------------------------------------------------------------------------- */
@@ -103,5 +103,5 @@ static unsigned long long flags_in(const CUDA_GRAPH_INSTANTIATE_PARAMS *params)
 #define BODY_RESET_PRIMARY(...)
 #define BODY_DESTROY_GREEN(...)
 #define CT_EACH_HOOK(kind, symbol, ...) BODY_##kind(symbol, __VA_ARGS__)
-#define ASKED(symbol, ...)
+#define CALLED(symbol, ...)
 #include "hook/entry/hooked.def"

@@ -24,11 +24,12 @@ void *ct_node_file_map_part(int descriptor, int protection, off_t at, size_t byt
 /* Both descriptors must refer to the same file. */
 static int map_both(int reading, int writing, ct_node_file_map *map, void *into, uint64_t slot)
 {
-    struct stat one, other;
-    if (reading < 0 || writing < 0 || fstat(reading, &one) < 0 || fstat(writing, &other) < 0 ||
-        !S_ISREG(one.st_mode) || one.st_dev != other.st_dev || one.st_ino != other.st_ino || slot > UINT16_MAX)
+    struct stat read_status, write_status;
+    if (reading < 0 || writing < 0 || fstat(reading, &read_status) < 0 || fstat(writing, &write_status) < 0 ||
+        !S_ISREG(read_status.st_mode) || read_status.st_dev != write_status.st_dev ||
+            read_status.st_ino != write_status.st_ino || slot > UINT16_MAX)
         return 0;
-    return map(into, reading, writing, (size_t)one.st_size, slot);
+    return map(into, reading, writing, (size_t)read_status.st_size, slot);
 }
 
 static int map_named(const char *records, const char *name, ct_node_file_map *map, void *into, uint64_t slot)
@@ -49,9 +50,9 @@ static int map_named(const char *records, const char *name, ct_node_file_map *ma
 int ct_node_file_open(const char *variable, const char *records, const char *name, ct_node_file_map *map, void *into,
                   uint64_t slot)
 {
-    const char *named = getenv(variable);
+    const char *descriptors = getenv(variable);
     int reading = -1, writing = -1;
-    if (named && sscanf(named, "%d,%d", &reading, &writing) != 2)
+    if (descriptors && sscanf(descriptors, "%d,%d", &reading, &writing) != 2)
         reading = writing = -1;
     return map_both(reading, writing, map, into, slot) || map_named(records, name, map, into, slot);
 }

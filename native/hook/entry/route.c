@@ -7,69 +7,70 @@
 
 const char *const ct_names[CT_CALL_COUNT] = {
 #define CT_EACH_HOOK(kind, symbol, ...) [CT_##symbol] = #symbol,
-#define ASKED(symbol, ...) [CT_##symbol] = #symbol,
+#define CALLED(symbol, ...) [CT_##symbol] = #symbol,
 #include "hook/entry/hooked.def"
-#undef ASKED
+#undef CALLED
 #undef CT_EACH_HOOK
 };
 
 /* Twice the number of possible keys: each hook is found by the driver's address and by that of the next interposer. */
-enum { PLACES = 2048 };
-_Static_assert(PLACES >= 4 * CT_HOOKED_COUNT, "the table of addresses stays half empty");
+enum { ADDRESS_BUCKETS = 2048 };
+_Static_assert(ADDRESS_BUCKETS >= 4 * CT_HOOKED_COUNT, "the table of addresses stays half empty");
 
-struct place {
+struct address_entry {
     uintptr_t address;
     int call;
 };
 
-static struct place places[PLACES]; /* written before `state` is BOUND, then only read */
+static struct address_entry addresses[ADDRESS_BUCKETS]; /* written before `state` is BOUND, then only read */
 static enum { UNBOUND, BINDING, BOUND } const first_state = UNBOUND;
 static _Atomic int state = first_state;
 
-/* An older driver lacks some symbols; a program that looks a symbol up first never gets here. */
-static CUresult not_in_this_driver(void)
+/* Stands in for a symbol that an older driver lacks; a program that looks the symbol up first never calls it. */
+static CUresult return_not_supported(void)
 {
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 
-static unsigned place_of(uintptr_t address)
+static unsigned hash_of(uintptr_t address)
 {
     return (unsigned)((uint64_t)address * UINT64_C(0x9e3779b97f4a7c15) >> 53);
 }
 
-static void note(uintptr_t address, int call)
+static void add_address(uintptr_t address, int call)
 {
-    unsigned at = place_of(address) % PLACES;
+    unsigned at = hash_of(address) % ADDRESS_BUCKETS;
     if (!address)
         return;
-    while (places[at].address && places[at].address != address)
-        at = (at + 1) % PLACES;
-    if (!places[at].address) /* two symbols with one address are one function: either hook is correct */
-        places[at] = (struct place){address, call};
+    while (addresses[at].address && addresses[at].address != address)
+        at = (at + 1) % ADDRESS_BUCKETS;
+    if (!addresses[at].address) /* two symbols with one address are one function: either hook is correct */
+        addresses[at] = (struct address_entry){address, call};
 }
 
 /* The shim directory has the driver under another name. Otherwise the driver is the library loaded under the usual
  * name, from any path, because the linker compares sonames. It stays loaded, because programs keep its addresses. */
 static void *open_driver(int may_load)
 {
-    const int here = RTLD_LAZY | RTLD_LOCAL | RTLD_NODELETE;
-    void *driver = dlopen("libcuda-real.so.1", here | RTLD_NOLOAD);
+    const int flags = RTLD_LAZY | RTLD_LOCAL | RTLD_NODELETE;
+    void *driver = dlopen("libcuda-real.so.1", flags | RTLD_NOLOAD);
     if (!driver)
-        driver = dlopen("libcuda.so.1", here | RTLD_NOLOAD);
+        driver = dlopen("libcuda.so.1", flags | RTLD_NOLOAD);
     if (!driver && may_load)
-        driver = dlopen("libcuda.so.1", here);
+        driver = dlopen("libcuda.so.1", flags);
     return driver;
 }
 
-static void *not_ours(void *address, int call)
+/* Returns the address, or NULL if it is the hook's own function. */
+static void *unless_hook(void *address, int call)
 {
     return call < CT_HOOKED_COUNT && address == ct_hooks[call] ? NULL : address;
 }
 
 /* Returns whether the hook's functions are found first by the program, because it was preloaded or linked. Then a
- * library loaded after the hook may interpose on the driver as well, and is called next. Otherwise RTLD_NEXT has no
- * meaning. */
-static int is_in_line(ct_dlsym_type find)
+ * library loaded after the hook may interpose on the driver as well, and is called next. Otherwise RTLD_NEXT must not
+ * be used. */
+static int is_interposed(ct_dlsym_type find)
 {
     void *program = dlopen(NULL, RTLD_LAZY);
     void *first = program ? find(program, "cuLaunchKernel") : NULL;
@@ -88,10 +89,10 @@ int ct_bind(int may_load)
     void *library = find ? open_driver(may_load) : NULL;
     if (!library)
         return 0;
-    int in_line = is_in_line(find);
+    int interposed = is_interposed(find);
     for (int i = 0; i < CT_CALL_COUNT; i++) {
-        driver[i] = not_ours(find(library, ct_names[i]), i);
-        next[i] = in_line && i < CT_HOOKED_COUNT ? not_ours(find(RTLD_NEXT, ct_names[i]), i) : NULL;
+        driver[i] = unless_hook(find(library, ct_names[i]), i);
+        next[i] = interposed && i < CT_HOOKED_COUNT ? unless_hook(find(RTLD_NEXT, ct_names[i]), i) : NULL;
         if (!next[i])
             next[i] = driver[i];
     }
@@ -100,11 +101,11 @@ int ct_bind(int may_load)
     if (atomic_compare_exchange_strong(&state, &expected, BINDING)) {
         for (int i = 0; i < CT_CALL_COUNT; i++) {
             if (i < CT_HOOKED_COUNT) {
-                note((uintptr_t)driver[i], i);
-                note((uintptr_t)next[i], i);
+                add_address((uintptr_t)driver[i], i);
+                add_address((uintptr_t)next[i], i);
             }
-            void *goal = next[i] ? next[i] : (void *)not_in_this_driver;
-            store_relaxed(&ct_next[i], goal);
+            void *target = next[i] ? next[i] : (void *)return_not_supported;
+            store_relaxed(&ct_next[i], target);
         }
         store_release(&state, BOUND);
     }
@@ -116,9 +117,10 @@ int ct_bind(int may_load)
 void *ct_substitute(void *address, int *is_known)
 {
     *is_known = 1;
-    for (unsigned at = place_of((uintptr_t)address) % PLACES; places[at].address; at = (at + 1) % PLACES)
-        if (places[at].address == (uintptr_t)address)
-            return ct_hooks[places[at].call];
+    for (unsigned at = hash_of((uintptr_t)address) % ADDRESS_BUCKETS; addresses[at].address;
+         at = (at + 1) % ADDRESS_BUCKETS)
+        if (addresses[at].address == (uintptr_t)address)
+            return ct_hooks[addresses[at].call];
     for (int i = 0; i < CT_HOOKED_COUNT; i++)
         if (ct_hooks[i] == address)
             return address;

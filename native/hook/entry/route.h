@@ -8,7 +8,7 @@
 #define CT_EXPORT __attribute__((visibility("default")))
 #define CT_UNLIKELY(condition) __builtin_expect(!!(condition), 0)
 
-/* Expands every line of hooked.def to CT_EACH_HOOK(kind, symbol, types...); ASKED is left to the includer. */
+/* Expands every line of hooked.def to CT_EACH_HOOK(kind, symbol, types...); CALLED is left to the includer. */
 #define ONE(kind, ...) CT_EACH_HOOK(kind, __VA_ARGS__)
 #define TWO(kind, symbol, suffix, ...)                                                                                 \
     CT_EACH_HOOK(kind, symbol, __VA_ARGS__) CT_EACH_HOOK(kind, symbol##suffix, __VA_ARGS__)
@@ -17,24 +17,24 @@
 
 enum ct_call {
 #define CT_EACH_HOOK(kind, symbol, ...) CT_##symbol,
-#define ASKED(symbol, ...)
+#define CALLED(symbol, ...)
 #include "hook/entry/hooked.def"
-#undef ASKED
+#undef CALLED
     CT_HOOKED_COUNT,
-    CT_BEFORE_ASKED = CT_HOOKED_COUNT - 1,
+    CT_BEFORE_CALLED = CT_HOOKED_COUNT - 1,
 #undef CT_EACH_HOOK
 #define CT_EACH_HOOK(kind, symbol, ...)
-#define ASKED(symbol, ...) CT_##symbol,
+#define CALLED(symbol, ...) CT_##symbol,
 #include "hook/entry/hooked.def"
-#undef ASKED
+#undef CALLED
 #undef CT_EACH_HOOK
     CT_CALL_COUNT,
 };
 
 #define CT_EACH_HOOK(kind, symbol, ...) typedef CUresult (*ct_type_##symbol)(__VA_ARGS__);
-#define ASKED(symbol, ...) typedef CUresult (*ct_type_##symbol)(__VA_ARGS__);
+#define CALLED(symbol, ...) typedef CUresult (*ct_type_##symbol)(__VA_ARGS__);
 #include "hook/entry/hooked.def"
-#undef ASKED
+#undef CALLED
 #undef CT_EACH_HOOK
 
 /* The function that a call is passed on to: the driver's, or that of another interposer. Initially each entry is a

@@ -21,10 +21,10 @@ enum { DEFAULT_SAMPLE = 64, SPINS_BEFORE_YIELD = 100, YIELDS_BEFORE_SLEEP = 1000
  * cancellation point. */
 static void sleep_briefly(void)
 {
-    const struct timespec moment = {.tv_nsec = SLEEP_NS};
-    int kept_errno = errno;
-    syscall(SYS_nanosleep, &moment, NULL);
-    errno = kept_errno;
+    const struct timespec duration = {.tv_nsec = SLEEP_NS};
+    int saved_errno = errno;
+    syscall(SYS_nanosleep, &duration, NULL);
+    errno = saved_errno;
 }
 
 void ct_lock_slow(_Atomic int *lock)
@@ -51,16 +51,16 @@ struct ct_page *ct_page_open(void)
     return page;
 }
 
-static unsigned number_in(const char *text, unsigned otherwise)
+static unsigned parse_number(const char *text, unsigned default_value)
 {
     char *end;
-    unsigned long number = text && *text ? strtoul(text, &end, 10) : otherwise;
-    return number <= UINT32_MAX ? (unsigned)number : otherwise;
+    unsigned long number = text && *text ? strtoul(text, &end, 10) : default_value;
+    return number <= UINT32_MAX ? (unsigned)number : default_value;
 }
 
-static void unmake_session(struct ct_session *session)
+static void destroy_session(struct ct_session *session)
 {
-    ct_timing_unmake(session->timing);
+    ct_timing_destroy(session->timing);
     ct_tenancy_close(&session->tenancy);
     ct_gateway_close(session->gateway);
     munmap(session, sizeof *session);
@@ -75,7 +75,7 @@ static struct ct_session *make_session(const char *directory)
     madvise(session, sizeof *session, MADV_DONTFORK); /* a forked child does not need it */
     const char *measure = getenv("COTENANT_MEASURE");
     session->is_measuring = measure && strcmp(measure, "1") == 0;
-    session->sample_every = number_in(getenv("COTENANT_SAMPLE"), DEFAULT_SAMPLE);
+    session->sample_every = parse_number(getenv("COTENANT_SAMPLE"), DEFAULT_SAMPLE);
     session->until_sample = session->sample_every;
     session->step = &session->step_storage[0];
     session->step_count = 1;
@@ -85,7 +85,7 @@ static struct ct_session *make_session(const char *directory)
     if (!session->timing || !(ct_record_open(&session->record, directory, session->is_measuring) ||
                               (session->tenancy.is_tenant &&
                                ct_record_in_memory(&session->record, session->is_measuring)))) {
-        unmake_session(session);
+        destroy_session(session);
         return NULL;
     }
     ct_clock_open(&session->clock);
@@ -98,7 +98,7 @@ static struct ct_session *make_session(const char *directory)
 
 struct ct_session *ct_session_open(void)
 {
-    int kept_errno = errno; /* driver calls do not change errno; the hook must not either */
+    int saved_errno = errno; /* driver calls do not change errno; the hook must not either */
     struct ct_page *page = ct_page_open();
     const char *directory = getenv("COTENANT_RECORD");
     struct ct_session *session = NULL;
@@ -109,22 +109,22 @@ struct ct_session *ct_session_open(void)
         if (session && !atomic_compare_exchange_strong(&page->session, &expected, session)) {
             unlink(session->record.path);
             munmap(session->record.header, CT_RECORD_BYTES);
-            unmake_session(session);
+            destroy_session(session);
         }
     }
     if (page) {
         store_relaxed(&page->is_tried, 1);
         session = load_acquire(&page->session);
     }
-    errno = kept_errno;
+    errno = saved_errno;
     return session;
 }
 
 void ct_capture_ended(void)
 {
     struct ct_session *session = ct_session();
-    int running = session ? load_relaxed(&session->captures) : 0;
-    while (running > 0 && !atomic_compare_exchange_weak(&session->captures, &running, running - 1))
+    int captures = session ? load_relaxed(&session->captures) : 0;
+    while (captures > 0 && !atomic_compare_exchange_weak(&session->captures, &captures, captures - 1))
         ;
 }
 

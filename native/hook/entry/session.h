@@ -46,7 +46,7 @@ struct ct_step {
                                           * in between */
 };
 
-enum { CT_IDENTITY_BUCKETS = 4096, CT_IDENTITIES = 8192, CT_FUNCTIONS = 8192, CT_STEP_PLACES = 16384 };
+enum { CT_IDENTITY_BUCKETS = 4096, CT_IDENTITIES = 8192, CT_FUNCTIONS = 8192, CT_STEP_BUCKETS = 16384 };
 
 struct ct_timing;
 struct ct_gateway;
@@ -77,8 +77,8 @@ struct ct_session {
     struct ct_sms sms;
     _Atomic(struct ct_identity *) identities[CT_IDENTITY_BUCKETS];
     struct ct_function *functions[CT_IDENTITY_BUCKETS];
-    uint32_t kernel_places[2 * CT_RECORD_KERNELS]; /* kernel numbers plus one, hashed by name and shape */
-    struct ct_step *step_places[CT_STEP_PLACES];
+    uint32_t kernel_buckets[2 * CT_RECORD_KERNELS]; /* kernel numbers plus one, hashed by name and shape */
+    struct ct_step *step_buckets[CT_STEP_BUCKETS];
     struct ct_identity identity_storage[CT_IDENTITIES];
     struct ct_step step_storage[CT_RECORD_INTERVALS + 1];
     struct ct_function function_storage[CT_FUNCTIONS];
@@ -122,32 +122,32 @@ static inline void ct_unlock(struct ct_session *session)
 
 static inline unsigned ct_hash(uintptr_t handle, const struct ct_shape *shape)
 {
-    uint64_t mixed = (uint64_t)handle * UINT64_C(0x9e3779b97f4a7c15);
-    mixed ^= ((uint64_t)shape->grid[0] << 32 | shape->grid[1]) * UINT64_C(0xd6e8feb86659fd93);
-    mixed ^= ((uint64_t)shape->block[0] << 32 | shape->shared_bytes) * UINT64_C(0xa0761d6478bd642f);
-    mixed += (uint64_t)shape->grid[2] + ((uint64_t)shape->block[1] << 20) + ((uint64_t)shape->block[2] << 40);
-    return (unsigned)(mixed * UINT64_C(0xe7037ed1a0b428db) >> 52);
+    uint64_t hash = (uint64_t)handle * UINT64_C(0x9e3779b97f4a7c15);
+    hash ^= ((uint64_t)shape->grid[0] << 32 | shape->grid[1]) * UINT64_C(0xd6e8feb86659fd93);
+    hash ^= ((uint64_t)shape->block[0] << 32 | shape->shared_bytes) * UINT64_C(0xa0761d6478bd642f);
+    hash += (uint64_t)shape->grid[2] + ((uint64_t)shape->block[1] << 20) + ((uint64_t)shape->block[2] << 40);
+    return (unsigned)(hash * UINT64_C(0xe7037ed1a0b428db) >> 52);
 }
 
-static inline int ct_same_shape(const struct ct_shape *one, const struct ct_shape *other)
+static inline int ct_same_shape(const struct ct_shape *left, const struct ct_shape *right)
 {
-    uint32_t differ = one->shared_bytes ^ other->shared_bytes;
+    uint32_t differ = left->shared_bytes ^ right->shared_bytes;
     for (int i = 0; i < 3; i++)
-        differ |= (one->grid[i] ^ other->grid[i]) | (one->block[i] ^ other->block[i]);
+        differ |= (left->grid[i] ^ right->grid[i]) | (left->block[i] ^ right->block[i]);
     return !differ;
 }
 
-/* Returns the identity of a launch that was seen before, or NULL; lock-free. */
+/* Returns the identity of a function and shape that were launched before, or NULL; lock-free. */
 static inline struct ct_identity *ct_identity(struct ct_session *session, uintptr_t handle,
                                               const struct ct_shape *shape)
 {
     _Static_assert(CT_IDENTITY_BUCKETS == 1 << 12, "ct_hash gives twelve bits");
-    struct ct_identity *found =
+    struct ct_identity *identity =
         load_acquire(&session->identities[ct_hash(handle, shape)]);
-    while (found && !(found->handle == handle && ct_same_shape(&found->shape, shape) &&
-                      load_relaxed(&found->function->is_alive)))
-        found = found->next;
-    return found;
+    while (identity && !(identity->handle == handle && ct_same_shape(&identity->shape, shape) &&
+                         load_relaxed(&identity->function->is_alive)))
+        identity = identity->next;
+    return identity;
 }
 
 /* Creates the identity of a launch that succeeded; NULL if the tables are full. */
@@ -184,7 +184,7 @@ static inline void ct_advance(struct ct_session *session, const struct ct_identi
 /* Records the name of a handle, until its owner or its context is destroyed. */
 void ct_function_note(struct ct_session *session, uintptr_t handle, uintptr_t owner, const char *name);
 /* Names an instantiated graph after its contents. */
-void ct_graph_name(CUgraphExec made, CUgraph graph);
+void ct_graph_name(CUgraphExec exec, CUgraph graph);
 void ct_function_set_free(struct ct_session *session, uintptr_t handle, uint32_t free_ppm);
 /* Returns how many blocks of a kernel fit on an SM; 0: unknown. */
 uint32_t ct_blocks_per_sm(uintptr_t handle, const struct ct_shape *shape);

@@ -14,8 +14,8 @@ enum { PATH_BYTES = 1024 };
 
 static const struct ct_grant_page *map_page(int descriptor)
 {
-    struct stat found;
-    if (descriptor < 0 || fstat(descriptor, &found) < 0 || !S_ISREG(found.st_mode) || found.st_size < CT_GRANT_BYTES)
+    struct stat status;
+    if (descriptor < 0 || fstat(descriptor, &status) < 0 || !S_ISREG(status.st_mode) || status.st_size < CT_GRANT_BYTES)
         return NULL;
     void *page = mmap(NULL, CT_GRANT_BYTES, PROT_READ, MAP_SHARED, descriptor, 0);
     if (page == MAP_FAILED)
@@ -44,7 +44,7 @@ static const struct ct_grant_page *map_named(const char *records)
 
 void ct_tenancy_open(struct ct_tenancy *tenancy, const char *records)
 {
-    const char *slot = getenv("COTENANT_SLOT"), *named = getenv("COTENANT_TERMS_FD");
+    const char *slot = getenv("COTENANT_SLOT"), *descriptor_text = getenv("COTENANT_TERMS_FD");
     unsigned long long number, generation;
     memset(tenancy, 0, sizeof *tenancy);
     tenancy->is_tenant = slot && *slot;
@@ -53,8 +53,8 @@ void ct_tenancy_open(struct ct_tenancy *tenancy, const char *records)
     tenancy->slot = number;
     tenancy->generation = generation;
     tenancy->page = map_named(records);
-    if (!tenancy->page && named && *named)
-        tenancy->page = map_page(atoi(named));
+    if (!tenancy->page && descriptor_text && *descriptor_text)
+        tenancy->page = map_page(atoi(descriptor_text));
 }
 
 void ct_tenancy_close(struct ct_tenancy *tenancy)

@@ -1,4 +1,4 @@
-/* The tenant that this process belongs to: its slot and its grant page, which also tells whether other tenants are on
+/* The tenant that this process belongs to: its slot and its grant page, which also shows whether other tenants are on
  * the device. */
 #ifndef COTENANT_HOOK_ENTRY_TENANCY_H
 #define COTENANT_HOOK_ENTRY_TENANCY_H

@@ -4,14 +4,14 @@
 #include <string.h>
 
 enum {
-    LONG_PART = 2,  /* a pause longer than the typical one divided by this is long */
-    FEW_PAUSES = 8, /* after this many pauses none counts for more than SURPRISE typical ones */
-    SURPRISE = 64,
-    REMEMBERED = 64, /* the history covers about this many typical pauses */
+    LONG_DIVISOR = 2,  /* a pause longer than the typical one divided by this is long */
+    FEW_PAUSES = 8, /* after this many pauses none counts for more than PAUSE_FACTOR_MAX typical ones */
+    PAUSE_FACTOR_MAX = 64,
+    HISTORY_PAUSES = 64, /* the history covers about this many typical pauses */
     TRANSITION_PAUSES = 512,
-    OFTEN = 16,     /* a request ends where at least one in this many pauses is long */
-    SHORT_ROW = 64, /* and no longer after this many short pauses in a row, while long ones occurred elsewhere */
-    ELSEWHERE = 4,
+    LONG_RATIO = 16,     /* a request ends where at least one in this many pauses is long */
+    SHORT_COUNT = 64, /* and no longer after this many short pauses in a row, while long ones occurred elsewhere */
+    LONG_ELSEWHERE = 4,
     IDLE_PAUSES = 4, /* a thread that is idle for this many typical pauses has ended its request */
     MIN_NS = 1,
 };
@@ -27,8 +27,8 @@ static unsigned power_of(uint64_t pause_ns)
 /* Finds the power of two up to which pauses account for three quarters of the total pause time. */
 static void learn_scale(struct ct_bursts *bursts, uint64_t pause_ns)
 {
-    if (bursts->pauses >= FEW_PAUSES && pause_ns / SURPRISE > bursts->scale_ns)
-        pause_ns = bursts->scale_ns * SURPRISE;
+    if (bursts->pauses >= FEW_PAUSES && pause_ns / PAUSE_FACTOR_MAX > bursts->scale_ns)
+        pause_ns = bursts->scale_ns * PAUSE_FACTOR_MAX;
     bursts->pauses += bursts->pauses < UINT32_MAX;
     bursts->weight_ns[power_of(pause_ns)] += pause_ns;
     bursts->total_ns += pause_ns;
@@ -38,7 +38,7 @@ static void learn_scale(struct ct_bursts *bursts, uint64_t pause_ns)
            (sum_ns += bursts->weight_ns[power]) < bursts->total_ns - bursts->total_ns / 4)
         power++;
     bursts->scale_ns = UINT64_C(1) << power;
-    if (bursts->total_ns / REMEMBERED <= bursts->scale_ns)
+    if (bursts->total_ns / HISTORY_PAUSES <= bursts->scale_ns)
         return;
     bursts->total_ns = 0;
     for (unsigned i = 0; i < CT_BURST_POWERS; i++)
@@ -52,29 +52,30 @@ static struct ct_transition *transition_of(struct ct_bursts *bursts, uint32_t be
 {
     const uint64_t key = ((uint64_t)before << 32 | after) + 1;
     struct ct_transition *transition = &bursts->transition[key * UINT64_C(0x9e3779b97f4a7c15) >> 54];
-    _Static_assert(CT_BURST_TRANSITIONS == 1 << (64 - 54), "the upper bits name a place");
+    _Static_assert(CT_BURST_TRANSITIONS == 1 << (64 - 54), "the upper bits of the hash are an index of the table");
     if (transition->key != key)
         *transition = (struct ct_transition){.key = key};
     return transition;
 }
 
-static int is_end(struct ct_bursts *bursts, struct ct_transition *transition, uint64_t pause_ns)
+/* Learns from a pause and returns whether a request ended before it. */
+static int ends_request(struct ct_bursts *bursts, struct ct_transition *transition, uint64_t pause_ns)
 {
-    const int is_long = pause_ns >= bursts->scale_ns / LONG_PART;
-    transition->seen++;
+    const int is_long = pause_ns >= bursts->scale_ns / LONG_DIVISOR;
+    transition->pause_count++;
     transition->since_long++;
     if (is_long) {
-        transition->longs++;
+        transition->long_count++;
         transition->since_long = 0;
-        transition->last_long = ++bursts->longs;
+        transition->last_long = ++bursts->long_count;
     }
-    if (transition->since_long >= SHORT_ROW && bursts->longs - transition->last_long >= ELSEWHERE)
+    if (transition->since_long >= SHORT_COUNT && bursts->long_count - transition->last_long >= LONG_ELSEWHERE)
         transition->is_end = 0; /* only if long pauses occur elsewhere: under load there are none at all */
-    else if (transition->longs >= 2 && transition->longs * OFTEN >= transition->seen)
+    else if (transition->long_count >= 2 && transition->long_count * LONG_RATIO >= transition->pause_count)
         transition->is_end = 1;
-    if (transition->seen >= TRANSITION_PAUSES) {
-        transition->seen /= 2;
-        transition->longs /= 2;
+    if (transition->pause_count >= TRANSITION_PAUSES) {
+        transition->pause_count /= 2;
+        transition->long_count /= 2;
     }
     return transition->is_end || is_long;
 }
@@ -102,7 +103,7 @@ static void set_active(struct ct_bursts *bursts, struct ct_burst *burst, int is_
 }
 
 /* Returns an entry for another thread: a free one, or that of the thread that has been idle longest, or any. */
-static struct ct_burst *place_for(struct ct_bursts *bursts, uintptr_t thread)
+static struct ct_burst *entry_for(struct ct_bursts *bursts, uintptr_t thread)
 {
     struct ct_burst *idle = NULL;
     if (bursts->count < CT_BURST_THREADS)
@@ -119,7 +120,7 @@ void ct_bursts_switch_thread(struct ct_bursts *bursts, uintptr_t thread)
 {
     struct ct_burst *burst = burst_of(bursts, thread);
     if (!burst) {
-        burst = place_for(bursts, thread);
+        burst = entry_for(bursts, thread);
         set_active(bursts, burst, 0);
         *burst = (struct ct_burst){.thread = thread};
     }
@@ -128,22 +129,23 @@ void ct_bursts_switch_thread(struct ct_bursts *bursts, uintptr_t thread)
 
 /* ---- bursts ------------------------------------------------------------------------------------------------------- */
 
-static void count(struct ct_bursts *bursts, const struct ct_burst *burst, struct ct_burst_ends *ends)
+/* Adds the latency of a burst that was a request, except during the warm-up. */
+static void count_request(struct ct_bursts *bursts, const struct ct_burst *burst, struct ct_burst_ends *ends)
 {
-    bursts->found += bursts->found < UINT32_MAX;
-    if (bursts->found > CT_BURST_WARMUP && ends->count < CT_BURST_THREADS)
+    bursts->burst_count += bursts->burst_count < UINT32_MAX;
+    if (bursts->burst_count > CT_BURST_WARMUP && ends->count < CT_BURST_THREADS)
         ends->latency_ns[ends->count++] = burst->ended_ns - burst->began_ns;
 }
 
 /* Counts requests of threads that have exited, which never launch again. */
-static void sweep(struct ct_bursts *bursts, uint64_t now_ns, struct ct_burst_ends *ends)
+static void count_idle_bursts(struct ct_bursts *bursts, uint64_t now_ns, struct ct_burst_ends *ends)
 {
     for (uint32_t i = 0; i < bursts->count; i++) {
         struct ct_burst *burst = &bursts->burst[i];
         if (burst == bursts->current || burst->is_active || burst->is_counted || !burst->ended_ns ||
             now_ns <= burst->ended_ns || (now_ns - burst->ended_ns) / IDLE_PAUSES < bursts->scale_ns)
             continue;
-        count(bursts, burst, ends);
+        count_request(bursts, burst, ends);
         burst->is_counted = 1;
     }
 }
@@ -155,24 +157,24 @@ void ct_burst_resume(struct ct_bursts *bursts, uint32_t launch, uint64_t now_ns,
     int begins = 1;
     if (burst->ended_ns) {
         const uint64_t pause_ns = now_ns > burst->ended_ns ? now_ns - burst->ended_ns : 0;
-        struct ct_transition *transition = transition_of(bursts, burst->last, launch);
+        struct ct_transition *transition = transition_of(bursts, burst->last_launch, launch);
         learn_scale(bursts, pause_ns);
-        begins = is_end(bursts, transition, pause_ns) || burst->is_counted;
+        begins = ends_request(bursts, transition, pause_ns) || burst->is_counted;
         if (begins && !burst->is_counted)
-            count(bursts, burst, ends);
+            count_request(bursts, burst, ends);
     }
     if (begins)
         burst->began_ns = now_ns;
     burst->ended_ns = 0;
     burst->is_counted = burst->is_polled = 0;
-    burst->last = launch;
+    burst->last_launch = launch;
     set_active(bursts, burst, 1);
     if (bursts->count > 1)
-        sweep(bursts, now_ns, ends);
+        count_idle_bursts(bursts, now_ns, ends);
 }
 
 /* Of several waits without a launch in between, a later one ends the burst only if it actually waited. */
-static void end(struct ct_bursts *bursts, struct ct_burst *burst, int has_waited, uint64_t now_ns)
+static void end_burst(struct ct_bursts *bursts, struct ct_burst *burst, int has_waited, uint64_t now_ns)
 {
     if (!burst->is_active && (!has_waited || !burst->ended_ns || burst->is_counted))
         return;
@@ -188,7 +190,7 @@ void ct_burst_waited(struct ct_bursts *bursts, uintptr_t thread, uint64_t took_n
         for (uint32_t i = 0; i < bursts->count; i++)
             burst = bursts->burst[i].is_active ? &bursts->burst[i] : burst;
     if (burst)
-        end(bursts, burst, took_ns >= CT_BURST_WAITED_NS, now_ns);
+        end_burst(bursts, burst, took_ns >= CT_BURST_WAITED_NS, now_ns);
 }
 
 void ct_burst_polled(struct ct_bursts *bursts, uintptr_t thread, int is_done, uint64_t now_ns)
@@ -197,7 +199,7 @@ void ct_burst_polled(struct ct_bursts *bursts, uintptr_t thread, int is_done, ui
     if (!burst)
         return;
     if (is_done)
-        end(bursts, burst, burst->is_polled, now_ns);
+        end_burst(bursts, burst, burst->is_polled, now_ns);
     else
         burst->is_polled = 1;
 }
@@ -205,7 +207,7 @@ void ct_burst_polled(struct ct_bursts *bursts, uintptr_t thread, int is_done, ui
 uint64_t ct_bursts_oldest(const struct ct_bursts *bursts)
 {
     uint64_t oldest_ns = 0;
-    if (bursts->found <= CT_BURST_WARMUP)
+    if (bursts->burst_count <= CT_BURST_WARMUP)
         return 0;
     for (uint32_t i = 0; i < bursts->count; i++) {
         const struct ct_burst *burst = &bursts->burst[i];

@@ -25,21 +25,24 @@ struct ct_burst {
     int is_active;               /* launches since the last wait */
     int is_polled;               /* polled since then, and the device was busy */
     int is_counted;              /* idle for so long that the burst was counted already */
-    uint32_t last;               /* the latest launch */
+    uint32_t last_launch;               /* the latest launch */
     uint64_t began_ns, ended_ns; /* first launch; return of the latest wait; 0: none */
 };
 
 struct ct_transition {
     uint64_t key;
-    uint32_t seen, longs, since_long, last_long;
+    uint32_t pause_count, long_count; /* all pauses, and long ones */
+    uint32_t since_long;              /* pauses since the last long one */
+    uint32_t last_long;               /* number of long pauses of all transitions at the last long one */
     int is_end;
 };
 
 struct ct_bursts {
     struct ct_burst *current; /* of the thread that launched last; not NULL once opened */
     uint32_t count, active;
-    uint32_t pauses, longs, found;
-    uint64_t scale_ns, total_ns, weight_ns[CT_BURST_POWERS];
+    uint32_t pauses, long_count, burst_count;
+    uint64_t scale_ns;                             /* the typical pause */
+    uint64_t total_ns, weight_ns[CT_BURST_POWERS]; /* recent pause time, and its parts by power of two */
     struct ct_burst burst[CT_BURST_THREADS];
     struct ct_transition transition[CT_BURST_TRANSITIONS];
 };
@@ -64,7 +67,7 @@ static inline int ct_burst_continues(struct ct_bursts *bursts, uint32_t launch)
     struct ct_burst *burst = bursts->current;
     if (__builtin_expect(!burst->is_active, 0))
         return 0;
-    burst->last = launch;
+    burst->last_launch = launch;
     return 1;
 }
 

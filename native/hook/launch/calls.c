@@ -7,14 +7,14 @@
 /* -- symbols and the table of hooks --------------------------------------------------------------------------------- */
 
 #define CT_EACH_HOOK(kind, symbol, ...) CT_EXPORT CUresult symbol(__VA_ARGS__);
-#define ASKED(symbol, ...)
+#define CALLED(symbol, ...)
 #include "hook/entry/hooked.def"
 #undef CT_EACH_HOOK
 
 void *const ct_hooks[CT_HOOKED_COUNT] = {
 #define CT_EACH_HOOK(kind, symbol, ...) [CT_##symbol] = (void *)symbol,
 #include "hook/entry/hooked.def"
-#undef ASKED
+#undef CALLED
 #undef CT_EACH_HOOK
 };
 
@@ -56,16 +56,16 @@ static CUresult first_cuCtxSynchronize(void)
 #define FIRST_ENGINE FIRST
 #define FIRST_ALLOC FIRST
 #define FIRST_FREE FIRST
-#define ASKED(symbol, ...) FIRST(symbol, __VA_ARGS__)
+#define CALLED(symbol, ...) FIRST(symbol, __VA_ARGS__)
 #include "hook/entry/hooked.def"
-#undef ASKED
+#undef CALLED
 #undef CT_EACH_HOOK
 
 _Atomic(void *) ct_next[CT_CALL_COUNT] = {
 #define CT_EACH_HOOK(kind, symbol, ...) [CT_##symbol] = (void *)first_##symbol,
-#define ASKED(symbol, ...) [CT_##symbol] = (void *)first_##symbol,
+#define CALLED(symbol, ...) [CT_##symbol] = (void *)first_##symbol,
 #include "hook/entry/hooked.def"
-#undef ASKED
+#undef CALLED
 #undef CT_EACH_HOOK
 };
 
@@ -101,7 +101,8 @@ static void begin_capture(void)
         atomic_fetch_add(&session->captures, 1);
 }
 
-static void capture_begun(CUresult result)
+/* Reverts begin_capture() if the driver refused the capture. */
+static void check_capture_begin(CUresult result)
 {
     if (result != CUDA_SUCCESS)
         ct_capture_ended();
@@ -152,7 +153,7 @@ static void release_functions(CUresult result, CUdevice device)
 #define BODY_UNIDENTIFIED(symbol, ...)                                                                                 \
     AROUND(symbol, struct ct_launch launch; ct_unidentified_begin(&launch), ct_unidentified_end(&launch, result),      \
            __VA_ARGS__)
-#define BODY_CAPTURE(symbol, ...) AROUND(symbol, begin_capture(), capture_begun(result), __VA_ARGS__)
+#define BODY_CAPTURE(symbol, ...) AROUND(symbol, begin_capture(), check_capture_begin(result), __VA_ARGS__)
 #define BODY_SYNC(symbol, ...)                                                                                         \
     AROUND(symbol, const uint64_t began_ticks = ct_sync_begin(), finish_sync(began_ticks, result), __VA_ARGS__)
 #define BODY_QUERY(symbol, ...) AROUND(symbol, NOTHING, ct_requests_polled(result); collect_timings(), __VA_ARGS__)
@@ -160,8 +161,8 @@ static void release_functions(CUresult result, CUdevice device)
     AROUND(symbol, struct ct_memory *memory = end_contexts(), functions; ended(memory, a, result), __VA_ARGS__)
 #define BODY_DESTROY_CONTEXT(symbol, ...)                                                                              \
     AROUND(symbol, struct ct_memory *memory = end_contexts();                                                          \
-           const uint64_t leaving = ct_memory_context_ending(memory, a), forget_functions(result);                     \
-           ct_memory_context_ended(memory, a, leaving, result), __VA_ARGS__)
+           const uint64_t ending_home = ct_memory_context_ending(memory, a), forget_functions(result);                 \
+           ct_memory_context_ended(memory, a, ending_home, result), __VA_ARGS__)
 #define BODY_DETACH_CONTEXT(symbol, ...) ENDING(symbol, forget_functions(result), ct_memory_context_detached, __VA_ARGS__)
 #define BODY_RESET_PRIMARY(symbol, ...) ENDING(symbol, forget_functions(result), ct_memory_primary_released, __VA_ARGS__)
 #define BODY_DESTROY_GREEN(symbol, ...) ENDING(symbol, forget_functions(result), ct_memory_green_ended, __VA_ARGS__)
@@ -170,20 +171,21 @@ static void release_functions(CUresult result, CUdevice device)
 #define BODY_FREE(symbol, ...) AROUND(symbol, NOTHING, ct_count_memory_call(1, result), __VA_ARGS__)
 
 #define CT_EACH_HOOK(kind, symbol, ...) BODY_##kind(symbol, __VA_ARGS__)
-#define ASKED(symbol, ...)
+#define CALLED(symbol, ...)
 #include "hook/entry/hooked.def"
-#undef ASKED
+#undef CALLED
 #undef CT_EACH_HOOK
 
 /* -- waiting for all work, and for one stream ----------------------------------------------------------------------- */
 
-static uint64_t calls_before(void)
+/* Returns the number of calls recorded so far. */
+static uint64_t call_count(void)
 {
     struct ct_session *session = ct_session();
     return session ? load_relaxed(&session->record.header->calls) : 0;
 }
 
-static CUresult waited_for_all(uint64_t calls, uint64_t began_ticks, CUresult result)
+static CUresult finish_sync_all(uint64_t calls, uint64_t began_ticks, CUresult result)
 {
     struct ct_session *session = ct_session();
     if (session && result == CUDA_SUCCESS)
@@ -196,8 +198,8 @@ static CUresult waited_for_all(uint64_t calls, uint64_t began_ticks, CUresult re
 
 CUresult cuCtxSynchronize(void)
 {
-    uint64_t calls = calls_before(), began_ticks = ct_sync_begin();
-    return waited_for_all(calls, began_ticks, CT_NEXT(cuCtxSynchronize)());
+    uint64_t calls = call_count(), began_ticks = ct_sync_begin();
+    return finish_sync_all(calls, began_ticks, CT_NEXT(cuCtxSynchronize)());
 }
 
 CUresult cuCtxSynchronize_v2(CUcontext context)

@@ -8,16 +8,17 @@
 #include "hook/launch/capture_mode.h"
 #include "hook/launch/gateway.h"
 
-/* A kernel of LONG_NS or more gets its own event; at most SHARED_BY short ones share one. Less than an eighth of the
- * bound that was launched into a stream no longer in use is assumed to have ended after AGED_NS. */
-enum { LONG_NS = 50 * 1000, SHARED_BY = 64, PARTS = 8, AGED_NS = 20 * 1000 * 1000 };
+/* A kernel of LONG_NS or more gets its own event; at most SHARED_MAX short ones share one. Less than an eighth of the
+ * bound that was launched into a stream no longer in use is assumed to have ended after EXPIRY_NS. */
+enum { LONG_NS = 50 * 1000, SHARED_MAX = 64, BOUND_DIVISOR = 8, EXPIRY_NS = 20 * 1000 * 1000 };
 enum { CU_EVENT_DISABLE_TIMING = 2 };
 
-static int has_some(const struct ct_batch *batch)
+static int has_launches(const struct ct_batch *batch)
 {
     return batch->launches || batch->unknown;
 }
 
+/* Reports the completion of all launches of a batch to the gate. */
 static void confirm(struct ct_session *session, struct ct_batch *batch, uint64_t now_ns)
 {
     struct ct_gate *gate = &session->gateway->gate;
@@ -31,6 +32,7 @@ static void confirm(struct ct_session *session, struct ct_batch *batch, uint64_t
     }
 }
 
+/* Returns the entry of a stream, creating it if necessary; NULL if all entries are in use. */
 static struct ct_stream_state *find_stream_state(struct ct_completions *completions, CUstream stream, int is_per_thread,
                                                  uint64_t now_ns)
 {
@@ -44,7 +46,7 @@ static struct ct_stream_state *find_stream_state(struct ct_completions *completi
         if (!stream_state->is_used || (oldest->is_used && stream_state->used_ns < oldest->used_ns))
             oldest = stream_state;
     }
-    if (has_some(&oldest->open)) /* all entries are in use: a launch without one is confirmed by its age */
+    if (has_launches(&oldest->open)) /* all entries are in use: a launch without one is confirmed by its age */
         return NULL;
     *oldest = (struct ct_stream_state){.stream = stream, .is_per_thread = is_per_thread, .thread = thread, .is_used = 1, .used_ns = now_ns};
     return oldest;
@@ -52,7 +54,8 @@ static struct ct_stream_state *find_stream_state(struct ct_completions *completi
 
 /* Returns an entry for this context, with its event if it has one. If all entries belong to other contexts, one of
  * these is reused, and its event is returned to be destroyed. */
-static struct ct_completion *take(struct ct_completions *completions, CUcontext context, CUevent *old)
+static struct ct_completion *take_completion(struct ct_completions *completions, CUcontext context,
+                                             CUevent *stale_event)
 {
     struct ct_completion *empty = NULL, *other = NULL;
     for (int i = 0; i < CT_COMPLETIONS; i++) {
@@ -67,7 +70,7 @@ static struct ct_completion *take(struct ct_completions *completions, CUcontext 
             other = completion;
     }
     if (!empty && other) {
-        *old = other->event;
+        *stale_event = other->event;
         empty = other;
     }
     if (empty)
@@ -86,8 +89,9 @@ static void record_event_after(struct ct_session *session, struct ct_stream_stat
     const unsigned generation = completions->generation;
     const CUstream stream = stream_state->stream;
     const int is_per_thread = stream_state->is_per_thread;
-    CUevent old = NULL;
-    struct ct_completion *completion = context && has_some(&stream_state->open) ? take(completions, context, &old)
+    CUevent stale_event = NULL;
+    struct ct_completion *completion = context && has_launches(&stream_state->open)
+        ? take_completion(completions, context, &stale_event)
         : NULL;
     if (completion) {
         completion->batch = stream_state->open;
@@ -95,8 +99,8 @@ static void record_event_after(struct ct_session *session, struct ct_stream_stat
         stream_state->open = (struct ct_batch){0};
     }
     ct_unlock(session);
-    if (old)
-        CT_NEXT(cuEventDestroy_v2)(old);
+    if (stale_event)
+        CT_NEXT(cuEventDestroy_v2)(stale_event);
     if (completion) {
         int is_recorded = (completion->event || CT_NEXT(cuEventCreate)(&completion->event,
                                                                        CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS) &&
@@ -120,7 +124,7 @@ static void record_event_after(struct ct_session *session, struct ct_stream_stat
 }
 
 /* Clears the batches. The events stay in the queue until they are collected, and confirm nothing. */
-static void forget_all(struct ct_completions *completions)
+static void clear_batches(struct ct_completions *completions)
 {
     for (int i = 0; i < CT_TRACKED_STREAMS; i++)
         completions->streams[i].open = (struct ct_batch){0};
@@ -137,10 +141,10 @@ void ct_completions_note(struct ct_session *session, const struct ct_launch_requ
     struct ct_completions *completions = &gateway->completions;
     const struct ct_gate *gate = &gateway->gate;
     ct_lock(session);
-    const uint64_t now_ns = gateway->instant.last_ns, part_ns = gate->bound_ns / PARTS;
+    const uint64_t now_ns = gateway->instant.last_ns, part_ns = gate->bound_ns / BOUND_DIVISOR;
     struct ct_stream_state *stream_state = find_stream_state(completions, stream, is_per_thread, now_ns);
     if (CT_UNLIKELY(gate->unconfirmed <= 1 && completions->outstanding))
-        forget_all(completions); /* the gate has reset its count, because for a while there was no higher-priority
+        clear_batches(completions); /* the gate has reset its count, because for a while there was no higher-priority
                                   * tenant */
     if (!completions->outstanding)
         completions->ended_ns = now_ns;
@@ -160,9 +164,9 @@ void ct_completions_note(struct ct_session *session, const struct ct_launch_requ
     completions->outstanding++;
     int is_due = stream_state->open.expect_ns >= part_ns || stream_state->open.unknown ||
         request->expect_ns >= LONG_NS ||
-                 stream_state->open.launches >= SHARED_BY ||
+                 stream_state->open.launches >= SHARED_MAX ||
                      gate->unconfirmed_ns + request->expect_ns > gate->bound_ns ||
-                 gate->is_ending || now_ns - completions->switched_ns < AGED_NS;
+                 gate->is_ending || now_ns - completions->switched_ns < EXPIRY_NS;
     ct_unlock(session);
     if (is_due && may_record_event && !load_relaxed(&session->captures))
         record_event_after(session, stream_state);
@@ -176,7 +180,7 @@ void ct_completions_close(struct ct_session *session, CUstream stream, int is_pe
     ct_lock(session);
     struct ct_stream_state *stream_state = find_stream_state(completions, stream, is_per_thread,
                                                              session->gateway->instant.last_ns);
-    int has_open = stream_state && has_some(&stream_state->open);
+    int has_open = stream_state && has_launches(&stream_state->open);
     ct_unlock(session);
     if (has_open)
         record_event_after(session, stream_state);
@@ -199,7 +203,7 @@ static void expire_old(struct ct_session *session, uint64_t now_ns)
     struct ct_gateway *gateway = session->gateway;
     for (int i = 0; i < CT_TRACKED_STREAMS; i++) {
         struct ct_stream_state *stream_state = &gateway->completions.streams[i];
-        if (has_some(&stream_state->open) && now_ns - stream_state->used_ns > AGED_NS)
+        if (has_launches(&stream_state->open) && now_ns - stream_state->used_ns > EXPIRY_NS)
             confirm(session, &stream_state->open, now_ns);
     }
 }
@@ -246,7 +250,7 @@ void ct_completions_all_ended(struct ct_session *session, uint64_t now_ns)
 {
     struct ct_gateway *gateway = session->gateway;
     struct ct_completions *completions = &gateway->completions;
-    forget_all(completions);
+    clear_batches(completions);
     while (gateway->gate.unconfirmed)
         ct_gate_confirmed(&gateway->gate, gateway->gate.unconfirmed_ns, now_ns);
     completions->ended_ns = now_ns;

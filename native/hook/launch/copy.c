@@ -60,5 +60,5 @@ static CUresult end(struct ct_launch *launch, enum engine engine, const struct c
 #define ENGINE(symbol, suffix, engine, bytes, stream, ...)                                                             \
     BODY(symbol, engine, bytes, stream, 0, __VA_ARGS__) BODY(symbol##suffix, engine, bytes, stream, 1, __VA_ARGS__)
 #define CT_EACH_HOOK(kind, symbol, ...)
-#define ASKED(symbol, ...)
+#define CALLED(symbol, ...)
 #include "hook/entry/hooked.def"

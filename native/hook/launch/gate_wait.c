@@ -16,9 +16,9 @@
  * longer: less than the work submitted ahead, so that this alone delays nothing while no higher-priority tenant is
  * active. */
 enum { ASK_NS = 500, COLLECT_NS = 100 * 1000, EXTENSION_NS = CT_GATE_LEAD_NS / 2 };
-enum { SEVERAL_NS = 1000 * 1000 * 1000, LATE_MAX_NS = 1000 * 1000 };
+enum { SEVERAL_THREADS_NS = 1000 * 1000 * 1000, LATE_MAX_NS = 1000 * 1000 };
 
-static uint64_t now_of(struct ct_session *session)
+static uint64_t current_ns(struct ct_session *session)
 {
     return ct_gateway_now(session, ct_clock_ticks(&session->clock));
 }
@@ -32,7 +32,8 @@ static int is_stuck(const struct ct_completions *completions, uint64_t now_ns)
         now_ns - completions->ended_ns >= CT_GATE_STUCK_NS;
 }
 
-/* Treats a stuck launch as waiting since then, so that each following launch need not wait as long again. */
+/* Asks the gate. If the earlier work is stuck, the launch counts as waiting since the last completion, so that each
+ * following launch need not wait as long again. */
 static struct ct_gate_answer admit(struct ct_session *session, const struct ct_launch *launch, uint64_t since_ns,
                                  uint64_t now_ns)
 {
@@ -51,14 +52,14 @@ static void collect_ended(struct ct_session *session, int is_bound)
     struct ct_completions *completions = &gateway->completions;
     const uint64_t now_ns = gateway->instant.last_ns;
     const _Atomic uint64_t *busy_ns = &gateway->gate.mine->busy_ns;
-    int is_over = completions->count && load_relaxed(busy_ns) <= now_ns;
-    if (!gateway->gate.unconfirmed || (!is_over && !is_bound && now_ns - completions->collected_ns < COLLECT_NS))
+    int is_overdue = completions->count && load_relaxed(busy_ns) <= now_ns;
+    if (!gateway->gate.unconfirmed || (!is_overdue && !is_bound && now_ns - completions->collected_ns < COLLECT_NS))
         return;
     ct_unlock(session);
     ct_completions_collect(session);
     ct_lock(session);
-    if (is_over && completions->count && !is_stuck(completions, now_ns))
-        ct_gate_prolong(&gateway->gate, now_of(session) + EXTENSION_NS);
+    if (is_overdue && completions->count && !is_stuck(completions, now_ns))
+        ct_gate_prolong(&gateway->gate, current_ns(session) + EXTENSION_NS);
 }
 
 /* ---- waiting ------------------------------------------------------------------------------------------------------ */
@@ -84,10 +85,10 @@ static void sleep_until(_Atomic uint32_t *wake_word, uint32_t wake_value, uint64
 
 static void wake_all(_Atomic uint32_t *wake_word)
 {
-    int kept_errno = errno;
+    int saved_errno = errno;
     fetch_add_release(wake_word, 1);
     syscall(SYS_futex, wake_word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-    errno = kept_errno;
+    errno = saved_errno;
 }
 
 /* A wait in progress; accessed with the lock held. */
@@ -100,6 +101,7 @@ struct waiting {
     int slack;          /* the thread's timer slack, to be restored; -1: not changed */
 };
 
+/* Sleeps or spins once, as the gate planned. Called with the lock held, which it releases meanwhile. */
 static void wait_once(struct waiting *waiting, const struct ct_gate_answer *answer, uint32_t wake_value)
 {
     struct ct_session *session = waiting->session;
@@ -122,7 +124,7 @@ static void wait_once(struct waiting *waiting, const struct ct_gate_answer *answ
     }
     sleep_until(&gate->arbitration->wake_word, wake_value, plan.sleep_until_ns);
     ct_lock(session);
-    uint64_t awake_ns = now_of(session);
+    uint64_t awake_ns = current_ns(session);
     ct_gate_slept(gate, awake_ns > now_ns ? awake_ns - now_ns : 0);
     if (awake_ns > plan.sleep_until_ns)
         ct_gate_overslept(gate, awake_ns - plan.sleep_until_ns, awake_ns);
@@ -134,9 +136,9 @@ static void trace_wait(struct waiting *waiting, const struct ct_gate_answer *ans
 {
     struct ct_session *session = waiting->session;
     const struct ct_launch *launch = waiting->launch;
-    const uint64_t passed_ns = now_ns - waiting->traced_ns;
-    if (!answer->pass && passed_ns < CT_TRACE_LONG_NS &&
-        (answer->reason == waiting->reason || passed_ns < CT_TRACE_SHORT_NS))
+    const uint64_t elapsed_ns = now_ns - waiting->traced_ns;
+    if (!answer->pass && elapsed_ns < CT_TRACE_LONG_NS &&
+        (answer->reason == waiting->reason || elapsed_ns < CT_TRACE_SHORT_NS))
         return;
     ct_trace_wait(&session->trace, &session->record, waiting->traced_ns, now_ns,
                   launch->is_counted ? launch->identity->number : UINT32_MAX,
@@ -146,12 +148,12 @@ static void trace_wait(struct waiting *waiting, const struct ct_gate_answer *ans
 }
 
 /* Waits until the launch passes. Called with the lock held. */
-static void wait_long(struct waiting *waiting, struct ct_gate_answer *answer, uint32_t wake_value)
+static void wait_until_admitted(struct waiting *waiting, struct ct_gate_answer *answer, uint32_t wake_value)
 {
     struct ct_session *session = waiting->session;
     struct ct_gateway *gateway = session->gateway;
     const struct ct_launch *launch = waiting->launch;
-    int kept_errno = errno;
+    int saved_errno = errno;
     ct_unlock(session);
     if (answer->reason == CT_GATE_LIMIT && ct_gate_has_sleepers(&gateway->gate, waiting->since_ns))
         wake_all(&gateway->gate.arbitration->wake_word); /* this tenant has used its share: tenants of equal priority
@@ -161,14 +163,14 @@ static void wait_long(struct waiting *waiting, struct ct_gate_answer *answer, ui
     ct_lock(session);
     do {
         wait_once(waiting, answer, wake_value);
-        uint64_t now_ns = now_of(session);
+        uint64_t now_ns = current_ns(session);
         if (waiting->spun_ns > 16 * ASK_NS || answer->reason == CT_GATE_PAUSED) {
             ct_gate_spun(&gateway->gate, waiting->spun_ns, now_ns);
             waiting->spun_ns = 0;
         }
         collect_ended(session, answer->reason == CT_GATE_BOUND);
         wake_value = load_acquire(&gateway->gate.arbitration->wake_word);
-        *answer = admit(session, launch, waiting->since_ns, now_of(session));
+        *answer = admit(session, launch, waiting->since_ns, current_ns(session));
         trace_wait(waiting, answer, gateway->instant.last_ns);
     } while (!answer->pass);
     uint64_t now_ns = gateway->instant.last_ns;
@@ -178,7 +180,7 @@ static void wait_long(struct waiting *waiting, struct ct_gate_answer *answer, ui
     session->last_ticks = ct_clock_ticks(&session->clock); /* the host's own intervals are measured from here */
     if (waiting->slack >= 0)
         prctl(PR_SET_TIMERSLACK, waiting->slack, 0, 0, 0);
-    errno = kept_errno;
+    errno = saved_errno;
 }
 
 void ct_gate_wait(struct ct_session *session, struct ct_launch *launch, uint64_t since_ns)
@@ -194,7 +196,7 @@ void ct_gate_wait(struct ct_session *session, struct ct_launch *launch, uint64_t
                                   .traced_ns = since_ns,
                                   .reason = answer.reason,
                                   .slack = -1};
-        wait_long(&waiting, &answer, wake_value);
+        wait_until_admitted(&waiting, &answer, wake_value);
     }
     if (gateway->gate.limit_ppm && !gateway->gate.is_lent && launch->is_counted)
         ct_kernel_time_charge(&session->kernel_times[launch->identity->number], gateway->gate.bound_ns);
@@ -205,11 +207,12 @@ void ct_gate_wait(struct ct_session *session, struct ct_launch *launch, uint64_t
 
 /* ---- synchronization ---------------------------------------------------------------------------------------------- */
 
-/* With several launching threads a wait of one predicts nothing, because another may launch at any instant. */
+/* Returns whether only this thread launches. With several launching threads a wait of one predicts nothing, because
+ * another may launch at any instant. */
 static int is_sole_thread(const struct ct_gateway *gateway, uint64_t now_ns)
 {
     return gateway->thread == (uintptr_t)__builtin_thread_pointer() &&
-           (!gateway->several_ns || now_ns - gateway->several_ns > SEVERAL_NS);
+           (!gateway->thread_changed_ns || now_ns - gateway->thread_changed_ns > SEVERAL_THREADS_NS);
 }
 
 /* Kernels have gaps between them and do not start at once, so work rarely ends as early as predicted. Extends the
@@ -256,13 +259,14 @@ static void trace_sync(struct ct_session *session, uint64_t began_ticks)
     ct_unlock(session);
 }
 
-/* The host has returned from a wait while some of its work is still running: it may launch before that ends. */
+/* Publishes that the host has returned from a wait while some of its work is still running: it may launch before that
+ * ends. */
 static void publish_return(struct ct_session *session, uint64_t now_ns)
 {
     _Atomic uint64_t *next_ns = &session->gateway->gate.mine->next_ns;
-    uint64_t back_ns = now_ns + session->step->after_sync.low_ns;
-    if (load_relaxed(next_ns) > back_ns)
-        store_release(next_ns, back_ns);
+    uint64_t next_launch_ns = now_ns + session->step->after_sync.low_ns;
+    if (load_relaxed(next_ns) > next_launch_ns)
+        store_release(next_ns, next_launch_ns);
 }
 
 void ct_sync_end(uint64_t began_ticks, enum ct_awaited awaited, CUstream stream, int is_per_thread, CUresult result)
@@ -276,27 +280,27 @@ void ct_sync_end(uint64_t began_ticks, enum ct_awaited awaited, CUstream stream,
         return;
     ct_lock(session);
     const uint64_t ticks = ct_clock_ticks(&session->clock), now_ns = ct_gateway_now(session, ticks);
-    int is_only = is_sole_thread(gateway, now_ns);
+    int is_sole = is_sole_thread(gateway, now_ns);
     if (result == CUDA_SUCCESS)
         ct_requests_waited(session, ct_clock_between_ns(&session->clock, began_ticks, ticks), now_ns);
-    if (is_only) {
+    if (is_sole) {
         gateway->has_synced = 1;
         gateway->synced_ticks = ticks;
     }
-    int is_drained = result == CUDA_SUCCESS && is_only &&
+    int is_drained = result == CUDA_SUCCESS && is_sole &&
                      (awaited == CT_AWAITED_ALL ||
-                      (awaited == CT_AWAITED_STREAM && gateway->has_stream && !gateway->has_streams &&
+                      (awaited == CT_AWAITED_STREAM && gateway->has_stream && !gateway->has_several_streams &&
                        gateway->stream == stream && gateway->stream_is_per_thread == is_per_thread));
     if (is_drained) {
         const struct ct_forecast *after_sync = &session->step->after_sync;
-        gateway->has_stream = gateway->has_streams = 0;
+        gateway->has_stream = gateway->has_several_streams = 0;
         ct_completions_all_ended(session, now_ns);
         if (gateway->awaited_ns)
             ct_forecast_learn(&gateway->late, now_ns > gateway->awaited_ns ? now_ns - gateway->awaited_ns : 0);
         gateway->awaited_ns = 0;
         ct_gate_sync(&gateway->gate, after_sync->low_ns, after_sync->high_ns, 1, now_ns);
         must_wake = ct_gate_has_sleepers(&gateway->gate, now_ns);
-    } else if (is_only) {
+    } else if (is_sole) {
         publish_return(session, now_ns);
     }
     ct_unlock(session);

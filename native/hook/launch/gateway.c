@@ -6,7 +6,7 @@
 
 #include <sys/mman.h>
 
-enum { MARGIN_NS = 20 * 1000, CALM_NS = 10 * 1000 * 1000 };
+enum { MARGIN_NS = 20 * 1000, QUIET_NS = 10 * 1000 * 1000 };
 
 /* ---- the pages ---------------------------------------------------------------------------------------------------- */
 
@@ -81,8 +81,8 @@ void ct_gateway_close(struct ct_gateway *gateway)
 
 /* ---- other tenants ------------------------------------------------------------------------------------------------ */
 
-/* Tenants of equal priority delay each other, so their work ends later than they predicted: what a host still waits for
- * has not ended. */
+/* Returns whether the tenant's host still waits for its work. Tenants of equal priority delay each other, so their work
+ * ends later than they predicted. */
 static int is_awaited(const struct ct_gate *gate, const struct ct_gate_peer *peer, uint64_t now_ns)
 {
     const uint64_t waits_ns = load_acquire(&peer->page->waits_ns), busy_ns = load_acquire(&peer->page->busy_ns);
@@ -90,11 +90,11 @@ static int is_awaited(const struct ct_gate *gate, const struct ct_gate_peer *pee
     return waits_ns && peer->priority == gate->priority && from_ns + CT_GATE_STUCK_NS > now_ns;
 }
 
-/* Returns the number of their launches plus one; 0 if some of their work may be running, or if a tenant has not taken
- * over its page: it may not have started, or use the device without the hook. */
-static uint64_t sum_of(const struct ct_gate *gate, uint64_t now_ns, int must_be_over)
+/* Returns the number of launches of all other tenants plus one; 0 if some of their work may be running, or if a tenant
+ * has not taken over its page: it may not have started, or use the device without the hook. */
+static uint64_t launches_of_others(const struct ct_gate *gate, uint64_t now_ns, int must_be_idle)
 {
-    const uint64_t calm_ns = gate->must_share ? CALM_NS : 0;
+    const uint64_t quiet_ns = gate->must_share ? QUIET_NS : 0;
     uint64_t sum = 1 + (gate->writes << 48); /* changes also when a tenant joins or leaves */
     for (uint32_t i = 0; i < gate->higher_count + gate->peer_count; i++) {
         const struct ct_gate_peer *peer =
@@ -102,20 +102,21 @@ static uint64_t sum_of(const struct ct_gate *gate, uint64_t now_ns, int must_be_
         sum += load_acquire(&peer->page->sequence);
         if (load_acquire(&peer->page->generation) != peer->generation)
             return 0;
-        if (must_be_over && (load_acquire(&peer->page->busy_ns) + calm_ns > now_ns || is_awaited(gate, peer, now_ns)))
+        if (must_be_idle && (load_acquire(&peer->page->busy_ns) + quiet_ns > now_ns || is_awaited(gate, peer, now_ns)))
             return 0;
     }
     return sum;
 }
 
-/* Their pages do not show when a process's own work ends: they must have launched nothing for a while. */
+/* Returns the number of launches of the tenant's other processes plus one, or 0 if they launched recently. The page
+ * does not show when the work of one process ends, so they must have launched nothing for a while. */
 static uint64_t quiescent_siblings(struct ct_gateway *gateway, uint64_t now_ns)
 {
     const uint64_t siblings = load_acquire(&gateway->gate.mine->sequence) - gateway->gate.announced;
     if (siblings != gateway->siblings)
         gateway->siblings_ns = now_ns;
     gateway->siblings = siblings;
-    return gateway->siblings_ns && now_ns - gateway->siblings_ns < CALM_NS ? 0 : siblings + 1;
+    return gateway->siblings_ns && now_ns - gateway->siblings_ns < QUIET_NS ? 0 : siblings + 1;
 }
 
 struct ct_quiescence ct_others_quiescent(struct ct_session *session)
@@ -124,7 +125,7 @@ struct ct_quiescence ct_others_quiescent(struct ct_session *session)
     ct_lock(session);
     uint64_t now_ns = ct_gateway_now(session, ct_clock_ticks(&session->clock));
     uint64_t busy_ns = load_acquire(&gateway->gate.mine->busy_ns);
-    uint64_t sum = gateway->gate.has_entry ? sum_of(&gateway->gate, now_ns, 1) : 0;
+    uint64_t sum = gateway->gate.has_entry ? launches_of_others(&gateway->gate, now_ns, 1) : 0;
     const uint64_t siblings = quiescent_siblings(gateway, now_ns);
     ct_unlock(session);
     return (struct ct_quiescence){sum, siblings, now_ns, busy_ns > now_ns ? busy_ns : now_ns};
@@ -140,7 +141,7 @@ int ct_siblings_were_quiescent(struct ct_session *session, const struct ct_quies
 }
 
 /* Returns the first launch of another tenant after an instant, or 0 if it is no longer recorded. */
-static uint64_t first_after(const struct ct_gate *gate, uint64_t launches, uint64_t after_ns)
+static uint64_t first_launch_after(const struct ct_gate *gate, uint64_t launches, uint64_t after_ns)
 {
     uint64_t first_ns = CT_GATE_NEVER;
     if (launches > CT_GATE_RECENT - 2)
@@ -165,11 +166,11 @@ int ct_others_were_quiescent(struct ct_session *session, const struct ct_quiesce
     ct_lock(session);
     const uint64_t now_ns = ct_gateway_now(session, ct_clock_ticks(&session->clock));
     const uint64_t ours_ns = length_ns > min_ns ? length_ns : min_ns;
-    uint64_t sum = sum_of(gate, 0, 0);
+    uint64_t sum = launches_of_others(gate, 0, 0);
     int were_quiescent = quiescence->launches && sum == quiescence->launches &&
         (!min_ns || now_ns > quiescence->start_ns + min_ns);
     if (quiescence->launches && sum > quiescence->launches) {
-        uint64_t first_ns = first_after(gate, sum - quiescence->launches, quiescence->from_ns);
+        uint64_t first_ns = first_launch_after(gate, sum - quiescence->launches, quiescence->from_ns);
         were_quiescent = first_ns != CT_GATE_NEVER && first_ns > quiescence->start_ns + ours_ns + ours_ns / 4 +
             MARGIN_NS;
     }

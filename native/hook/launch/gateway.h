@@ -16,9 +16,9 @@ struct ct_gateway {
     struct ct_instant instant;
     /* to decide whether a wait for one stream is a wait for all work, and whether only one thread launches */
     uintptr_t thread;
-    uint64_t several_ns; /* when the launching thread last changed; 0: never */
+    uint64_t thread_changed_ns; /* when the launching thread last changed; 0: never */
     CUstream stream;
-    int stream_is_per_thread, has_stream, has_streams;
+    int stream_is_per_thread, has_stream, has_several_streams;
     /* since the host returned from a call that waited */
     int has_synced;
     uint64_t synced_ticks;

@@ -9,7 +9,7 @@
 
 /* A thread that does not get the lock after this many attempts does not wait: its launch is counted without its
  * identity. */
-enum { PATIENCE = 2000, NAME_END = CT_RECORD_NAME_BYTES - 1 };
+enum { LOCK_ATTEMPTS = 2000, NAME_END = CT_RECORD_NAME_BYTES - 1 };
 
 /* Copies into zeroed memory; a name that is too long is truncated. */
 static void copy_name(char *to, const char *name)
@@ -26,30 +26,30 @@ static unsigned function_bucket(uintptr_t handle)
 
 static struct ct_function *function_of(const struct ct_session *session, uintptr_t handle)
 {
-    struct ct_function *found = session->functions[function_bucket(handle)];
-    while (found && !(found->handle == handle && load_relaxed(&found->is_alive)))
-        found = found->next;
-    return found;
+    struct ct_function *function = session->functions[function_bucket(handle)];
+    while (function && !(function->handle == handle && load_relaxed(&function->is_alive)))
+        function = function->next;
+    return function;
 }
 
 static struct ct_function *function_add(struct ct_session *session, uintptr_t handle, uintptr_t owner, const char *name)
 {
     struct ct_function **bucket = &session->functions[function_bucket(handle)];
     /* A function that was unloaded and loaded again at the same address under the same name is the same function. */
-    for (struct ct_function *gone = *bucket; gone; gone = gone->next)
-        if (gone->handle == handle && gone->owner == owner && strncmp(gone->name, name, NAME_END) == 0) {
-            store_relaxed(&gone->is_alive, 1);
-            return gone;
+    for (struct ct_function *function = *bucket; function; function = function->next)
+        if (function->handle == handle && function->owner == owner && strncmp(function->name, name, NAME_END) == 0) {
+            store_relaxed(&function->is_alive, 1);
+            return function;
         }
     if (session->function_count >= CT_FUNCTIONS)
         return NULL;
-    struct ct_function *made = &session->function_storage[session->function_count++];
-    made->handle = handle;
-    made->owner = owner;
-    copy_name(made->name, name);
-    store_relaxed(&made->is_alive, 1);
-    made->next = *bucket;
-    return *bucket = made;
+    struct ct_function *created = &session->function_storage[session->function_count++];
+    created->handle = handle;
+    created->owner = owner;
+    copy_name(created->name, name);
+    store_relaxed(&created->is_alive, 1);
+    created->next = *bucket;
+    return *bucket = created;
 }
 
 void ct_function_note(struct ct_session *session, uintptr_t handle, uintptr_t owner, const char *name)
@@ -145,26 +145,26 @@ static struct ct_record_kernel *kernel_of(struct ct_session *session, enum ct_wo
                                           const struct ct_shape *shape, uint32_t *number)
 {
     struct ct_record_kernel *kernels = (void *)((char *)session->record.header + CT_RECORD_KERNELS_AT);
-    uint64_t mixed = UINT64_C(0xcbf29ce484222325) ^ ct_hash(work, shape);
+    uint64_t hash = UINT64_C(0xcbf29ce484222325) ^ ct_hash(work, shape);
     for (int i = 0; i < NAME_END && name[i]; i++)
-        mixed = (mixed ^ (unsigned char)name[i]) * UINT64_C(0x100000001b3);
-    const unsigned places = sizeof session->kernel_places / sizeof session->kernel_places[0];
-    unsigned at = (unsigned)(mixed >> 32) % places;
-    for (; session->kernel_places[at]; at = (at + 1) % places) {
-        *number = session->kernel_places[at] - 1;
+        hash = (hash ^ (unsigned char)name[i]) * UINT64_C(0x100000001b3);
+    const unsigned bucket_count = sizeof session->kernel_buckets / sizeof session->kernel_buckets[0];
+    unsigned bucket = (unsigned)(hash >> 32) % bucket_count;
+    for (; session->kernel_buckets[bucket]; bucket = (bucket + 1) % bucket_count) {
+        *number = session->kernel_buckets[bucket] - 1;
         if (is_same_kernel(&kernels[*number], work, name, shape))
             return &kernels[*number];
     }
-    struct ct_record_kernel *made = ct_record_kernel(&session->record, number);
-    if (!made)
+    struct ct_record_kernel *kernel = ct_record_kernel(&session->record, number);
+    if (!kernel)
         return NULL;
-    copy_name(made->name, name);
-    memcpy(made->grid, shape->grid, sizeof made->grid);
-    memcpy(made->block, shape->block, sizeof made->block);
-    made->shared_bytes = shape->shared_bytes;
-    made->work = work;
-    session->kernel_places[at] = *number + 1;
-    return made;
+    copy_name(kernel->name, name);
+    memcpy(kernel->grid, shape->grid, sizeof kernel->grid);
+    memcpy(kernel->block, shape->block, sizeof kernel->block);
+    kernel->shared_bytes = shape->shared_bytes;
+    kernel->work = work;
+    session->kernel_buckets[bucket] = *number + 1;
+    return kernel;
 }
 
 struct ct_identity *ct_identity_make(struct ct_session *session, enum ct_work work, uintptr_t handle,
@@ -177,17 +177,18 @@ struct ct_identity *ct_identity_make(struct ct_session *session, enum ct_work wo
     ct_unlock(session);
     if (!has_capacity)
         return NULL; /* the tables stay full, so the driver is not asked at every launch */
-    const char *asked = function ? NULL : query_name(work, handle);
+    const char *queried_name = function ? NULL : query_name(work, handle);
     uint32_t blocks_per_sm = work == CT_WORK_KERNEL ? ct_blocks_per_sm(handle, shape) : 0, number = 0;
     if (!load_acquire(&session->is_device_named))
         ct_timing_name_device(session); /* possibly by two threads: neither continues before the device has a name */
     ct_lock(session);
-    struct ct_identity *made = ct_identity(session, handle, shape); /* another thread may have created it meanwhile */
-    if (!made && session->identity_count < CT_IDENTITIES) {
+    struct ct_identity *identity = ct_identity(session, handle, shape); /* another thread may have created it
+                                                                         * meanwhile */
+    if (!identity && session->identity_count < CT_IDENTITIES) {
         if (!function)
             function = function_of(session, handle);
         if (!function)
-            function = function_add(session, handle, 0, asked);
+            function = function_add(session, handle, 0, queried_name);
         uint32_t before = load_relaxed(&session->record.header->kernels);
         struct ct_record_kernel *kernel = function ? kernel_of(session, work, function->name, shape, &number) : NULL;
         if (kernel && blocks_per_sm)
@@ -202,16 +203,16 @@ struct ct_identity *ct_identity_make(struct ct_session *session, enum ct_work wo
                 session->kernel_times[number].free_ppm = function->free_ppm;
         }
         if (function) {
-            made = &session->identity_storage[session->identity_count++];
-            *made = (struct ct_identity){.handle = handle, .shape = *shape, .number = number, .function = function,
-                                         .kernel = kernel};
+            identity = &session->identity_storage[session->identity_count++];
+            *identity = (struct ct_identity){.handle = handle, .shape = *shape, .number = number, .function = function,
+                                             .kernel = kernel};
             _Atomic(struct ct_identity *) *bucket = &session->identities[ct_hash(handle, shape)];
-            made->next = load_relaxed(bucket);
-            store_release(bucket, made);
+            identity->next = load_relaxed(bucket);
+            store_release(bucket, identity);
         }
     }
     ct_unlock(session);
-    return made;
+    return identity;
 }
 
 /* -- launches and the intervals between them ------------------------------------------------------------------------ */
@@ -219,23 +220,23 @@ struct ct_identity *ct_identity_make(struct ct_session *session, enum ct_work wo
 static struct ct_step *find_step(struct ct_session *session, const struct ct_step *from, uint32_t number)
 {
     const uint32_t after[CT_RECORD_HISTORY] = {from->after[1], from->after[2], number + 1};
-    uint64_t mixed = 0;
+    uint64_t hash = 0;
     for (int i = 0; i < CT_RECORD_HISTORY; i++)
-        mixed = (mixed + after[i]) * UINT64_C(0x9e3779b97f4a7c15);
-    unsigned at = (unsigned)(mixed >> 40) % CT_STEP_PLACES;
-    for (; session->step_places[at]; at = (at + 1) % CT_STEP_PLACES)
-        if (memcmp(session->step_places[at]->after, after, sizeof after) == 0)
-            return session->step_places[at];
-    struct ct_record_interval *made = ct_record_interval(&session->record);
-    if (!made || session->step_count > CT_RECORD_INTERVALS) {
+        hash = (hash + after[i]) * UINT64_C(0x9e3779b97f4a7c15);
+    unsigned bucket = (unsigned)(hash >> 40) % CT_STEP_BUCKETS;
+    for (; session->step_buckets[bucket]; bucket = (bucket + 1) % CT_STEP_BUCKETS)
+        if (memcmp(session->step_buckets[bucket]->after, after, sizeof after) == 0)
+            return session->step_buckets[bucket];
+    struct ct_record_interval *interval = ct_record_interval(&session->record);
+    if (!interval || session->step_count > CT_RECORD_INTERVALS) {
         memcpy(session->overflow.after, after, sizeof after);
         return &session->overflow;
     }
-    memcpy(made->after, after, sizeof after);
+    memcpy(interval->after, after, sizeof after);
     ct_record_publish_interval(&session->record);
-    struct ct_step *step = session->step_places[at] = &session->step_storage[session->step_count++];
+    struct ct_step *step = session->step_buckets[bucket] = &session->step_storage[session->step_count++];
     memcpy(step->after, after, sizeof after);
-    step->interval = made;
+    step->interval = interval;
     return step;
 }
 
@@ -251,7 +252,7 @@ struct ct_step *ct_step_after(struct ct_session *session, struct ct_step *from, 
 
 static int try_lock(struct ct_session *session)
 {
-    for (int i = 0; i < PATIENCE; i++)
+    for (int i = 0; i < LOCK_ATTEMPTS; i++)
         if (!load_relaxed(&session->lock) &&
             !exchange_acquire(&session->lock, 1))
             return 1;

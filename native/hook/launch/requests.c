@@ -19,8 +19,8 @@ static uint64_t slo_of(const struct ct_session *session)
     return is_ours ? grant.slo_ns : 0;
 }
 
-/* Called also if nothing has changed here: an older request of another process may have been published instead, and
- * have ended. */
+/* Publishes when the oldest request in progress began. Called also if nothing has changed in this process: an older
+ * request of another process may have been published instead, and have ended. */
 static void publish_oldest(struct ct_session *session, uint64_t began_ns, uint64_t now_ns)
 {
     struct ct_requests *requests = &session->gateway->requests;
@@ -33,14 +33,15 @@ static void publish_oldest(struct ct_session *session, uint64_t began_ns, uint64
 static uint64_t oldest_reported(const struct ct_requests *requests)
 {
     uint64_t oldest_ns = 0;
-    for (uint64_t i = 0; i < requests->top; i++)
+    for (uint64_t i = 0; i < requests->end; i++)
         if (requests->began_ns[i] && (!oldest_ns || requests->began_ns[i] < oldest_ns))
             oldest_ns = requests->began_ns[i];
     return oldest_ns;
 }
 
-/* Called also after another process of the tenant has begun to report: otherwise a detected request would never end. */
-static void publish_oldest_here(struct ct_session *session, uint64_t now_ns)
+/* Publishes the oldest reported request or, if the program reports none, the oldest detected one. Called also after
+ * another process of the tenant has begun to report: otherwise a detected request would never end. */
+static void publish_oldest_in_process(struct ct_session *session, uint64_t now_ns)
 {
     const struct ct_requests *requests = &session->gateway->requests;
     const int is_reported = ct_gate_request_is_reported(session->gateway->gate.mine);
@@ -57,14 +58,14 @@ void ct_requests_resume(struct ct_session *session, uint32_t launch, uint64_t no
     ct_burst_resume(bursts, launch, now_ns, &ends);
     for (uint32_t i = 0; i < ends.count && !ct_gate_request_is_reported(gateway->gate.mine); i++)
         ct_gate_request_ended(gateway->gate.mine, ends.latency_ns[i], slo_of(session));
-    publish_oldest_here(session, now_ns);
+    publish_oldest_in_process(session, now_ns);
 }
 
 void ct_requests_waited(struct ct_session *session, uint64_t took_ns, uint64_t now_ns)
 {
     struct ct_gateway *gateway = session->gateway;
     ct_burst_waited(&gateway->requests.bursts, this_thread(), took_ns, now_ns);
-    publish_oldest_here(session, now_ns);
+    publish_oldest_in_process(session, now_ns);
 }
 
 void ct_requests_polled(CUresult result)
@@ -76,58 +77,59 @@ void ct_requests_polled(CUresult result)
     ct_lock(session);
     const uint64_t now_ns = ct_gateway_now(session, ct_clock_ticks(&session->clock));
     ct_burst_polled(&gateway->requests.bursts, this_thread(), result == CUDA_SUCCESS, now_ns);
-    publish_oldest_here(session, now_ns);
+    publish_oldest_in_process(session, now_ns);
     ct_unlock(session);
 }
 
 /* ---- reported requests -------------------------------------------------------------------------------------------- */
 
-static struct ct_session *at_gate(void)
+/* Returns the session if it has a gate, or NULL. */
+static struct ct_session *gated_session(void)
 {
     struct ct_session *session = ct_session();
     return session && session->gateway ? session : NULL;
 }
 
 /* Limits an arrival to the present; an instant of another clock would look like a request of several hours. */
-static uint64_t believed_arrival(uint64_t arrived_ns, uint64_t now_ns)
+static uint64_t clamp_arrival(uint64_t arrived_ns, uint64_t now_ns)
 {
     return arrived_ns && arrived_ns < now_ns ? arrived_ns : now_ns;
 }
 
 uint64_t cotenant_hook_request_begin(uint64_t arrived_ns, uint64_t *began_ns)
 {
-    struct ct_session *session = at_gate();
-    uint64_t place = CT_REQUESTS_MAX;
+    struct ct_session *session = gated_session();
+    uint64_t index = CT_REQUESTS_MAX;
     const uint64_t now_ns = ct_clock_monotonic_ns();
-    *began_ns = believed_arrival(arrived_ns, now_ns);
+    *began_ns = clamp_arrival(arrived_ns, now_ns);
     if (!session)
-        return place;
+        return index;
     struct ct_requests *requests = &session->gateway->requests;
     ct_lock(session);
     ct_gate_request_set_reported(session->gateway->gate.mine);
-    for (place = 0; place < requests->top && requests->began_ns[place]; place++)
+    for (index = 0; index < requests->end && requests->began_ns[index]; index++)
         ;
-    if (place < CT_REQUESTS_MAX) {
-        requests->began_ns[place] = *began_ns;
-        requests->top += place == requests->top;
+    if (index < CT_REQUESTS_MAX) {
+        requests->began_ns[index] = *began_ns;
+        requests->end += index == requests->end;
     }
     publish_oldest(session, oldest_reported(requests), now_ns);
     ct_unlock(session);
-    return place;
+    return index;
 }
 
-void cotenant_hook_request_end(uint64_t place, uint64_t began_ns)
+void cotenant_hook_request_end(uint64_t index, uint64_t began_ns)
 {
-    struct ct_session *session = at_gate();
+    struct ct_session *session = gated_session();
     const uint64_t now_ns = ct_clock_monotonic_ns();
     if (!session)
         return;
     struct ct_requests *requests = &session->gateway->requests;
     ct_lock(session);
-    if (place < CT_REQUESTS_MAX && requests->began_ns[place] == began_ns) /* a child may end what its parent began */
-        requests->began_ns[place] = 0;
-    while (requests->top && !requests->began_ns[requests->top - 1])
-        requests->top--;
+    if (index < CT_REQUESTS_MAX && requests->began_ns[index] == began_ns) /* a child may end what its parent began */
+        requests->began_ns[index] = 0;
+    while (requests->end && !requests->began_ns[requests->end - 1])
+        requests->end--;
     ct_gate_request_set_reported(session->gateway->gate.mine);
     ct_gate_request_ended(session->gateway->gate.mine, now_ns > began_ns ? now_ns - began_ns : 0, slo_of(session));
     publish_oldest(session, oldest_reported(requests), now_ns);
@@ -136,7 +138,7 @@ void cotenant_hook_request_end(uint64_t place, uint64_t began_ns)
 
 void cotenant_hook_request_took(uint64_t latency_ns)
 {
-    struct ct_session *session = at_gate();
+    struct ct_session *session = gated_session();
     if (!session)
         return;
     ct_lock(session);

@@ -11,7 +11,7 @@ enum { CT_REQUESTS_MAX = 256 }; /* reported requests in progress; of further one
 struct ct_requests {
     struct ct_bursts bursts;
     uint64_t oldest_ns; /* as published; the page may have an older one of another process */
-    uint64_t top; /* all entries from here on are free */
+    uint64_t end; /* all entries from this index on are free */
     uint64_t began_ns[CT_REQUESTS_MAX];
 };
 
@@ -25,7 +25,7 @@ void ct_requests_polled(CUresult result);
 /* Called by the program, through include/cotenant/request.h and the Python package. Instants are those of
  * CLOCK_MONOTONIC. */
 CT_EXPORT uint64_t cotenant_hook_request_begin(uint64_t arrived_ns, uint64_t *began_ns);
-CT_EXPORT void cotenant_hook_request_end(uint64_t place, uint64_t began_ns);
+CT_EXPORT void cotenant_hook_request_end(uint64_t index, uint64_t began_ns);
 CT_EXPORT void cotenant_hook_request_took(uint64_t latency_ns);
 
 #endif

@@ -54,7 +54,7 @@ static int is_captured(const struct ct_launch *launch)
 /* ---- admission ---------------------------------------------------------------------------------------------------- */
 
 /* Adds the interval that ends with this launch to the forecast of the previous step. */
-static inline void learn(struct ct_session *session, struct ct_gateway *gateway, uint64_t ticks)
+static inline void learn_interval(struct ct_session *session, struct ct_gateway *gateway, uint64_t ticks)
 {
     struct ct_step *step = session->step;
     if (CT_UNLIKELY(!step->interval)) /* before the first launch, or a step without an entry in the record */
@@ -90,7 +90,7 @@ static inline void note_origin(struct ct_gateway *gateway, const struct ct_launc
     const uintptr_t thread = (uintptr_t)__builtin_thread_pointer();
     const CUstream stream = stream_of(launch);
     if (CT_UNLIKELY(gateway->thread != thread)) {
-        gateway->several_ns = gateway->thread ? now_ns : 0;
+        gateway->thread_changed_ns = gateway->thread ? now_ns : 0;
         gateway->thread = thread;
         ct_bursts_switch_thread(&gateway->requests.bursts, thread);
     }
@@ -99,25 +99,25 @@ static inline void note_origin(struct ct_gateway *gateway, const struct ct_launc
         gateway->stream = stream;
         gateway->stream_is_per_thread = launch->is_per_thread;
     } else if (CT_UNLIKELY(gateway->stream != stream || gateway->stream_is_per_thread != launch->is_per_thread)) {
-        gateway->has_streams = 1;
+        gateway->has_several_streams = 1;
     }
     gateway->has_synced = 0;
 }
 
 /* Every driver refuses an empty grid or block. */
-static int is_possible(enum ct_work work, const struct ct_shape *shape)
+static int is_valid_shape(enum ct_work work, const struct ct_shape *shape)
 {
-    int is_possible = 1;
+    int is_valid = 1;
     for (int i = 0; work == CT_WORK_KERNEL && i < 3; i++)
-        is_possible &= shape->grid[i] && shape->block[i];
-    return is_possible;
+        is_valid &= shape->grid[i] && shape->block[i];
+    return is_valid;
 }
 
 void ct_launch_identify(struct ct_launch *launch, enum ct_work work, uintptr_t handle, const struct ct_shape *shape)
 {
     struct ct_session *session = launch->session;
     const char *name;
-    if (!is_possible(work, shape) || is_captured(launch))
+    if (!is_valid_shape(work, shape) || is_captured(launch))
         return;
     ct_lock(session);
     const int must_ask = ct_gate_must_ask(&session->gateway->gate);
@@ -139,7 +139,7 @@ void ct_launch_admit(struct ct_launch *launch)
     if (CT_UNLIKELY(!launch->identity || !launch->identity->kernel)) {
         launch->request = (struct ct_launch_request){0};
     } else {
-        learn(session, gateway, ticks);
+        learn_interval(session, gateway, ticks);
         ct_advance(session, launch->identity, ticks);
         predict(launch);
         launch->is_counted = 1;

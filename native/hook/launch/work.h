@@ -13,7 +13,7 @@
 enum ct_passed {
     CT_PASSED_UNGATED = 0, /* there is no gate, or the launch is captured */
     CT_PASSED_ANNOUNCED,   /* announced; admission was not required */
-    CT_PASSED_ADMITTED,    /* admitted by the gate, which must be told the outcome */
+    CT_PASSED_ADMITTED,    /* admitted by the gate; the outcome must be reported to it */
 };
 
 struct ct_launch {

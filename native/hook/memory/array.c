@@ -9,6 +9,7 @@ enum { TILE_BYTES = 64, TILE_ROWS = 8 };
 enum { UINT8 = 1, INT32 = 0xa, HALF = 0x10, FLOAT = 0x20, NORM_FIRST = 0xc0, NORM_LAST = 0xcb, BC_FIRST = 0x91,
       BC_LAST = 0x9e };
 
+/* Returns the size of a texel of this format. */
 static uint64_t texel_bytes(int format, unsigned channels)
 {
     static const uint8_t norm[] = {1, 2, 4, 2, 4, 8, 1, 2, 4, 2, 4, 8};
@@ -31,7 +32,8 @@ static uint64_t rounded_to(uint64_t value, uint64_t unit)
     return (value + unit - 1) / unit * unit;
 }
 
-/* Nothing overflows within the limits of any device; the driver refuses larger arrays. */
+/* Returns the size of one mipmap level. Nothing overflows within the limits of any device; the driver refuses larger
+ * arrays. */
 static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape)
 {
     enum { SIDE_MAX = 1 << 20, ROW_MAX = 1 << 28 };
@@ -44,6 +46,7 @@ static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape)
     return rounded_to(shape->Width * texel, TILE_BYTES) * rows * slices;
 }
 
+/* Returns the size of an array with all its mipmap levels. */
 static uint64_t array_bytes(CUDA_ARRAY3D_DESCRIPTOR shape, unsigned levels)
 {
     const int is_flat = shape.Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);
@@ -69,18 +72,18 @@ static uint64_t array_bytes(CUDA_ARRAY3D_DESCRIPTOR shape, unsigned levels)
 static CUresult settle(struct ct_memory *memory, enum ct_held held, uint64_t bytes, const void *handle, CUresult result)
 {
     ct_count_memory_call(0, result);
-    const int is_made = result == CUDA_SUCCESS;
-    const struct ct_holding holding = {.key = is_made ? *(const uintptr_t *)handle : 0, .bytes = bytes,
-                                       .home = is_made ? ct_memory_home(memory) : 0, .held = (uint8_t)held,
+    const int is_created = result == CUDA_SUCCESS;
+    const struct ct_holding holding = {.key = is_created ? *(const uintptr_t *)handle : 0, .bytes = bytes,
+                                       .home = is_created ? ct_memory_home(memory) : 0, .held = (uint8_t)held,
                                        .kind = CT_LEDGER_ALLOCATED};
     return ct_memory_settle(memory, &holding, result);
 }
 
 /* The body shared by the three calls that create arrays. */
-#define MAKE(symbol, held, bytes_asked, handle, ...)                                                                   \
+#define CREATE_ARRAY(symbol, held, array_size, handle, ...)                                                            \
     struct ct_memory *memory = ct_memory();                                                                            \
     struct ct_memory_wait wait = {0};                                                                                  \
-    const uint64_t bytes = (bytes_asked);                                                                              \
+    const uint64_t bytes = (array_size);                                                                               \
     CUresult result = ct_memory_reserve(memory, CT_LEDGER_ALLOCATED, bytes);                                           \
     if (result != CUDA_SUCCESS)                                                                                        \
         return result;                                                                                                 \
@@ -89,36 +92,37 @@ static CUresult settle(struct ct_memory *memory, enum ct_held held, uint64_t byt
     while (ct_memory_should_retry(memory, &wait, bytes, result));                                                      \
     return settle(memory, held, bytes, handle, result)
 
-CT_EXPORT CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *flat)
+CT_EXPORT CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *descriptor)
 {
     CUDA_ARRAY3D_DESCRIPTOR shape = {0};
-    if (flat)
-        shape = (CUDA_ARRAY3D_DESCRIPTOR){flat->Width, flat->Height, 0, flat->Format, flat->NumChannels, 0};
-    MAKE(cuArrayCreate_v2, CT_HELD_ARRAY, flat ? array_bytes(shape, 1) : 0, array, flat);
+    if (descriptor)
+        shape = (CUDA_ARRAY3D_DESCRIPTOR){descriptor->Width, descriptor->Height, 0, descriptor->Format,
+            descriptor->NumChannels, 0};
+    CREATE_ARRAY(cuArrayCreate_v2, CT_HELD_ARRAY, descriptor ? array_bytes(shape, 1) : 0, array, descriptor);
 }
 
 CT_EXPORT CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *shape)
 {
-    MAKE(cuArray3DCreate_v2, CT_HELD_ARRAY, shape ? array_bytes(*shape, 1) : 0, array, shape);
+    CREATE_ARRAY(cuArray3DCreate_v2, CT_HELD_ARRAY, shape ? array_bytes(*shape, 1) : 0, array, shape);
 }
 
 CT_EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *shape,
                                           unsigned int levels)
 {
-    MAKE(cuMipmappedArrayCreate, CT_HELD_MIPMAP, shape ? array_bytes(*shape, levels) : 0, array, shape, levels);
+    CREATE_ARRAY(cuMipmappedArrayCreate, CT_HELD_MIPMAP, shape ? array_bytes(*shape, levels) : 0, array, shape, levels);
 }
 
-#define END(symbol, type, held_as)                                                                                     \
+#define DESTROY_ARRAY(symbol, type, holding_kind)                                                                      \
     CT_EXPORT CUresult symbol(type handle)                                                                             \
     {                                                                                                                  \
         struct ct_memory *memory = ct_memory();                                                                        \
         struct ct_holding holding;                                                                                     \
         ct_memory_begin(memory);                                                                                       \
-        int was_held = ct_holding_take(memory, held_as, (uintptr_t)handle, &holding);                                  \
+        int was_held = ct_holding_take(memory, holding_kind, (uintptr_t)handle, &holding);                             \
         CUresult result = CT_NEXT(symbol)(handle);                                                                     \
         ct_count_memory_call(1, result);                                                                               \
         return ct_memory_settle_free(memory, &holding, was_held, result);                                              \
     }
 
-END(cuArrayDestroy, CUarray, CT_HELD_ARRAY)
-END(cuMipmappedArrayDestroy, CUmipmappedArray, CT_HELD_MIPMAP)
+DESTROY_ARRAY(cuArrayDestroy, CUarray, CT_HELD_ARRAY)
+DESTROY_ARRAY(cuMipmappedArrayDestroy, CUmipmappedArray, CT_HELD_MIPMAP)

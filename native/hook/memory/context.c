@@ -9,14 +9,14 @@ static uint64_t context_bytes(struct ct_memory *memory)
 
 uint64_t ct_memory_home(struct ct_memory *memory)
 {
-    struct ct_holding found;
+    struct ct_holding holding;
     uint64_t context = memory ? (uintptr_t)ct_current_context() : 0;
-    return context && ct_holding_find(memory, CT_HELD_CONTEXT, context, &found) ? found.home : context;
+    return context && ct_holding_find(memory, CT_HELD_CONTEXT, context, &holding) ? holding.home : context;
 }
 
 /* ---- ordinary contexts -------------------------------------------------------------------------------------------- */
 
-static CUresult created(struct ct_memory *memory, uint64_t bytes, const CUcontext *context, CUresult result)
+static CUresult settle_context(struct ct_memory *memory, uint64_t bytes, const CUcontext *context, CUresult result)
 {
     const uint64_t handle = result == CUDA_SUCCESS ? (uintptr_t)*context : 0;
     const struct ct_holding holding = {.key = handle, .home = handle, .bytes = bytes, .held = CT_HELD_CONTEXT,
@@ -34,7 +34,7 @@ static CUresult created(struct ct_memory *memory, uint64_t bytes, const CUcontex
     do                                                                                                                 \
         result = CT_NEXT(symbol)(context, __VA_ARGS__);                                                                \
     while (ct_memory_should_retry(memory, &wait, bytes, result));                                                      \
-    return created(memory, bytes, context, result)
+    return settle_context(memory, bytes, context, result)
 
 CT_EXPORT CUresult cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice device)
 {
@@ -60,30 +60,30 @@ CT_EXPORT CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *params,
 uint64_t ct_memory_context_ending(struct ct_memory *memory, CUcontext context)
 {
     static _Atomic uint64_t serial;
-    const uint64_t leaving = CT_HOME_LEAVING | fetch_add_relaxed(&serial, 1);
+    const uint64_t ending_home = CT_HOME_ENDING | fetch_add_relaxed(&serial, 1);
     if (context)
-        ct_holdings_move(memory, (uintptr_t)context, leaving);
-    return leaving;
+        ct_holdings_move(memory, (uintptr_t)context, ending_home);
+    return ending_home;
 }
 
-void ct_memory_context_ended(struct ct_memory *memory, CUcontext context, uint64_t leaving, CUresult result)
+void ct_memory_context_ended(struct ct_memory *memory, CUcontext context, uint64_t ending_home, CUresult result)
 {
     if (result == CUDA_SUCCESS)
-        ct_holdings_end(memory, leaving);
+        ct_holdings_end(memory, ending_home);
     else
-        ct_holdings_move(memory, leaving, (uintptr_t)context);
+        ct_holdings_move(memory, ending_home, (uintptr_t)context);
     ct_memory_end(memory);
 }
 
 /* An attached context remains until it is detached as often; the note counts the attachments. */
 static uint64_t change_users(struct ct_memory *memory, CUcontext context, int64_t change)
 {
-    struct ct_holding found;
-    if (!ct_holding_take(memory, CT_HELD_CONTEXT, (uintptr_t)context, &found))
+    struct ct_holding holding;
+    if (!ct_holding_take(memory, CT_HELD_CONTEXT, (uintptr_t)context, &holding))
         return 0;
-    uint64_t users = found.note;
-    found.note += (uint64_t)change;
-    ct_holding_add(memory, &found);
+    uint64_t users = holding.note;
+    holding.note += (uint64_t)change;
+    ct_holding_add(memory, &holding);
     return users;
 }
 
@@ -97,8 +97,8 @@ CT_EXPORT CUresult cuCtxAttach(CUcontext *context, unsigned int flags)
 
 void ct_memory_context_detached(struct ct_memory *memory, CUcontext context, CUresult result)
 {
-    struct ct_holding found;
-    int has_others = ct_holding_find(memory, CT_HELD_CONTEXT, (uintptr_t)context, &found) && found.note;
+    struct ct_holding holding;
+    int has_others = ct_holding_find(memory, CT_HELD_CONTEXT, (uintptr_t)context, &holding) && holding.note;
     if (result == CUDA_SUCCESS && has_others)
         change_users(memory, context, -1);
     else if (result == CUDA_SUCCESS)
@@ -108,13 +108,14 @@ void ct_memory_context_detached(struct ct_memory *memory, CUcontext context, CUr
 
 /* ---- primary contexts: one per device, however often it is retained ----------------------------------------------- */
 
-/* Records that the primary context of the device exists; `reserved` bytes were reserved for it unless it was known. */
-static void keep_primary(struct ct_memory *memory, CUdevice device, uint64_t reserved)
+/* Records that the primary context of the device exists; `reserved` bytes were reserved for it unless it was already in
+ * the table. */
+static void add_primary(struct ct_memory *memory, CUdevice device, uint64_t reserved)
 {
-    struct ct_holding found;
+    struct ct_holding holding;
     const struct ct_holding primary = {.key = CT_HOME_PRIMARY(device), .home = CT_HOME_PRIMARY(device),
                                        .bytes = reserved, .held = CT_HELD_PRIMARY, .kind = CT_LEDGER_OWN};
-    if (ct_holding_find(memory, CT_HELD_PRIMARY, CT_HOME_PRIMARY(device), &found))
+    if (ct_holding_find(memory, CT_HELD_PRIMARY, CT_HOME_PRIMARY(device), &holding))
         ct_memory_release(memory, CT_LEDGER_OWN, reserved); /* another thread was faster */
     else
         ct_holding_add(memory, &primary);
@@ -122,11 +123,11 @@ static void keep_primary(struct ct_memory *memory, CUdevice device, uint64_t res
 
 /* Begins a change, and reserves memory for the primary context unless it is known to exist; `bytes` receives the
  * amount. */
-static CUresult expect_primary(struct ct_memory *memory, CUdevice device, uint64_t *bytes)
+static CUresult reserve_primary(struct ct_memory *memory, CUdevice device, uint64_t *bytes)
 {
-    struct ct_holding found;
+    struct ct_holding holding;
     *bytes = 0;
-    if (ct_holding_find(memory, CT_HELD_PRIMARY, CT_HOME_PRIMARY(device), &found)) {
+    if (ct_holding_find(memory, CT_HELD_PRIMARY, CT_HOME_PRIMARY(device), &holding)) {
         ct_memory_begin(memory); /* it exists and needs no more memory, even if the tenant is over its quota */
         return CUDA_SUCCESS;
     }
@@ -139,7 +140,7 @@ CT_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     struct ct_memory *memory = ct_memory();
     struct ct_memory_wait wait = {0};
     uint64_t bytes;
-    CUresult result = expect_primary(memory, device, &bytes);
+    CUresult result = reserve_primary(memory, device, &bytes);
     if (result != CUDA_SUCCESS)
         return result;
     do
@@ -148,7 +149,7 @@ CT_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     if (result == CUDA_SUCCESS && memory) {
         const struct ct_holding home = {.key = (uintptr_t)*context, .home = CT_HOME_PRIMARY(device),
                                         .held = CT_HELD_CONTEXT, .kind = CT_LEDGER_OWN};
-        keep_primary(memory, device, bytes);
+        add_primary(memory, device, bytes);
         ct_holding_add(memory, &home);
     } else {
         ct_memory_release(memory, CT_LEDGER_OWN, bytes);
@@ -177,14 +178,14 @@ CT_EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resourc
 {
     struct ct_memory *memory = ct_memory();
     uint64_t bytes;
-    CUresult result = expect_primary(memory, device, &bytes);
+    CUresult result = reserve_primary(memory, device, &bytes);
     if (result != CUDA_SUCCESS)
         return result;
     result = CT_NEXT(cuGreenCtxCreate)(green, resources, device, flags);
     if (result == CUDA_SUCCESS && memory) {
-        const struct ct_holding made = {.key = (uintptr_t)*green, .note = (uint64_t)device, .held = CT_HELD_GREEN};
-        keep_primary(memory, device, bytes);
-        ct_holding_add(memory, &made);
+        const struct ct_holding holding = {.key = (uintptr_t)*green, .note = (uint64_t)device, .held = CT_HELD_GREEN};
+        add_primary(memory, device, bytes);
+        ct_holding_add(memory, &holding);
     } else {
         ct_memory_release(memory, CT_LEDGER_OWN, bytes);
     }
@@ -196,9 +197,9 @@ CT_EXPORT CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
 {
     CUresult result = CT_NEXT(cuCtxFromGreenCtx)(context, green);
     struct ct_memory *memory = ct_memory();
-    struct ct_holding found;
-    if (result == CUDA_SUCCESS && ct_holding_find(memory, CT_HELD_GREEN, (uintptr_t)green, &found)) {
-        const struct ct_holding home = {.key = (uintptr_t)*context, .home = CT_HOME_PRIMARY(found.note),
+    struct ct_holding holding;
+    if (result == CUDA_SUCCESS && ct_holding_find(memory, CT_HELD_GREEN, (uintptr_t)green, &holding)) {
+        const struct ct_holding home = {.key = (uintptr_t)*context, .home = CT_HOME_PRIMARY(holding.note),
                                         .held = CT_HELD_CONTEXT, .kind = CT_LEDGER_OWN};
         ct_holding_add(memory, &home);
     }
@@ -207,9 +208,9 @@ CT_EXPORT CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
 
 void ct_memory_green_ended(struct ct_memory *memory, CUgreenCtx green, CUresult result)
 {
-    struct ct_holding found;
-    if (result == CUDA_SUCCESS && ct_holding_take(memory, CT_HELD_GREEN, (uintptr_t)green, &found))
-        ct_memory_primary_released(memory, (CUdevice)found.note, result);
+    struct ct_holding holding;
+    if (result == CUDA_SUCCESS && ct_holding_take(memory, CT_HELD_GREEN, (uintptr_t)green, &holding))
+        ct_memory_primary_released(memory, (CUdevice)holding.note, result);
     else
         ct_memory_end(memory);
 }

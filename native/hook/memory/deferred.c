@@ -7,7 +7,8 @@
 
 enum { FIRST_CAPACITY = 64 };
 
-/* Not during a capture, which the query would invalidate. A stream is queried in its own context. */
+/* Returns whether the stream is known to be idle. It is queried only in its own context, and not during a capture,
+ * which the query would invalidate. */
 static int is_idle(const struct ct_deferred_free *deferred, CUcontext current)
 {
     struct ct_session *session = ct_session();
@@ -25,7 +26,8 @@ static CUcontext current_context(void)
     return CT_NEXT(cuCtxGetCurrent)(&current) == CUDA_SUCCESS ? current : NULL;
 }
 
-static void gone(struct ct_memory *memory, const struct ct_deferred_free *deferred)
+/* Releases the memory of a free that the device has executed. */
+static void complete_free(struct ct_memory *memory, const struct ct_deferred_free *deferred)
 {
     if (!deferred->supply) {
         ct_ledger_invalidate_measurement(&memory->ledger);
@@ -39,18 +41,19 @@ static void gone(struct ct_memory *memory, const struct ct_deferred_free *deferr
 
 static int grow(struct ct_supplies *supplies)
 {
-    const int kept_errno = errno;
-    const size_t more = supplies->deferred_capacity ? 2 * supplies->deferred_capacity : FIRST_CAPACITY;
-    void *larger =
+    const int saved_errno = errno;
+    const size_t capacity = supplies->deferred_capacity ? 2 * supplies->deferred_capacity : FIRST_CAPACITY;
+    void *entries =
         supplies->deferred_capacity
             ? mremap(supplies->deferred, supplies->deferred_capacity * sizeof *supplies->deferred,
-                     more * sizeof *supplies->deferred, MREMAP_MAYMOVE)
-            : mmap(NULL, more * sizeof *supplies->deferred, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    errno = kept_errno;
-    if (larger == MAP_FAILED)
+                     capacity * sizeof *supplies->deferred, MREMAP_MAYMOVE)
+            : mmap(NULL, capacity * sizeof *supplies->deferred, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+                   0);
+    errno = saved_errno;
+    if (entries == MAP_FAILED)
         return 0;
-    supplies->deferred = larger;
-    supplies->deferred_capacity = more;
+    supplies->deferred = entries;
+    supplies->deferred_capacity = capacity;
     return 1;
 }
 
@@ -69,7 +72,7 @@ static void add(struct ct_supplies *supplies, const struct ct_deferred_free *def
 void ct_deferred_add(struct ct_memory *memory, const struct ct_deferred_free *deferred)
 {
     if (is_idle(deferred, deferred->context)) {
-        gone(memory, deferred);
+        complete_free(memory, deferred);
         return;
     }
     ct_supplies_lock(&memory->supplies);
@@ -78,7 +81,7 @@ void ct_deferred_add(struct ct_memory *memory, const struct ct_deferred_free *de
 }
 
 /* Removes the entry at this index, if it is still the same one. Called with the lock held. */
-static int take(struct ct_supplies *supplies, size_t at, uint64_t serial)
+static int remove_entry(struct ct_supplies *supplies, size_t at, uint64_t serial)
 {
     if (at >= supplies->deferred_count || supplies->deferred[at].serial != serial)
         return 0;
@@ -95,24 +98,24 @@ void ct_deferred_settle(struct ct_memory *memory, int is_all)
     int was_idle = 0;
     for (size_t at = 0;;) {
         ct_supplies_lock(supplies);
-        int is_there = at < supplies->deferred_count;
-        if (is_there)
+        int has_entry = at < supplies->deferred_count;
+        if (has_entry)
             deferred = supplies->deferred[at];
         ct_supplies_unlock(supplies);
-        if (!is_there)
+        if (!has_entry)
             return;
         int is_same = last.has_stream && deferred.has_stream && last.context == deferred.context &&
                       last.stream == deferred.stream && last.is_per_thread == deferred.is_per_thread;
-        int is_gone = (is_all && deferred.context == current) || (is_same ? was_idle : is_idle(&deferred, current));
+        int is_complete = (is_all && deferred.context == current) || (is_same ? was_idle : is_idle(&deferred, current));
         last = deferred;
-        was_idle = is_gone;
-        if (is_gone) {
+        was_idle = is_complete;
+        if (is_complete) {
             ct_supplies_lock(supplies);
-            is_gone = take(supplies, at, deferred.serial);
+            is_complete = remove_entry(supplies, at, deferred.serial);
             ct_supplies_unlock(supplies);
         }
-        if (is_gone)
-            gone(memory, &deferred);
+        if (is_complete)
+            complete_free(memory, &deferred);
         else
             at++;
     }
@@ -136,15 +139,15 @@ void ct_deferred_context_ended(struct ct_memory *memory, uint64_t home)
         ct_supplies_lock(supplies);
         while (at < supplies->deferred_count && supplies->deferred[at].home != home)
             at++;
-        int is_there = at < supplies->deferred_count;
-        if (is_there) {
+        int has_entry = at < supplies->deferred_count;
+        if (has_entry) {
             deferred = supplies->deferred[at];
-            take(supplies, at, deferred.serial);
+            remove_entry(supplies, at, deferred.serial);
         }
         ct_supplies_unlock(supplies);
-        if (!is_there)
+        if (!has_entry)
             return;
-        gone(memory, &deferred);
+        complete_free(memory, &deferred);
     }
 }
 

@@ -1,9 +1,9 @@
 /* Recognizes the results after which a process cannot use its device any more. */
 #include "hook/memory/memory.h"
 
-/* According to cuda.h the process must be restarted after these. They are the errors in policy/protect/errors.py that
- * end a tenant. */
-static const int LOST[] = {
+/* According to cuda.h the process must be restarted after these. They are the errors in node/policy/protect/errors.py
+ * that end a tenant. */
+static const int FATAL_RESULTS[] = {
     214, /* uncorrectable ECC error */
     220, /* uncorrectable NVLink error */
     226, /* contained */
@@ -26,8 +26,8 @@ static const int LOST[] = {
 
 void ct_fault_record(CUresult result)
 {
-    for (size_t i = 0; i < sizeof LOST / sizeof LOST[0]; i++) {
-        if (LOST[i] != result)
+    for (size_t i = 0; i < sizeof FATAL_RESULTS / sizeof FATAL_RESULTS[0]; i++) {
+        if (FATAL_RESULTS[i] != result)
             continue;
         struct ct_memory *memory = ct_memory();
         struct ct_ledger_line *line = memory ? load_seq_cst(&memory->ledger.line) : NULL;

@@ -6,9 +6,10 @@
 #include <stdlib.h>
 
 /* Nesting depth of child graphs; a deeper graph is treated as unbounded. */
-enum { DEEPEST = 64 };
+enum { DEPTH_MAX = 64 };
 
-/* Host memory is not counted. A node that cannot be read is of a kind that this driver does not support. */
+/* Adds what an allocation node may allocate. Host memory is not counted. A node that cannot be read is of a kind that
+ * this driver does not support. */
 static void add_node(CUgraphNode node, struct ct_graph *sum)
 {
     CUDA_MEM_ALLOC_NODE_PARAMS params = {0};
@@ -24,7 +25,7 @@ static void add_graph(CUgraph graph, struct ct_graph *sum, int depth)
     size_t count = 0;
     if (CT_NEXT(cuGraphGetNodes)(graph, NULL, &count) != CUDA_SUCCESS || !count)
         return;
-    CUgraphNode *nodes = depth < DEEPEST ? malloc(count * sizeof *nodes) : NULL;
+    CUgraphNode *nodes = depth < DEPTH_MAX ? malloc(count * sizeof *nodes) : NULL;
     if (!nodes) { /* unknown, so no quota permits it */
         sum->max_bytes = sum->min_bytes = UINT64_MAX;
         return;
@@ -57,13 +58,13 @@ void ct_graph_sum(CUgraph graph, struct ct_graph *sum)
 #define PAGES(note) ((note) & UINT32_MAX)
 #define EPOCH(note) ((note) >> 32)
 
-void ct_graph_made(CUgraphExec made, const struct ct_graph *sum)
+void ct_graph_made(CUgraphExec exec, const struct ct_graph *sum)
 {
     struct ct_memory *memory = ct_memory();
-    if (!memory || !sum->max_bytes || !made)
+    if (!memory || !sum->max_bytes || !exec)
         return;
     uint64_t pages = sum->max_bytes / CT_PAGE_STEP;
-    const struct ct_holding holding = {.key = (uintptr_t)made, .bytes = sum->min_bytes, .held = CT_HELD_GRAPH,
+    const struct ct_holding holding = {.key = (uintptr_t)exec, .bytes = sum->min_bytes, .held = CT_HELD_GRAPH,
                                        .note = pages < UINT32_MAX ? pages : UINT32_MAX};
     if (ct_holding_add(memory, &holding))
         fetch_add_relaxed(&memory->supplies.graph_count, 1);
@@ -94,7 +95,7 @@ static struct ct_supply *supply_of_graphs(struct ct_supplies *supplies)
 
 /* Returns how much a launch may allocate. A graph that was launched before may still have its memory, and has it once.
  * All graphs launched since nothing was reserved have at most the sum of their amounts. */
-static uint64_t may_grow(struct ct_memory *memory, const struct ct_supply *supply, struct ct_holding *graph)
+static uint64_t growth_limit(struct ct_memory *memory, const struct ct_supply *supply, struct ct_holding *graph)
 {
     struct ct_supplies *supplies = &memory->supplies;
     const uint64_t bytes = PAGES(graph->note) * CT_PAGE_STEP;
@@ -128,7 +129,7 @@ int ct_graph_reserve(CUgraphExec graph, struct ct_growth *growth)
     if (!supply)
         return 1;
     for (int tries = 0; tries < 2; tries++) {
-        uint64_t max = may_grow(memory, supply, &holding), min = holding.bytes < max ? holding.bytes : max;
+        uint64_t max = growth_limit(memory, supply, &holding), min = holding.bytes < max ? holding.bytes : max;
         if (ct_supply_reserve(memory, supply, max, min, growth))
             return 1;
         if (!ct_supplies_trim(memory)) /* memory that was in use before may be free by now */
@@ -137,7 +138,7 @@ int ct_graph_reserve(CUgraphExec graph, struct ct_growth *growth)
     return 0;
 }
 
-/* The driver then allocates its memory before the first launch. */
+/* An uploaded graph gets its memory before the first launch. */
 int ct_graph_uploads(const struct ct_graph *sum, unsigned long long flags, struct ct_growth *growth)
 {
     struct ct_memory *memory = ct_memory();

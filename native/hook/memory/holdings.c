@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { FIRST_PLACES = 256 };
+enum { FIRST_CAPACITY = 256 };
 
 static void lock_holdings(struct ct_memory *memory)
 {
@@ -19,26 +19,28 @@ static void unlock_holdings(struct ct_memory *memory)
     store_release(&memory->lock, 0);
 }
 
-static uint64_t preferred_place(const struct ct_holdings *holdings, unsigned held, uint64_t key)
+/* Returns the index at which the search for a key begins. */
+static uint64_t first_index(const struct ct_holdings *holdings, unsigned held, uint64_t key)
 {
-    uint64_t mixed = (key ^ (uint64_t)held << 56) * UINT64_C(0x9e3779b97f4a7c15);
-    return (mixed ^ mixed >> 32) & (holdings->places - 1);
+    uint64_t hash = (key ^ (uint64_t)held << 56) * UINT64_C(0x9e3779b97f4a7c15);
+    return (hash ^ hash >> 32) & (holdings->capacity - 1);
 }
 
-/* Returns the index of the entry, or of the free place for it. A free place always exists. */
-static uint64_t seek(const struct ct_holdings *holdings, unsigned held, uint64_t key)
+/* Returns the index of the entry, or of the free entry where it belongs. A free entry always exists. */
+static uint64_t find_index(const struct ct_holdings *holdings, unsigned held, uint64_t key)
 {
-    uint64_t at = preferred_place(holdings, held, key);
-    while (holdings->place[at].held && !(holdings->place[at].held == held && holdings->place[at].key == key))
-        at = (at + 1) & (holdings->places - 1);
-    return at;
+    uint64_t index = first_index(holdings, held, key);
+    while (holdings->entries[index].held &&
+           !(holdings->entries[index].held == held && holdings->entries[index].key == key))
+        index = (index + 1) & (holdings->capacity - 1);
+    return index;
 }
 
 /* Updates the number of contexts and the size of the code in the ledger, which the node reads. */
 static void update_line(struct ct_memory *memory, const struct ct_holding *holding, uint64_t sign)
 {
     struct ct_ledger_line *line = load_seq_cst(&memory->ledger.line);
-    int is_own = holding->home == holding->key || holding->home >= CT_HOME_LEAVING;
+    int is_own = holding->home == holding->key || holding->home >= CT_HOME_ENDING;
     int is_context = holding->held == CT_HELD_PRIMARY || (holding->held == CT_HELD_CONTEXT && is_own);
     if (line && is_context)
         atomic_fetch_add(&line->contexts, sign);
@@ -48,40 +50,41 @@ static void update_line(struct ct_memory *memory, const struct ct_holding *holdi
 
 static int grow(struct ct_holdings *holdings)
 {
-    struct ct_holdings larger = {.places = holdings->places ? 2 * holdings->places : FIRST_PLACES,
+    struct ct_holdings larger = {.capacity = holdings->capacity ? 2 * holdings->capacity : FIRST_CAPACITY,
                                  .count = holdings->count};
-    int kept_errno = errno;
-    larger.place = mmap(NULL, larger.places * sizeof *larger.place, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-                        -1, 0);
-    errno = kept_errno;
-    if (larger.place == MAP_FAILED)
+    int saved_errno = errno;
+    larger.entries =
+        mmap(NULL, larger.capacity * sizeof *larger.entries, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                          -1, 0);
+    errno = saved_errno;
+    if (larger.entries == MAP_FAILED)
         return 0;
-    madvise(larger.place, larger.places * sizeof *larger.place, MADV_DONTFORK);
-    for (uint64_t i = 0; i < holdings->places; i++) {
-        const struct ct_holding *old = &holdings->place[i];
+    madvise(larger.entries, larger.capacity * sizeof *larger.entries, MADV_DONTFORK);
+    for (uint64_t i = 0; i < holdings->capacity; i++) {
+        const struct ct_holding *old = &holdings->entries[i];
         if (old->held)
-            larger.place[seek(&larger, old->held, old->key)] = *old;
+            larger.entries[find_index(&larger, old->held, old->key)] = *old;
     }
-    if (holdings->places)
-        munmap(holdings->place, holdings->places * sizeof *holdings->place);
+    if (holdings->capacity)
+        munmap(holdings->entries, holdings->capacity * sizeof *holdings->entries);
     *holdings = larger;
     return 1;
 }
 
-/* Closes the gap, so that entries behind it are still found. */
-static void drop(struct ct_memory *memory, uint64_t hole)
+/* Removes an entry and closes the gap, so that entries behind it are still found. */
+static void remove_at(struct ct_memory *memory, uint64_t hole)
 {
     struct ct_holdings *holdings = &memory->holdings;
-    update_line(memory, &holdings->place[hole], UINT64_MAX);
-    const uint64_t mask = holdings->places - 1;
-    for (uint64_t at = (hole + 1) & mask; holdings->place[at].held; at = (at + 1) & mask) {
-        uint64_t requested = preferred_place(holdings, holdings->place[at].held, holdings->place[at].key);
-        if (((at - requested) & mask) >= ((at - hole) & mask)) {
-            holdings->place[hole] = holdings->place[at];
-            hole = at;
+    update_line(memory, &holdings->entries[hole], UINT64_MAX);
+    const uint64_t mask = holdings->capacity - 1;
+    for (uint64_t index = (hole + 1) & mask; holdings->entries[index].held; index = (index + 1) & mask) {
+        uint64_t preferred = first_index(holdings, holdings->entries[index].held, holdings->entries[index].key);
+        if (((index - preferred) & mask) >= ((index - hole) & mask)) {
+            holdings->entries[hole] = holdings->entries[index];
+            hole = index;
         }
     }
-    memset(&holdings->place[hole], 0, sizeof holdings->place[hole]);
+    memset(&holdings->entries[hole], 0, sizeof holdings->entries[hole]);
     holdings->count--;
 }
 
@@ -91,33 +94,33 @@ int ct_holding_add(struct ct_memory *memory, const struct ct_holding *holding)
         return 1;
     lock_holdings(memory);
     struct ct_holdings *holdings = &memory->holdings;
-    int has_capacity = 2 * (holdings->count + 1) <= holdings->places || grow(holdings) ||
-                   holdings->count + 2 <= holdings->places; /* a full table is slow, but forgets nothing */
+    int has_capacity = 2 * (holdings->count + 1) <= holdings->capacity || grow(holdings) ||
+                   holdings->count + 2 <= holdings->capacity; /* a full table is slow, but forgets nothing */
     if (has_capacity) {
-        struct ct_holding *place = &holdings->place[seek(holdings, holding->held, holding->key)];
-        if (place->held)
-            update_line(memory, place, UINT64_MAX);
+        struct ct_holding *entry = &holdings->entries[find_index(holdings, holding->held, holding->key)];
+        if (entry->held)
+            update_line(memory, entry, UINT64_MAX);
         update_line(memory, holding, 1);
-        holdings->count += !place->held;
-        *place = *holding;
+        holdings->count += !entry->held;
+        *entry = *holding;
     }
     unlock_holdings(memory);
     return has_capacity;
 }
 
-static int scan(struct ct_memory *memory, enum ct_held held, uint64_t key, struct ct_holding *found, int is_taken)
+static int look_up(struct ct_memory *memory, enum ct_held held, uint64_t key, struct ct_holding *found, int must_remove)
 {
     int is_found = 0;
     if (!memory)
         return 0;
     lock_holdings(memory);
     if (memory->holdings.count) {
-        uint64_t at = seek(&memory->holdings, held, key);
-        is_found = memory->holdings.place[at].held != CT_HELD_NOTHING;
+        uint64_t index = find_index(&memory->holdings, held, key);
+        is_found = memory->holdings.entries[index].held != CT_HELD_NOTHING;
         if (is_found)
-            *found = memory->holdings.place[at];
-        if (is_found && is_taken)
-            drop(memory, at);
+            *found = memory->holdings.entries[index];
+        if (is_found && must_remove)
+            remove_at(memory, index);
     }
     unlock_holdings(memory);
     return is_found;
@@ -125,42 +128,42 @@ static int scan(struct ct_memory *memory, enum ct_held held, uint64_t key, struc
 
 int ct_holding_find(struct ct_memory *memory, enum ct_held held, uint64_t key, struct ct_holding *found)
 {
-    return scan(memory, held, key, found, 0);
+    return look_up(memory, held, key, found, 0);
 }
 
 int ct_holding_take(struct ct_memory *memory, enum ct_held held, uint64_t key, struct ct_holding *found)
 {
-    return scan(memory, held, key, found, 1);
+    return look_up(memory, held, key, found, 1);
 }
 
 void ct_holdings_forget(struct ct_memory *memory, enum ct_held held, uint64_t note)
 {
     lock_holdings(memory);
-    for (uint64_t at = 0; at < memory->holdings.places;) {
-        const struct ct_holding *place = &memory->holdings.place[at];
-        if (place->held == held && place->note == note)
-            drop(memory, at); /* another entry may have moved here: check this place again */
+    for (uint64_t index = 0; index < memory->holdings.capacity;) {
+        const struct ct_holding *entry = &memory->holdings.entries[index];
+        if (entry->held == held && entry->note == note)
+            remove_at(memory, index); /* another entry may have moved here: check this index again */
         else
-            at++;
+            index++;
     }
     unlock_holdings(memory);
 }
 
-int ct_holding_around(struct ct_memory *memory, enum ct_held held, uint64_t inside, struct ct_holding *found)
+int ct_holding_around(struct ct_memory *memory, enum ct_held held, uint64_t address, struct ct_holding *found)
 {
     int is_found = 0;
     if (!memory)
         return 0;
     lock_holdings(memory);
-    for (uint64_t at = 0; at < memory->holdings.places && !is_found; at++) {
-        *found = memory->holdings.place[at];
-        is_found = found->held == held && inside >= found->key && inside - found->key < found->bytes;
+    for (uint64_t index = 0; index < memory->holdings.capacity && !is_found; index++) {
+        *found = memory->holdings.entries[index];
+        is_found = found->held == held && address >= found->key && address - found->key < found->bytes;
     }
     unlock_holdings(memory);
     return is_found;
 }
 
-/* Memory that other processes have open stays in our account. */
+/* Releases the bytes of an entry. Memory that other processes have open stays in our account. */
 static void release(struct ct_memory *memory, const struct ct_holding *holding)
 {
     ct_share_freed(memory, holding->kind, holding->bytes, holding->held == CT_HELD_MEMORY ? holding->note : 0);
@@ -172,9 +175,9 @@ void ct_holdings_move(struct ct_memory *memory, uint64_t home, uint64_t to)
         return;
     ct_deferred_move(memory, home, to);
     lock_holdings(memory);
-    for (uint64_t at = 0; at < memory->holdings.places; at++)
-        if (memory->holdings.place[at].held && memory->holdings.place[at].home == home)
-            memory->holdings.place[at].home = to;
+    for (uint64_t index = 0; index < memory->holdings.capacity; index++)
+        if (memory->holdings.entries[index].held && memory->holdings.entries[index].home == home)
+            memory->holdings.entries[index].home = to;
     unlock_holdings(memory);
 }
 
@@ -185,15 +188,15 @@ void ct_holdings_end(struct ct_memory *memory, uint64_t home)
     ct_deferred_context_ended(memory, home);
     lock_holdings(memory);
     struct ct_holdings *holdings = &memory->holdings;
-    for (uint64_t at = 0; at < holdings->places;) {
-        struct ct_holding gone = holdings->place[at];
-        if (!gone.held || gone.home != home) {
-            at++;
+    for (uint64_t index = 0; index < holdings->capacity;) {
+        struct ct_holding ended = holdings->entries[index];
+        if (!ended.held || ended.home != home) {
+            index++;
             continue;
         }
-        drop(memory, at); /* another entry may have moved here: check this place again */
-        if (!ct_supplies_end_holding(memory, &gone))
-            release(memory, &gone);
+        remove_at(memory, index); /* another entry may have moved here: check this index again */
+        if (!ct_supplies_end_holding(memory, &ended))
+            release(memory, &ended);
     }
     unlock_holdings(memory);
     ct_supplies_settle(memory, 0);

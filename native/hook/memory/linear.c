@@ -16,32 +16,33 @@ CT_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 {
     struct ct_memory *memory = ct_memory();
     struct ct_memory_wait wait = {0};
-    const uint64_t taken = ct_memory_rounded(bytes);
-    CUresult result = ct_memory_reserve(memory, CT_LEDGER_ALLOCATED, taken);
+    const uint64_t rounded_bytes = ct_memory_rounded(bytes);
+    CUresult result = ct_memory_reserve(memory, CT_LEDGER_ALLOCATED, rounded_bytes);
     if (result != CUDA_SUCCESS)
         return result;
     do
         result = CT_NEXT(cuMemAlloc_v2)(pointer, bytes);
-    while (ct_memory_should_retry(memory, &wait, taken, result));
-    return settle(memory, CT_LEDGER_ALLOCATED, taken, pointer, result);
+    while (ct_memory_should_retry(memory, &wait, rounded_bytes, result));
+    return settle(memory, CT_LEDGER_ALLOCATED, rounded_bytes, pointer, result);
 }
 
 /* Row pitches are a multiple of this on all known devices; the pitch that the driver returns is what counts. */
 enum { ROW_BYTES = 512 };
 
-static uint64_t times(uint64_t one, uint64_t other)
+static uint64_t saturating_product(uint64_t left, uint64_t right)
 {
     uint64_t product;
-    return __builtin_mul_overflow(one, other, &product) ? UINT64_MAX : product;
+    return __builtin_mul_overflow(left, right, &product) ? UINT64_MAX : product;
 }
 
-static uint64_t correct(struct ct_memory *memory, uint64_t reserved, uint64_t taken)
+/* Changes a reservation to the actual size, which is returned. */
+static uint64_t correct_reservation(struct ct_memory *memory, uint64_t reserved, uint64_t actual)
 {
-    if (taken < reserved)
-        ct_memory_release(memory, CT_LEDGER_ALLOCATED, reserved - taken);
-    else if (memory && taken > reserved) /* it is allocated, so it counts even beyond the quota */
-        ct_ledger_reserve(&memory->ledger, CT_LEDGER_ALLOCATED, taken - reserved, 0);
-    return taken;
+    if (actual < reserved)
+        ct_memory_release(memory, CT_LEDGER_ALLOCATED, reserved - actual);
+    else if (memory && actual > reserved) /* it is allocated, so it counts even beyond the quota */
+        ct_ledger_reserve(&memory->ledger, CT_LEDGER_ALLOCATED, actual - reserved, 0);
+    return actual;
 }
 
 CT_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height,
@@ -50,29 +51,31 @@ CT_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_
     struct ct_memory *memory = ct_memory();
     struct ct_memory_wait wait = {0};
     uint64_t row = width > UINT64_MAX - ROW_BYTES ? UINT64_MAX : (width + ROW_BYTES - 1) / ROW_BYTES * ROW_BYTES;
-    uint64_t taken = ct_memory_rounded(times(row, height));
-    CUresult result = ct_memory_reserve(memory, CT_LEDGER_ALLOCATED, taken);
+    uint64_t rounded_bytes = ct_memory_rounded(saturating_product(row, height));
+    CUresult result = ct_memory_reserve(memory, CT_LEDGER_ALLOCATED, rounded_bytes);
     if (result != CUDA_SUCCESS)
         return result;
     do
         result = CT_NEXT(cuMemAllocPitch_v2)(pointer, pitch, width, height, element);
-    while (ct_memory_should_retry(memory, &wait, taken, result));
+    while (ct_memory_should_retry(memory, &wait, rounded_bytes, result));
     if (result == CUDA_SUCCESS)
-        taken = correct(memory, taken, ct_memory_rounded(times(*pitch, height)));
-    return settle(memory, CT_LEDGER_ALLOCATED, taken, pointer, result);
+        rounded_bytes =
+            correct_reservation(memory, rounded_bytes, ct_memory_rounded(saturating_product(*pitch, height)));
+    return settle(memory, CT_LEDGER_ALLOCATED, rounded_bytes, pointer, result);
 }
 
 CT_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flags)
 {
     struct ct_memory *memory = ct_memory();
-    const uint64_t taken = ct_memory_rounded(bytes);
-    CUresult result = ct_memory_reserve(memory, CT_LEDGER_MANAGED, taken);
+    const uint64_t rounded_bytes = ct_memory_rounded(bytes);
+    CUresult result = ct_memory_reserve(memory, CT_LEDGER_MANAGED, rounded_bytes);
     if (result != CUDA_SUCCESS)
         return result;
-    return settle(memory, CT_LEDGER_MANAGED, taken, pointer, CT_NEXT(cuMemAllocManaged)(pointer, bytes, flags));
+    return settle(memory, CT_LEDGER_MANAGED, rounded_bytes, pointer, CT_NEXT(cuMemAllocManaged)(pointer, bytes, flags));
 }
 
-/* Unknown pointers pass. Memory of pools and graphs is counted by what those have reserved. */
+/* Unknown pointers are passed to the driver unchanged. Memory of pools and graphs is counted by what those have
+ * reserved. */
 CT_EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
     struct ct_memory *memory = ct_memory();
@@ -98,9 +101,9 @@ CT_EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
     uint64_t quota = ct_memory_quota(memory);
     if (result != CUDA_SUCCESS || !quota)
         return ct_fault_check(result);
-    uint64_t held = ct_memory_held(memory), left = quota > held ? quota - held : 0;
-    if (*free_bytes > left)
-        *free_bytes = left;
+    uint64_t held = ct_memory_held(memory), remaining = quota > held ? quota - held : 0;
+    if (*free_bytes > remaining)
+        *free_bytes = remaining;
     if (*total_bytes > quota)
         *total_bytes = quota;
     return result;

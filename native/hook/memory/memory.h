@@ -39,8 +39,8 @@ struct ct_holding {
 
 /* A hash table with open addressing, in one mapping that doubles when it is half full. */
 struct ct_holdings {
-    struct ct_holding *place;
-    uint64_t places, count;
+    struct ct_holding *entries;
+    uint64_t capacity, count;
 };
 
 struct ct_memory {
@@ -111,13 +111,13 @@ uint64_t ct_memory_held(struct ct_memory *memory);
 /* Returns what memory of the current context is freed with: the context, or the primary context of its device. */
 uint64_t ct_memory_home(struct ct_memory *memory);
 #define CT_HOME_PRIMARY(device) ((uint64_t)(device) + 1)
-#define CT_HOME_LEAVING (UINT64_C(1) << 63) /* plus a unique number: a context that is being destroyed */
+#define CT_HOME_ENDING (UINT64_C(1) << 63) /* plus a unique number: a context that is being destroyed */
 
 /* Returns 0 if the process has no memory for the entry; the allocation then counts until the process ends. */
 int ct_holding_add(struct ct_memory *memory, const struct ct_holding *holding);
 int ct_holding_find(struct ct_memory *memory, enum ct_held held, uint64_t key, struct ct_holding *found);
 /* Finds the entry that contains an address; searches the whole table. */
-int ct_holding_around(struct ct_memory *memory, enum ct_held held, uint64_t inside, struct ct_holding *found);
+int ct_holding_around(struct ct_memory *memory, enum ct_held held, uint64_t address, struct ct_holding *found);
 /* Removes the entry before the driver frees the memory: afterwards another thread may get the same address. If the free
  * fails, the caller adds it again. */
 int ct_holding_take(struct ct_memory *memory, enum ct_held held, uint64_t key, struct ct_holding *found);

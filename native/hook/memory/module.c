@@ -18,32 +18,34 @@ static uint64_t rounded(uint64_t bytes)
  * it is unknown which image will be loaded; the node measures these afterwards. */
 static uint64_t image_bytes(const void *image)
 {
-    Elf64_Ehdr head;
+    Elf64_Ehdr header;
     const unsigned char *first = image;
     if (!image)
         return 0;
     if (memcmp(image, ELFMAG, SELFMAG) != 0)
         return (*first >= ' ' && *first < 0x7f) || *first == '\n' ? rounded(strlen(image)) : 0;
-    memcpy(&head, image, sizeof head);
-    uint64_t bytes = head.e_shoff + (uint64_t)head.e_shnum * head.e_shentsize;
-    return head.e_ident[EI_CLASS] == ELFCLASS64 && bytes < UINT64_C(1) << 40 ? rounded(bytes) : 0;
+    memcpy(&header, image, sizeof header);
+    uint64_t bytes = header.e_shoff + (uint64_t)header.e_shnum * header.e_shentsize;
+    return header.e_ident[EI_CLASS] == ELFCLASS64 && bytes < UINT64_C(1) << 40 ? rounded(bytes) : 0;
 }
 
 static uint64_t file_bytes(const char *path)
 {
-    struct stat found;
-    int kept_errno = errno;
-    uint64_t bytes = path && stat(path, &found) == 0 && S_ISREG(found.st_mode) ? rounded((uint64_t)found.st_size) : 0;
-    errno = kept_errno;
+    struct stat status;
+    int saved_errno = errno;
+    uint64_t bytes = path && stat(path, &status) == 0 && S_ISREG(status.st_mode) ? rounded((uint64_t)status.st_size)
+        : 0;
+    errno = saved_errno;
     return bytes;
 }
 
 /* A library's code is loaded into every context that uses it, and unloaded with the library only. */
-static CUresult loaded(struct ct_memory *memory, enum ct_held held, uint64_t bytes, const void *handle, CUresult result)
+static CUresult settle_load(struct ct_memory *memory, enum ct_held held, uint64_t bytes, const void *handle,
+                            CUresult result)
 {
-    const int is_made = result == CUDA_SUCCESS;
-    const struct ct_holding holding = {.key = is_made ? *(const uintptr_t *)handle : 0, .bytes = bytes,
-                                       .home = is_made && held == CT_HELD_MODULE ? ct_memory_home(memory) : 0,
+    const int is_loaded = result == CUDA_SUCCESS;
+    const struct ct_holding holding = {.key = is_loaded ? *(const uintptr_t *)handle : 0, .bytes = bytes,
+                                       .home = is_loaded && held == CT_HELD_MODULE ? ct_memory_home(memory) : 0,
                                        .held = (uint8_t)held, .kind = CT_LEDGER_OWN};
     return ct_memory_settle(memory, &holding, result);
 }
@@ -54,7 +56,7 @@ static CUresult loaded(struct ct_memory *memory, enum ct_held held, uint64_t byt
     CUresult result = ct_memory_reserve(memory, CT_LEDGER_OWN, bytes);                                                 \
     if (result != CUDA_SUCCESS)                                                                                        \
         return result;                                                                                                 \
-    return loaded(memory, held, bytes, handle, CT_NEXT(symbol)(handle, __VA_ARGS__))
+    return settle_load(memory, held, bytes, handle, CT_NEXT(symbol)(handle, __VA_ARGS__))
 
 CT_EXPORT CUresult cuModuleLoad(CUmodule *module, const char *path)
 {

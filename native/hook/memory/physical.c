@@ -9,26 +9,26 @@ struct physical {
     struct physical *next; /* of free entries */
     uint64_t bytes;
     uint32_t handles, maps;
-    uint32_t releasing; /* handles that the driver is about to release */
+    uint32_t releases_pending; /* handles that the driver is about to release */
     uint64_t key; /* of an export or import; 0: neither */
-    int is_imported, is_over, is_in_array;
+    int is_imported, is_ended, is_in_array;
     int has_aliases; /* the driver has given it more than one handle */
 };
 
-static struct physical *spare; /* protected by the same lock */
+static struct physical *free_entries; /* protected by the same lock */
 
 static struct physical *make_physical(struct ct_memory *memory)
 {
     ct_supplies_lock(&memory->supplies);
-    struct physical *made = spare;
-    if (made)
-        spare = made->next;
+    struct physical *physical = free_entries;
+    if (physical)
+        free_entries = physical->next;
     ct_supplies_unlock(&memory->supplies);
-    if (!made)
-        made = malloc(sizeof *made);
-    if (made)
-        *made = (struct physical){0};
-    return made;
+    if (!physical)
+        physical = malloc(sizeof *physical);
+    if (physical)
+        *physical = (struct physical){0};
+    return physical;
 }
 
 static void end_physical(struct ct_memory *memory, struct physical *physical)
@@ -36,9 +36,9 @@ static void end_physical(struct ct_memory *memory, struct physical *physical)
     if (!physical)
         return;
     ct_supplies_lock(&memory->supplies);
-    physical->is_over = 1;
-    physical->next = spare;
-    spare = physical;
+    physical->is_ended = 1;
+    physical->next = free_entries;
+    free_entries = physical;
     ct_supplies_unlock(&memory->supplies);
 }
 
@@ -47,27 +47,27 @@ static struct physical *physical_of(const struct ct_holding *holding)
     return (struct physical *)(uintptr_t)holding->note;
 }
 
-static void remember(struct ct_memory *memory, uint64_t handle, struct physical *physical)
+static void add_handle(struct ct_memory *memory, uint64_t handle, struct physical *physical)
 {
     const struct ct_holding holding = {.key = handle, .note = (uintptr_t)physical, .held = CT_HELD_PHYSICAL};
     ct_holding_add(memory, &holding); /* on failure it is counted until the process ends */
 }
 
 /* Changes the counts; the memory ends when it has neither handles nor mappings. */
-static void count(struct ct_memory *memory, struct physical *physical, int handles, int maps, uint32_t released)
+static void change_counts(struct ct_memory *memory, struct physical *physical, int handles, int maps, uint32_t released)
 {
     ct_supplies_lock(&memory->supplies);
-    if (physical->is_over) {
+    if (physical->is_ended) {
         ct_supplies_unlock(&memory->supplies);
         return;
     }
     physical->handles += (uint32_t)handles;
     physical->maps += (uint32_t)maps;
-    physical->releasing -= released;
-    const int is_gone = !physical->handles && !physical->maps;
-    physical->is_over = is_gone;
+    physical->releases_pending -= released;
+    const int has_ended = !physical->handles && !physical->maps;
+    physical->is_ended = has_ended;
     ct_supplies_unlock(&memory->supplies);
-    if (!is_gone)
+    if (!has_ended)
         return;
     if (physical->has_aliases) /* a remaining handle could be reused for other memory */
         ct_holdings_forget(memory, CT_HELD_PHYSICAL, (uintptr_t)physical);
@@ -100,7 +100,7 @@ CT_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t byte
     ct_count_memory_call(0, result);
     if (memory && result == CUDA_SUCCESS) {
         *physical = (struct physical){.bytes = bytes, .handles = 1};
-        remember(memory, *handle, physical);
+        add_handle(memory, *handle, physical);
     } else {
         ct_memory_release(memory, CT_LEDGER_ALLOCATED, bytes);
         end_physical(memory, physical);
@@ -109,7 +109,7 @@ CT_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t byte
     return ct_fault_check(result);
 }
 
-static int is_of_no_handle(CUresult result)
+static int is_unknown_handle(CUresult result)
 {
     return result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_INVALID_HANDLE || result == CUDA_ERROR_NOT_FOUND;
 }
@@ -125,7 +125,7 @@ CT_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
         ct_holding_find(memory, CT_HELD_PHYSICAL, handle, &holding) ? physical_of(&holding) : NULL;
     if (physical) {
         ct_supplies_lock(&memory->supplies);
-        is_last = physical->handles == ++physical->releasing;
+        is_last = physical->handles == ++physical->releases_pending;
         ct_supplies_unlock(&memory->supplies);
         if (is_last)
             ct_holding_take(memory, CT_HELD_PHYSICAL, handle, &holding);
@@ -134,11 +134,11 @@ CT_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
     ct_count_memory_call(1, result);
     /* If the driver does not know the handle, another thread released it after we removed the entry, and found nothing
      * to count. */
-    const int is_released = result == CUDA_SUCCESS || (is_last && is_of_no_handle(result));
+    const int is_released = result == CUDA_SUCCESS || (is_last && is_unknown_handle(result));
     if (is_last && !is_released)
         ct_holding_add(memory, &holding);
     if (physical)
-        count(memory, physical, is_released ? -1 : 0, 0, 1);
+        change_counts(memory, physical, is_released ? -1 : 0, 0, 1);
     ct_memory_end(memory);
     return ct_fault_check(result);
 }
@@ -152,7 +152,7 @@ CT_EXPORT CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CU
     struct ct_holding holding;
     const int is_held = ct_holding_find(memory, CT_HELD_PHYSICAL, handle, &holding);
     if (is_held) /* before the call: another thread may release the handle as soon as it is mapped */
-        count(memory, physical_of(&holding), 0, 1, 0);
+        change_counts(memory, physical_of(&holding), 0, 1, 0);
     CUresult result = CT_NEXT(cuMemMap)(pointer, bytes, offset, handle, flags);
     ct_count_memory_call(0, result);
     if (is_held && result == CUDA_SUCCESS) {
@@ -160,7 +160,7 @@ CT_EXPORT CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CU
                                            .held = CT_HELD_MAPPED};
         ct_holding_add(memory, &mapping);
     } else if (is_held) {
-        count(memory, physical_of(&holding), 0, -1, 0);
+        change_counts(memory, physical_of(&holding), 0, -1, 0);
     }
     return ct_fault_check(result);
 }
@@ -169,35 +169,35 @@ CT_EXPORT CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CU
 CT_EXPORT CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes)
 {
     struct ct_memory *memory = ct_memory();
-    struct ct_holding *taken = NULL, holding;
-    size_t found = 0, capacity = 0;
+    struct ct_holding *removed = NULL, holding;
+    size_t count = 0, capacity = 0;
     ct_memory_begin(memory);
-    for (uint64_t done = 0; done < bytes && ct_holding_take(memory, CT_HELD_MAPPED, pointer + done, &holding);
-         done += holding.bytes) {
-        if (found == capacity) {
+    for (uint64_t offset = 0; offset < bytes && ct_holding_take(memory, CT_HELD_MAPPED, pointer + offset, &holding);
+         offset += holding.bytes) {
+        if (count == capacity) {
             capacity = capacity ? 2 * capacity : 8;
-            struct ct_holding *larger = realloc(taken, capacity * sizeof *larger);
+            struct ct_holding *larger = realloc(removed, capacity * sizeof *larger);
             if (!larger) {
                 ct_holding_add(memory, &holding);
                 break;
             }
-            taken = larger;
+            removed = larger;
         }
-        taken[found++] = holding;
+        removed[count++] = holding;
     }
     CUresult result = CT_NEXT(cuMemUnmap)(pointer, bytes);
     ct_count_memory_call(1, result);
-    for (size_t i = 0; i < found; i++)
+    for (size_t i = 0; i < count; i++)
         if (result == CUDA_SUCCESS)
-            count(memory, physical_of(&taken[i]), 0, -1, 0);
+            change_counts(memory, physical_of(&removed[i]), 0, -1, 0);
         else
-            ct_holding_add(memory, &taken[i]);
-    free(taken);
+            ct_holding_add(memory, &removed[i]);
+    free(removed);
     ct_memory_end(memory);
     return ct_fault_check(result);
 }
 
-/* Adds a handle: the known one, or another one for what is mapped there. */
+/* Adds a reference to a known handle, or another handle for what is mapped at the address. */
 CT_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
 {
     struct ct_memory *memory = ct_memory();
@@ -207,19 +207,20 @@ CT_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *han
         return ct_fault_check(result);
     const int is_known = ct_holding_find(memory, CT_HELD_PHYSICAL, *handle, &holding);
     if (is_known || ct_holding_around(memory, CT_HELD_MAPPED, (uintptr_t)address, &holding)) {
-        count(memory, physical_of(&holding), 1, 0, 0);
+        change_counts(memory, physical_of(&holding), 1, 0, 0);
         if (!is_known) {
             ct_supplies_lock(&memory->supplies);
             physical_of(&holding)->has_aliases = 1;
             ct_supplies_unlock(&memory->supplies);
-            remember(memory, *handle, physical_of(&holding));
+            add_handle(memory, *handle, physical_of(&holding));
         }
     }
     return result;
 }
 
-/* Memory mapped into a sparse array: unmapping is not reported, so it is counted until the process ends. */
-static void keep_mapped(const CUarrayMapInfo *infos, unsigned int number, CUresult result)
+/* Marks memory that was mapped into a sparse array: unmapping is not reported, so it is counted until the process
+ * ends. */
+static void mark_mapped_arrays(const CUarrayMapInfo *infos, unsigned int number, CUresult result)
 {
     struct ct_memory *memory = ct_memory();
     struct ct_holding holding;
@@ -233,7 +234,7 @@ static void keep_mapped(const CUarrayMapInfo *infos, unsigned int number, CUresu
     CT_EXPORT CUresult symbol(CUarrayMapInfo *infos, unsigned int number, CUstream stream)                             \
     {                                                                                                                  \
         CUresult result = CT_NEXT(symbol)(infos, number, stream);                                                      \
-        keep_mapped(infos, number, result);                                                                            \
+        mark_mapped_arrays(infos, number, result);                                                                     \
         return ct_fault_check(result);                                                                                 \
     }
 
@@ -281,7 +282,7 @@ CT_EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *
     ct_count_memory_call(0, result);
     if (key && result == CUDA_SUCCESS) {
         *physical = (struct physical){.handles = 1, .key = key, .is_imported = 1};
-        remember(memory, *handle, physical);
+        add_handle(memory, *handle, physical);
     } else if (key) {
         ct_share_closed(memory, key);
         end_physical(memory, physical);

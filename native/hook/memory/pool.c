@@ -4,7 +4,7 @@
 /* ---- pools -------------------------------------------------------------------------------------------------------- */
 
 /* Returns the supply of a pool. An unknown pool is assumed to be in device memory, because pools of other kinds are
- * only created by calls that say so. */
+ * only created by calls that specify the kind. */
 static struct ct_supply *supply_for(struct ct_memory *memory, CUmemoryPool pool)
 {
     struct ct_supplies *supplies = &memory->supplies;
@@ -16,8 +16,9 @@ static struct ct_supply *supply_for(struct ct_memory *memory, CUmemoryPool pool)
     return supply;
 }
 
-static void note_pool(CUresult result, const CUmemoryPool *pool, const CUmemLocation *location,
-                      CUmemAllocationType type)
+/* Records the kind of a pool that is not in device memory. */
+static void set_pool_kind(CUresult result, const CUmemoryPool *pool, const CUmemLocation *location,
+                          CUmemAllocationType type)
 {
     struct ct_memory *memory = ct_memory();
     int is_managed = type == CU_MEM_ALLOCATION_TYPE_MANAGED;
@@ -40,21 +41,21 @@ CT_EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *pro
     CUresult result = CT_NEXT(cuMemPoolCreate)(pool, props);
     ct_count_memory_call(0, result);
     if (props)
-        note_pool(result, pool, &props->location, props->allocType);
+        set_pool_kind(result, pool, &props->location, props->allocType);
     return ct_fault_check(result);
 }
 
 CT_EXPORT CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
 {
     CUresult result = CT_NEXT(cuMemGetDefaultMemPool)(pool, location, type);
-    note_pool(result, pool, location, type);
+    set_pool_kind(result, pool, location, type);
     return result;
 }
 
 CT_EXPORT CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
 {
     CUresult result = CT_NEXT(cuMemGetMemPool)(pool, location, type);
-    note_pool(result, pool, location, type);
+    set_pool_kind(result, pool, location, type);
     return result;
 }
 
@@ -67,7 +68,8 @@ CT_EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t bytes)
     return result;
 }
 
-/* Memory whose frees have not been executed yet is in use as long as the driver says so. */
+/* Ends the supply of a destroyed pool. Memory whose frees have not been executed yet is in use as long as the driver
+ * reports it. */
 static void end_pool(struct ct_memory *memory, struct ct_supply *supply, uint64_t used_bytes)
 {
     struct ct_supplies *supplies = &memory->supplies;
@@ -117,7 +119,7 @@ CT_EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
 
 /* ---- allocation --------------------------------------------------------------------------------------------------- */
 
-/* During a capture nothing is allocated yet. */
+/* Returns whether the stream is being captured: then nothing is allocated yet. */
 static int is_captured(CUstream stream, int is_per_thread)
 {
     struct ct_session *session = ct_session();
@@ -149,8 +151,8 @@ struct pool_request {
     int is_per_thread, is_current; /* current: the pool is the device's current one, which another thread may change */
 };
 
-/* Returns 0 if the quota does not permit it. */
-static int reserve_for(struct pool_request *pool_request, const CUdeviceptr *pointer)
+/* Reserves what the pool may grow by; returns 0 if the quota does not permit it. */
+static int reserve_growth(struct pool_request *pool_request, const CUdeviceptr *pointer)
 {
     struct ct_memory *memory = ct_memory();
     if (!memory || !pointer || !pool_request->bytes || is_captured(pool_request->stream, pool_request->is_per_thread))
@@ -206,7 +208,7 @@ static CUresult undo_allocation(const struct pool_request *pool_request, CUdevic
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static CUresult finish(const struct pool_request *pool_request, CUdeviceptr *pointer, CUresult result)
+static CUresult finish_allocation(const struct pool_request *pool_request, CUdeviceptr *pointer, CUresult result)
 {
     struct ct_memory *memory = pool_request->memory;
     ct_count_memory_call(0, result);
@@ -221,17 +223,17 @@ static CUresult finish(const struct pool_request *pool_request, CUdeviceptr *poi
         ct_supplies_unlock(&memory->supplies);
         ct_holding_add(memory, &holding);
     }
-    int is_over = ct_supply_settle(memory, &pool_request->growth, result);
-    CUmemoryPool now = pool_request->is_current && result == CUDA_SUCCESS ? current_pool() : pool_request->pool;
-    if (now && now != pool_request->pool) { /* another thread has set another pool meanwhile */
-        struct ct_growth growth = {supply_for(memory, now), 0};
+    int exceeds_quota = ct_supply_settle(memory, &pool_request->growth, result);
+    CUmemoryPool pool = pool_request->is_current && result == CUDA_SUCCESS ? current_pool() : pool_request->pool;
+    if (pool && pool != pool_request->pool) { /* another thread has set another pool meanwhile */
+        struct ct_growth growth = {supply_for(memory, pool), 0};
         ct_memory_begin(memory);
         if (growth.supply)
-            is_over |= ct_supply_settle(memory, &growth, result);
+            exceeds_quota |= ct_supply_settle(memory, &growth, result);
     } else if (result == CUDA_SUCCESS) {
         learn_step(&memory->supplies, pool_request);
     }
-    return is_over ? undo_allocation(pool_request, pointer) : ct_fault_check(result);
+    return exceeds_quota ? undo_allocation(pool_request, pointer) : ct_fault_check(result);
 }
 
 #define ALLOC_ASYNC(symbol, per_thread)                                                                                \
@@ -239,24 +241,24 @@ static CUresult finish(const struct pool_request *pool_request, CUdeviceptr *poi
     {                                                                                                                  \
         struct pool_request pool_request = {.bytes = bytes, .stream = stream, .is_per_thread = per_thread, .is_current = 1};                     \
         CUresult result;                                                                                               \
-        if (!reserve_for(&pool_request, pointer))                                                                      \
+        if (!reserve_growth(&pool_request, pointer))                                                                   \
             return CUDA_ERROR_OUT_OF_MEMORY;                                                                           \
         do                                                                                                             \
             result = CT_NEXT(symbol)(pointer, bytes, stream);                                                          \
         while (ct_memory_should_retry(pool_request.memory, &pool_request.wait, bytes, result));                        \
-        return finish(&pool_request, pointer, result);                                                                 \
+        return finish_allocation(&pool_request, pointer, result);                                                      \
     }
 #define ALLOC_FROM_POOL(symbol, per_thread)                                                                            \
     CT_EXPORT CUresult symbol(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream)                  \
     {                                                                                                                  \
         struct pool_request pool_request = {.bytes = bytes, .stream = stream, .is_per_thread = per_thread, .pool = pool};                        \
         CUresult result;                                                                                               \
-        if (!reserve_for(&pool_request, pointer))                                                                      \
+        if (!reserve_growth(&pool_request, pointer))                                                                   \
             return CUDA_ERROR_OUT_OF_MEMORY;                                                                           \
         do                                                                                                             \
             result = CT_NEXT(symbol)(pointer, bytes, pool, stream);                                                    \
         while (ct_memory_should_retry(pool_request.memory, &pool_request.wait, bytes, result));                        \
-        return finish(&pool_request, pointer, result);                                                                 \
+        return finish_allocation(&pool_request, pointer, result);                                                      \
     }
 
 ALLOC_ASYNC(cuMemAllocAsync, 0)

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 enum { STAT_BYTES = 512, PID_BITS = 22, START_BITS = 20 };
-enum { MOMENT_NS = 50 * 1000, LONGEST_NS = 4 * 1000 * 1000 };
+enum { WAIT_FIRST_NS = 50 * 1000, WAIT_MAX_NS = 4 * 1000 * 1000 };
 enum { RETRY_NS = 20 * 1000 * 1000 };
 uint64_t ct_memory_wait_max_ns = 200 * 1000 * 1000;
 #define RETRY_MAX_NS (UINT64_C(12) * 1000 * 1000 * 1000)
@@ -52,24 +52,25 @@ static int read_process_stat(uint64_t pid, char *state, uint64_t *start_ticks)
     return read_stat(path, state, start_ticks);
 }
 
-/* Uses "self" instead of the PID: a /proc that was mounted outside of our namespace has other numbers. */
+/* Returns the identity of this process. Uses "self" instead of the PID: a /proc that was mounted outside of our
+ * namespace has other numbers. */
 static uint64_t identity(void)
 {
-    struct stat space;
+    struct stat status;
     char state;
     uint64_t pid = (uint64_t)getpid(), start_ticks = 0;
-    uint64_t inode = stat("/proc/self/ns/pid", &space) == 0 ? space.st_ino : 0;
+    uint64_t inode = stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
     read_stat("/proc/self/stat", &state, &start_ticks);
     return ct_ledger_identity(pid, inode, start_ticks);
 }
 
 /* Returns whether the process of a line has ended. A process of another namespace is assumed to be alive. */
-static int is_dead(uint64_t owner, uint64_t mine)
+static int is_dead(uint64_t owner, uint64_t own)
 {
-    const uint64_t space = ((UINT64_C(1) << PID_BITS) - 1) << START_BITS;
+    const uint64_t namespace_mask = ((UINT64_C(1) << PID_BITS) - 1) << START_BITS;
     uint64_t start_ticks;
     char state;
-    if (!owner || ((owner ^ mine) & space))
+    if (!owner || ((owner ^ own) & namespace_mask))
         return 0;
     return !read_process_stat(owner >> (PID_BITS + START_BITS), &state, &start_ticks) || state == 'Z' || state == 'X' ||
            ((start_ticks ^ owner) & ((UINT64_C(1) << START_BITS) - 1));
@@ -91,45 +92,47 @@ struct ledger_file {
     struct ct_ledger_account *account;
 };
 
-static void unmap(const struct ledger_file *found)
+static void unmap(const struct ledger_file *ledger_file)
 {
-    if (found->file)
-        munmap(found->file, found->bytes);
-    if (found->account)
-        munmap(found->account, CT_LEDGER_ACCOUNT_BYTES);
+    if (ledger_file->file)
+        munmap(ledger_file->file, ledger_file->bytes);
+    if (ledger_file->account)
+        munmap(ledger_file->account, CT_LEDGER_ACCOUNT_BYTES);
 }
 
 static int map_file(void *into, int reading, int writing, size_t bytes, uint64_t slot)
 {
-    struct ledger_file *found = into;
-    *found = (struct ledger_file){.bytes = bytes};
+    struct ledger_file *ledger_file = into;
+    *ledger_file = (struct ledger_file){.bytes = bytes};
     if (bytes < ct_ledger_offset((uint32_t)slot + 1))
         return 0;
-    found->file = ct_node_file_map_part(reading, PROT_READ, 0, bytes);
-    if (found->file && ct_ledger_check(found->file, bytes) == 0)
-        found->account = ct_node_file_map_part(writing, PROT_READ | PROT_WRITE, (off_t)ct_ledger_offset((uint32_t)slot),
+    ledger_file->file = ct_node_file_map_part(reading, PROT_READ, 0, bytes);
+    if (ledger_file->file && ct_ledger_check(ledger_file->file, bytes) == 0)
+        ledger_file->account =
+            ct_node_file_map_part(writing, PROT_READ | PROT_WRITE, (off_t)ct_ledger_offset((uint32_t)slot),
                                        CT_LEDGER_ACCOUNT_BYTES);
-    if (found->account)
+    if (ledger_file->account)
         return 1;
-    unmap(found);
+    unmap(ledger_file);
     return 0;
 }
 
-static struct ct_memory *make(void)
+static struct ct_memory *open_memory(void)
 {
     const char *records = getenv("COTENANT_RECORD");
-    struct ledger_file found;
+    struct ledger_file ledger_file;
     struct ct_tenancy tenancy;
     records = records && *records == '/' ? records : NULL;
     ct_tenancy_open(&tenancy, records);
     if (!tenancy.generation ||
-        !ct_node_file_open("COTENANT_LEDGER_FD", records, "ledger", map_file, &found, tenancy.slot)) {
+        !ct_node_file_open("COTENANT_LEDGER_FD", records, "ledger", map_file, &ledger_file, tenancy.slot)) {
         ct_tenancy_close(&tenancy);
         return NULL;
     }
     struct ct_memory *memory = mmap(NULL, sizeof *memory, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory != MAP_FAILED && ct_ledger_open(&memory->ledger, found.file, found.bytes, found.account,
-                                               (uint32_t)tenancy.slot, tenancy.generation, identity()) == 0) {
+    if (memory != MAP_FAILED &&
+        ct_ledger_open(&memory->ledger, ledger_file.file, ledger_file.bytes, ledger_file.account,
+                       (uint32_t)tenancy.slot, tenancy.generation, identity()) == 0) {
         madvise(memory, sizeof *memory, MADV_DONTFORK);
         memory->tenancy = tenancy;
         return memory;
@@ -137,25 +140,25 @@ static struct ct_memory *make(void)
     if (memory != MAP_FAILED)
         munmap(memory, sizeof *memory);
     ct_tenancy_close(&tenancy);
-    unmap(&found);
+    unmap(&ledger_file);
     return NULL;
 }
 
-/* Under a lock: a second claim would find the line of the first, and clear it. */
+/* Opens the ledger under a lock: a second claim would find the line of the first, and clear it. */
 struct ct_memory *ct_memory_open(void)
 {
-    int kept_errno = errno;
+    int saved_errno = errno;
     struct ct_page *page = ct_page_open();
     if (page) {
         if (exchange_acquire(&page->memory_lock, 1))
             ct_lock_slow(&page->memory_lock);
         if (!load_relaxed(&page->is_memory_tried)) {
-            store_release(&page->memory, make());
+            store_release(&page->memory, open_memory());
             store_release(&page->is_memory_tried, 1);
         }
         store_release(&page->memory_lock, 0);
     }
-    errno = kept_errno;
+    errno = saved_errno;
     return page ? load_acquire(&page->memory) : NULL;
 }
 
@@ -206,13 +209,13 @@ void ct_memory_release(struct ct_memory *memory, enum ct_ledger_kind kind, uint6
 /* Uses the system call, because nanosleep() is a cancellation point. */
 static void sleep_briefly(uint64_t ns)
 {
-    const struct timespec moment = {.tv_nsec = (long)ns};
-    int kept_errno = errno;
-    syscall(SYS_nanosleep, &moment, NULL);
-    errno = kept_errno;
+    const struct timespec duration = {.tv_nsec = (long)ns};
+    int saved_errno = errno;
+    syscall(SYS_nanosleep, &duration, NULL);
+    errno = saved_errno;
 }
 
-static int try_once(struct ct_memory *memory, enum ct_ledger_kind kind, uint64_t bytes)
+static int reserve_once(struct ct_memory *memory, enum ct_ledger_kind kind, uint64_t bytes)
 {
     uint64_t quota = ct_memory_quota(memory);
     ct_ledger_begin(&memory->ledger);
@@ -224,7 +227,7 @@ static int try_once(struct ct_memory *memory, enum ct_ledger_kind kind, uint64_t
     return result;
 }
 
-/* The node may have cleared a line since. */
+/* Tries to claim a line again: the node may have cleared one. */
 static void claim_line(struct ct_memory *memory)
 {
     if (exchange_acquire(&memory->claiming, 1))
@@ -234,7 +237,8 @@ static void claim_line(struct ct_memory *memory)
     store_release(&memory->claiming, 0);
 }
 
-static int may_settle(struct ct_memory *memory, int result)
+/* Returns whether waiting may help: other processes are allocating, or dead ones will be cleared. */
+static int may_change(struct ct_memory *memory, int result)
 {
     return result == CT_LEDGER_CONTENDED ||
            ((result == CT_LEDGER_OVER || result == CT_LEDGER_NO_LINE) && has_dead_process(&memory->ledger));
@@ -244,21 +248,22 @@ int ct_memory_try(struct ct_memory *memory, enum ct_ledger_kind kind, uint64_t b
 {
     if (!memory)
         return 1;
-    int result = try_once(memory, kind, bytes), kept_errno = errno;
-    uint64_t waited_ns = 0, next_ns = MOMENT_NS + memory->ledger.identity % MOMENT_NS; /* spread over time between processes */
+    int result = reserve_once(memory, kind, bytes), saved_errno = errno;
+    /* spread over time between processes */
+    uint64_t waited_ns = 0, next_ns = WAIT_FIRST_NS + memory->ledger.identity % WAIT_FIRST_NS;
     for (int is_last = 0; CT_UNLIKELY(result != CT_LEDGER_OK) && !is_last;) {
         /* If there is nothing to wait for, try once more: dead processes may have been cleared between the attempt and
          * the check. */
-        is_last = waited_ns >= ct_memory_wait_max_ns || !may_settle(memory, result);
+        is_last = waited_ns >= ct_memory_wait_max_ns || !may_change(memory, result);
         if (!is_last)
             sleep_briefly(next_ns);
         waited_ns += next_ns;
-        next_ns = next_ns * 2 < LONGEST_NS ? next_ns * 2 : LONGEST_NS;
+        next_ns = next_ns * 2 < WAIT_MAX_NS ? next_ns * 2 : WAIT_MAX_NS;
         if (result == CT_LEDGER_NO_LINE)
             claim_line(memory);
-        result = try_once(memory, kind, bytes);
+        result = reserve_once(memory, kind, bytes);
     }
-    errno = kept_errno;
+    errno = saved_errno;
     return result == CT_LEDGER_OK;
 }
 
@@ -284,7 +289,7 @@ static void publish_wanted(struct ct_memory *memory, uint64_t bytes)
 
 /* Returns whether other tenants hold the missing memory. Otherwise none can be freed, and the program should get the
  * error at once, so that it can use memory that it has cached. */
-static int others_hold(const struct ct_ledger *ledger, uint64_t bytes)
+static int others_hold_enough(const struct ct_ledger *ledger, uint64_t bytes)
 {
     size_t free_bytes = 0, total_bytes = 0;
     uint64_t sum = CT_NEXT(cuMemGetInfo_v2)(&free_bytes, &total_bytes) == CUDA_SUCCESS ? free_bytes : 0;
@@ -302,21 +307,21 @@ static int others_hold(const struct ct_ledger *ledger, uint64_t bytes)
 int ct_memory_should_retry(struct ct_memory *memory, struct ct_memory_wait *wait, uint64_t bytes, CUresult result)
 {
     size_t free_bytes = 0, total_bytes = 0;
-    int is_again = 0;
+    int should_retry = 0;
     if (!memory || !bytes || (result != CUDA_ERROR_OUT_OF_MEMORY && !wait->waited_ns))
         return 0;
     if (result == CUDA_ERROR_OUT_OF_MEMORY && load_relaxed(&memory->is_online) &&
-        others_hold(&memory->ledger, bytes)) {
+        others_hold_enough(&memory->ledger, bytes)) {
         ct_memory_end(memory);
         publish_wanted(memory, bytes);
-        while (!is_again && wait->waited_ns < RETRY_MAX_NS) {
+        while (!should_retry && wait->waited_ns < RETRY_MAX_NS) {
             sleep_briefly(RETRY_NS);
             wait->waited_ns += RETRY_NS;
-            is_again = CT_NEXT(cuMemGetInfo_v2)(&free_bytes, &total_bytes) != CUDA_SUCCESS || free_bytes >= bytes;
+            should_retry = CT_NEXT(cuMemGetInfo_v2)(&free_bytes, &total_bytes) != CUDA_SUCCESS || free_bytes >= bytes;
         }
         ct_memory_begin(memory);
     }
-    if (!is_again)
+    if (!should_retry)
         publish_wanted(memory, 0);
-    return is_again;
+    return should_retry;
 }

@@ -8,12 +8,12 @@
 
 static uint64_t key_of(const void *bytes, size_t count)
 {
-    const unsigned char *at = bytes;
-    uint64_t mixed = UINT64_C(0xcbf29ce484222325);
+    const unsigned char *byte = bytes;
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
     for (size_t i = 0; i < count; i++)
-        mixed = (mixed ^ at[i]) * UINT64_C(0x100000001b3);
-    mixed ^= mixed >> 29;
-    return mixed ? mixed : 1;
+        hash = (hash ^ byte[i]) * UINT64_C(0x100000001b3);
+    hash ^= hash >> 29;
+    return hash ? hash : 1;
 }
 
 /* Returns the key of the file behind a descriptor, if every allocation has its own file. NVIDIA's driver returns
@@ -21,17 +21,17 @@ static uint64_t key_of(const void *bytes, size_t count)
 uint64_t ct_share_key_of_file(int descriptor)
 {
     struct stat file;
-    int kept_errno = errno, is_known = fstat(descriptor, &file) == 0 && S_ISREG(file.st_mode);
-    errno = kept_errno;
+    int saved_errno = errno, is_known = fstat(descriptor, &file) == 0 && S_ISREG(file.st_mode);
+    errno = saved_errno;
     const uint64_t words[2] = {is_known ? file.st_dev : 0, is_known ? file.st_ino : 0};
     return is_known ? key_of(words, sizeof words) : 0;
 }
 
 CUresult ct_share_refused(int descriptor)
 {
-    int kept_errno = errno;
+    int saved_errno = errno;
     close(descriptor);
-    errno = kept_errno;
+    errno = saved_errno;
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -57,7 +57,8 @@ int ct_share_opens(struct ct_memory *memory, uint64_t key)
     return ct_share_add(memory, CT_LEDGER_IMPORT, key, ct_ledger_exported_bytes(ledger->file, ledger->bytes, key));
 }
 
-/* After its owner's death the device may have attributed it to this process. */
+/* Invalidates the measurement, because after the owner's death the device may have attributed the memory to this
+ * process. */
 void ct_share_closed(struct ct_memory *memory, uint64_t key)
 {
     if (!key)
@@ -93,9 +94,9 @@ CT_EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer
     return ct_fault_check(result);
 }
 
-/* A handle that is opened again has the same address, and is closed as often; `bytes` counts how often. It uses none of
- * our memory. */
-static CUresult opened(struct ct_memory *memory, const CUdeviceptr *pointer, uint64_t key, CUresult result)
+/* Completes the opening of an IPC handle. A handle that is opened again has the same address, and is closed as often;
+ * `bytes` counts how often. It uses none of our memory. */
+static CUresult settle_open(struct ct_memory *memory, const CUdeviceptr *pointer, uint64_t key, CUresult result)
 {
     struct ct_holding holding;
     ct_count_memory_call(0, result);
@@ -123,7 +124,7 @@ static CUresult opened(struct ct_memory *memory, const CUdeviceptr *pointer, uin
         const uint64_t key = key_of(&handle, sizeof handle);                                                           \
         if (!ct_share_opens(memory, key))                                                                              \
             return CUDA_ERROR_MAP_FAILED;                                                                              \
-        return opened(memory, pointer, key, CT_NEXT(symbol)(pointer, handle, flags));                                  \
+        return settle_open(memory, pointer, key, CT_NEXT(symbol)(pointer, handle, flags));                             \
     }
 
 IPC_OPEN(cuIpcOpenMemHandle)

@@ -116,7 +116,7 @@ struct ct_graph {
     uint64_t max_bytes, min_bytes;
 };
 void ct_graph_sum(CUgraph graph, struct ct_graph *sum);
-void ct_graph_made(CUgraphExec made, const struct ct_graph *sum);
+void ct_graph_made(CUgraphExec exec, const struct ct_graph *sum);
 void ct_graph_ended(CUgraphExec graph);
 /* Called around the instantiation of a graph that is uploaded at once; returns 0 if the quota does not permit it. */
 int ct_graph_uploads(const struct ct_graph *sum, unsigned long long flags, struct ct_growth *growth);

@@ -31,9 +31,9 @@ struct ct_supply *ct_supply_of(struct ct_supplies *supplies, CUmemoryPool pool, 
 /* Allocates a page of supplies, which is never freed. */
 static struct ct_supply *add_supplies(struct ct_supplies *supplies)
 {
-    const int kept_errno = errno;
+    const int saved_errno = errno;
     struct ct_supply *page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    errno = kept_errno;
+    errno = saved_errno;
     if (page == MAP_FAILED)
         return NULL;
     for (size_t i = 0; i < PAGE / sizeof *page; i++) {
@@ -45,14 +45,14 @@ static struct ct_supply *add_supplies(struct ct_supplies *supplies)
 
 struct ct_supply *ct_supply_make(struct ct_supplies *supplies, CUmemoryPool pool, CUdevice device)
 {
-    struct ct_supply *made = supplies->first_supply;
-    while (made && (made->is_used || made->readers || made->pending_bytes))
-        made = made->next;
-    if (!made && !(made = add_supplies(supplies)))
+    struct ct_supply *supply = supplies->first_supply;
+    while (supply && (supply->is_used || supply->readers || supply->pending_bytes))
+        supply = supply->next;
+    if (!supply && !(supply = add_supplies(supplies)))
         return NULL;
-    *made = (struct ct_supply){.next = made->next, .pool = pool, .device = device, .changes = made->changes + 1,
-                               .is_used = 1, .is_counted = 1};
-    return made;
+    *supply = (struct ct_supply){.next = supply->next, .pool = pool, .device = device, .changes = supply->changes + 1,
+                                 .is_used = 1, .is_counted = 1};
+    return supply;
 }
 
 /* ---- reading and recording ---------------------------------------------------------------------------------------- */
@@ -96,25 +96,26 @@ static uint64_t settle(struct ct_memory *memory, const struct ct_growth *growth,
     struct ct_supplies *supplies = &memory->supplies;
     struct ct_supply *supply = growth->supply;
     for (int tries = 1;; tries++) {
-        uint64_t reserved = 0, more = 0;
+        uint64_t reserved = 0, excess = 0;
         ct_supplies_lock(supplies);
         const uint64_t changes = supply->changes;
-        const int is_there = supply->is_used && !supply->is_ended;
-        supply->readers += (uint32_t)is_there;
+        const int is_open = supply->is_used && !supply->is_ended;
+        supply->readers += (uint32_t)is_open;
         ct_supplies_unlock(supplies);
-        const int is_read = is_there && read_reserved(supply->pool, supply->device, &reserved);
+        const int is_read = is_open && read_reserved(supply->pool, supply->device, &reserved);
         ct_supplies_lock(supplies);
-        supply->readers -= (uint32_t)is_there;
-        const int is_sure = is_read && supply->changes == changes, is_last = is_sure || !is_read || tries == TRIES;
+        supply->readers -= (uint32_t)is_open;
+        const int is_current = is_read && supply->changes == changes,
+            is_last = is_current || !is_read || tries == TRIES;
         if (!is_read)
             reserved = supply->counted_bytes + (outcome == CUDA_SUCCESS ? growth->bytes : 0);
-        else if (!is_sure && reserved < supply->counted_bytes)
+        else if (!is_current && reserved < supply->counted_bytes)
             reserved = supply->counted_bytes;
         if (is_last && (supply->is_used || growth->bytes))
-            more = record_reserved(memory, supply, growth->bytes, supply->is_used ? reserved : 0);
+            excess = record_reserved(memory, supply, growth->bytes, supply->is_used ? reserved : 0);
         ct_supplies_unlock(supplies);
         if (is_last)
-            return more;
+            return excess;
     }
 }
 
@@ -148,9 +149,9 @@ int ct_supply_reserve(struct ct_memory *memory, struct ct_supply *supply, uint64
 
 int ct_supply_settle(struct ct_memory *memory, const struct ct_growth *growth, CUresult result)
 {
-    uint64_t more = settle(memory, growth, result), quota = ct_memory_quota(memory);
+    uint64_t excess = settle(memory, growth, result), quota = ct_memory_quota(memory);
     ct_memory_end(memory);
-    return more && result == CUDA_SUCCESS && quota && ct_memory_held(memory) > quota;
+    return excess && result == CUDA_SUCCESS && quota && ct_memory_held(memory) > quota;
 }
 
 void ct_supply_close(struct ct_supplies *supplies, struct ct_supply *supply)
@@ -193,7 +194,7 @@ static struct ct_supply *next_held(struct ct_supplies *supplies, const struct ct
     return supply;
 }
 
-static struct ct_supply *walk(struct ct_supplies *supplies, const struct ct_supply *before)
+static struct ct_supply *next_supply(struct ct_supplies *supplies, const struct ct_supply *before)
 {
     ct_supplies_lock(supplies);
     struct ct_supply *supply = next_held(supplies, before);
@@ -208,7 +209,7 @@ void ct_supplies_settle(struct ct_memory *memory, int is_all)
         return;
     ct_memory_begin(memory);
     ct_deferred_settle(memory, is_all);
-    for (struct ct_supply *supply = walk(supplies, NULL); supply; supply = walk(supplies, supply))
+    for (struct ct_supply *supply = next_supply(supplies, NULL); supply; supply = next_supply(supplies, supply))
         settle(memory, &(struct ct_growth){supply, 0}, CUDA_SUCCESS);
     ct_memory_end(memory);
     ct_supplies_lock(supplies);
@@ -229,13 +230,13 @@ static uint64_t total_counted(struct ct_supplies *supplies)
     return sum;
 }
 
-static void trim(struct ct_supplies *supplies, struct ct_supply *supply)
+static void trim_supply(struct ct_supplies *supplies, struct ct_supply *supply)
 {
     ct_supplies_lock(supplies);
-    const int is_there = supply->is_used && !supply->is_ended;
-    supply->readers += (uint32_t)is_there;
+    const int is_open = supply->is_used && !supply->is_ended;
+    supply->readers += (uint32_t)is_open;
     ct_supplies_unlock(supplies);
-    if (!is_there)
+    if (!is_open)
         return;
     if (supply->pool)
         CT_NEXT(cuMemPoolTrimTo)(supply->pool, 0);
@@ -252,8 +253,8 @@ int ct_supplies_trim(struct ct_memory *memory)
     if (!load_relaxed(&supplies->is_busy))
         return 0;
     const uint64_t before = total_counted(supplies);
-    for (struct ct_supply *supply = walk(supplies, NULL); supply; supply = walk(supplies, supply))
-        trim(supplies, supply);
+    for (struct ct_supply *supply = next_supply(supplies, NULL); supply; supply = next_supply(supplies, supply))
+        trim_supply(supplies, supply);
     ct_supplies_settle(memory, 0);
     return total_counted(supplies) < before;
 }

@@ -33,7 +33,7 @@ static const char *const names[CALLS] = {
 
 /* Returns a function of NVML. The shim directory has the library under another name; otherwise it is the one loaded
  * under the usual name. A program that has a device handle has loaded it, so it is never loaded here. */
-static void *found(int call)
+static void *nvml_function(int call)
 {
     static _Atomic(void *) cached[CALLS];
     void *address = load_acquire(&cached[call]);
@@ -52,27 +52,28 @@ static void *found(int call)
 
 /* ---- the tenant's device ------------------------------------------------------------------------------------------ */
 
-static int is_only(void)
+static int is_only_device(void)
 {
-    int (*count)(unsigned int *) = (int (*)(unsigned int *))found(COUNT);
+    int (*count)(unsigned int *) = (int (*)(unsigned int *))nvml_function(COUNT);
     unsigned int devices = 0;
     return count && count(&devices) == NVML_SUCCESS && devices == 1;
 }
 
-/* A tenant has one device, which CUDA_VISIBLE_DEVICES identifies by the beginning of its UUID or by its index. */
-static int is_ours(void *device)
+/* Returns whether this is the tenant's device. A tenant has one device, which CUDA_VISIBLE_DEVICES identifies by the
+ * beginning of its UUID or by its index. */
+static int is_tenant_device(void *device)
 {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     if (!visible || !*visible || strchr(visible, ','))
-        return is_only();
+        return is_only_device();
     char *end;
     const unsigned long number = strtoul(visible, &end, 10);
     if (!*end) {
-        int (*index_of)(void *, unsigned int *) = (int (*)(void *, unsigned int *))found(INDEX);
+        int (*index_of)(void *, unsigned int *) = (int (*)(void *, unsigned int *))nvml_function(INDEX);
         unsigned int index;
         return index_of && index_of(device, &index) == NVML_SUCCESS && index == number;
     }
-    int (*uuid_of)(void *, char *, unsigned int) = (int (*)(void *, char *, unsigned int))found(UUID);
+    int (*uuid_of)(void *, char *, unsigned int) = (int (*)(void *, char *, unsigned int))nvml_function(UUID);
     char uuid[UUID_BYTES];
     return uuid_of && uuid_of(device, uuid, sizeof uuid) == NVML_SUCCESS &&
            strncmp(uuid, visible, strlen(visible)) == 0;
@@ -83,7 +84,7 @@ static uint64_t quota_of(void *device, uint64_t *held_bytes)
 {
     struct ct_memory *memory = ct_memory();
     const uint64_t quota = memory ? ct_memory_quota(memory) : 0;
-    if (!quota || !is_ours(device))
+    if (!quota || !is_tenant_device(device))
         return 0;
     *held_bytes = ct_memory_held(memory);
     return quota;
@@ -96,7 +97,7 @@ int nvmlDeviceGetMemoryInfo_v2(void *device, struct nvml_memory_v2 *memory);
 
 CT_EXPORT int nvmlDeviceGetMemoryInfo(void *device, struct nvml_memory *memory)
 {
-    int (*call)(void *, struct nvml_memory *) = (int (*)(void *, struct nvml_memory *))found(MEMORY);
+    int (*call)(void *, struct nvml_memory *) = (int (*)(void *, struct nvml_memory *))nvml_function(MEMORY);
     uint64_t held;
     const int result = call ? call(device, memory) : NVML_ERROR_FUNCTION_NOT_FOUND;
     const uint64_t quota = result == NVML_SUCCESS ? quota_of(device, &held) : 0;
@@ -108,7 +109,7 @@ CT_EXPORT int nvmlDeviceGetMemoryInfo(void *device, struct nvml_memory *memory)
 
 CT_EXPORT int nvmlDeviceGetMemoryInfo_v2(void *device, struct nvml_memory_v2 *memory)
 {
-    int (*call)(void *, struct nvml_memory_v2 *) = (int (*)(void *, struct nvml_memory_v2 *))found(MEMORY_V2);
+    int (*call)(void *, struct nvml_memory_v2 *) = (int (*)(void *, struct nvml_memory_v2 *))nvml_function(MEMORY_V2);
     uint64_t held;
     const int result = call ? call(device, memory) : NVML_ERROR_FUNCTION_NOT_FOUND;
     const uint64_t quota = result == NVML_SUCCESS ? quota_of(device, &held) : 0;

@@ -9,10 +9,10 @@ struct reading {
 
 /* Reads both clocks several times, and returns the reading that took the least time: one that was preempted took
  * longer. */
-static struct reading narrowest_reading(int attempts, uint64_t narrow)
+static struct reading narrowest_reading(int attempts, uint64_t max_width)
 {
     struct reading best = {0, 0, UINT64_MAX};
-    for (int i = 0; i < attempts && best.width > narrow; i++) {
+    for (int i = 0; i < attempts && best.width > max_width; i++) {
         uint64_t before = ct_clock_counter(), ns = ct_clock_monotonic_ns(), after = ct_clock_counter();
         if (after - before < best.width)
             best = (struct reading){before + (after - before) / 2, ns, after - before};
@@ -30,9 +30,9 @@ void ct_instant_renew(struct ct_instant *instant, const struct ct_clock *clock)
         reading.ticks = reading.ns = ct_clock_monotonic_ns();
     instant->ticks = reading.ticks;
     instant->ns = reading.ns;
-    uint64_t since_ns = reading.ns - instant->base_ns, since = reading.ticks - instant->base_ticks;
-    if (clock->has_counter && since_ns >= instant->refine_ns && since) {
-        instant->ns_per_tick = (uint64_t)(((unsigned __int128)since_ns << 32) / since);
+    uint64_t since_ns = reading.ns - instant->base_ns, since_ticks = reading.ticks - instant->base_ticks;
+    if (clock->has_counter && since_ns >= instant->refine_ns && since_ticks) {
+        instant->ns_per_tick = (uint64_t)(((unsigned __int128)since_ns << 32) / since_ticks);
         instant->refine_ns = since_ns < UINT64_MAX / 2 ? 2 * since_ns : since_ns;
     }
 }
@@ -50,7 +50,7 @@ void ct_instant_open(struct ct_instant *instant, const struct ct_clock *clock)
 #if defined(__x86_64__)
 #include <cpuid.h>
 
-enum { APART_NS = 200 * 1000 };
+enum { CALIBRATION_NS = 200 * 1000 };
 
 void ct_clock_open(struct ct_clock *clock)
 {
@@ -61,7 +61,7 @@ void ct_clock_open(struct ct_clock *clock)
     struct reading first = narrowest_reading(READINGS, 0), last;
     do
         last = narrowest_reading(READINGS, 0);
-    while (last.ns - first.ns < APART_NS);
+    while (last.ns - first.ns < CALIBRATION_NS);
     if (last.ticks <= first.ticks)
         return;
     clock->ns_per_tick = ((last.ns - first.ns) << 32) / (last.ticks - first.ticks);

@@ -14,15 +14,15 @@ static const uint64_t MAGIC = UINT64_C(0x31574f4e4b544f43); /* "COTKNOW1" in lit
 
 /* Number of samples that replace a profile; a kernel whose longest runs exceed the mean by this factor varies
  * strongly. */
-enum { ENOUGH = 8, WILD = 4, PATH_BYTES = 1024 };
+enum { ENOUGH_SAMPLES = 8, STRONG_VARIATION = 4, PATH_BYTES = 1024 };
 /* A measured launch represents at most this many launches of its kernel, and this much of their time. */
-enum { CHECKED_FOR = 16, CHECKED_NS = 2 * 1000 * 1000, PPM = 1000 * 1000 };
+enum { LAUNCHES_PER_CHECK = 16, TIME_PER_CHECK_NS = 2 * 1000 * 1000, PPM = 1000 * 1000 };
 /* For a kernel that varies, a measurement represents fewer launches, and more are needed to replace a profile. */
-enum { VARIED = 8 };
-/* A launch that is more informative is waited for by this factor longer. */
-enum { CHECKED_LATE_FACTOR = 4, USUAL_SPACING = 1 << 8 };
-/* Ranks among the measurements next to active neighbours: of the shorter and of the longer ones. */
-enum { LOW = 1, HIGH = 4 };
+enum { VARYING_FACTOR = 8 };
+/* A measurement may be postponed by this factor until a more informative launch. */
+enum { POSTPONE_FACTOR = 4, USUAL_SPACING = 1 << 8 };
+/* Ranks among the measurements next to active neighbours: a short one and a long one. */
+enum { LOW_RANK = 1, HIGH_RANK = 4 };
 enum { MANY_WAVES = 1000 * 1000 };
 
 static int open_file(const char *directory)
@@ -36,13 +36,13 @@ static int open_file(const char *directory)
 
 void ct_kernel_time_file_read(struct ct_kernel_time_file *file, const char *directory)
 {
-    struct stat found;
+    struct stat status;
     uint64_t magic = 0;
     int descriptor = open_file(directory);
     file->count = 0;
     if (descriptor < 0)
         return;
-    if (fstat(descriptor, &found) == 0 && S_ISREG(found.st_mode) &&
+    if (fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode) &&
         read(descriptor, &magic, sizeof magic) == (ssize_t)sizeof magic && magic == MAGIC) {
         ssize_t bytes = read(descriptor, file->entries, sizeof file->entries);
         file->count = bytes > 0 ? (uint32_t)((size_t)bytes / sizeof file->entries[0]) : 0;
@@ -50,7 +50,7 @@ void ct_kernel_time_file_read(struct ct_kernel_time_file *file, const char *dire
     close(descriptor);
 }
 
-static uint64_t mix(uint64_t key, const void *bytes, size_t count)
+static uint64_t hash_bytes(uint64_t key, const void *bytes, size_t count)
 {
     const unsigned char *byte = bytes;
     for (size_t i = 0; i < count; i++)
@@ -62,24 +62,24 @@ static uint64_t mix(uint64_t key, const void *bytes, size_t count)
  * the record. */
 static uint64_t key_of(const char *device, const struct ct_record_kernel *kernel)
 {
-    uint64_t key = mix(UINT64_C(0xcbf29ce484222325), device, strlen(device) + 1);
-    key = mix(key, kernel->name, strlen(kernel->name) + 1);
-    key = mix(key, kernel->grid, sizeof kernel->grid);
-    key = mix(key, kernel->block, sizeof kernel->block);
-    key = mix(key, &kernel->shared_bytes, sizeof kernel->shared_bytes);
-    return mix(key, &kernel->work, sizeof kernel->work);
+    uint64_t key = hash_bytes(UINT64_C(0xcbf29ce484222325), device, strlen(device) + 1);
+    key = hash_bytes(key, kernel->name, strlen(kernel->name) + 1);
+    key = hash_bytes(key, kernel->grid, sizeof kernel->grid);
+    key = hash_bytes(key, kernel->block, sizeof kernel->block);
+    key = hash_bytes(key, &kernel->shared_bytes, sizeof kernel->shared_bytes);
+    return hash_bytes(key, &kernel->work, sizeof kernel->work);
 }
 
-static void set(struct ct_kernel_time *kernel_time, uint64_t mean_ns, uint64_t p90_ns, uint64_t p99_ns)
+static void set_time(struct ct_kernel_time *kernel_time, uint64_t mean_ns, uint64_t p90_ns, uint64_t p99_ns)
 {
     kernel_time->expect_ns = mean_ns ? mean_ns : 1; /* 0 means unknown */
     /* A kernel that varies strongly only goes into a gap of twice its longest runs, except if these are short. */
-    const int is_wild = mean_ns < UINT64_MAX / WILD && p99_ns > WILD * mean_ns;
-    const uint64_t hardly_ns = !is_wild ? p90_ns : p99_ns <= CT_GATE_DEPTH_NS ? p99_ns : 2 * p99_ns;
-    kernel_time->upper_ns = hardly_ns > kernel_time->expect_ns ? hardly_ns : kernel_time->expect_ns;
+    const int varies_strongly = mean_ns < UINT64_MAX / STRONG_VARIATION && p99_ns > STRONG_VARIATION * mean_ns;
+    const uint64_t rare_ns = !varies_strongly ? p90_ns : p99_ns <= CT_GATE_DEPTH_NS ? p99_ns : 2 * p99_ns;
+    kernel_time->upper_ns = rare_ns > kernel_time->expect_ns ? rare_ns : kernel_time->expect_ns;
     /* If launches are alike, the 90th percentile is close to the mean. */
-    kernel_time->varies = is_wild || (p90_ns > mean_ns ? p90_ns - mean_ns > mean_ns / 4
-                                      : mean_ns - p90_ns > mean_ns / 10);
+    kernel_time->varies = varies_strongly || (p90_ns > mean_ns ? p90_ns - mean_ns > mean_ns / 4
+                                              : mean_ns - p90_ns > mean_ns / 10);
     kernel_time->may_fill = 1;
     kernel_time->is_known = 1;
 }
@@ -93,12 +93,12 @@ void ct_kernel_time_find(const struct ct_kernel_time_file *file, const char *dev
     uint64_t key = key_of(device, kernel);
     for (uint32_t i = 0; i < file->count; i++)
         if (file->entries[i].key == key) {
-            set(kernel_time, file->entries[i].mean_ns, file->entries[i].p90_ns, file->entries[i].p99_ns);
+            set_time(kernel_time, file->entries[i].mean_ns, file->entries[i].p90_ns, file->entries[i].p99_ns);
             return;
         }
 }
 
-static uint64_t top_of(unsigned bucket)
+static uint64_t bucket_upper_bound(unsigned bucket)
 {
     if (bucket < 2u << CT_RECORD_OCTAVE_BITS)
         return bucket;
@@ -108,25 +108,26 @@ static uint64_t top_of(unsigned bucket)
 
 void ct_kernel_time_learn(struct ct_kernel_time *kernel_time, const struct ct_histogram *device)
 {
-    uint64_t count = load_relaxed(&device->count), seen = 0, p90_ns = 0, p99_ns = 0;
+    uint64_t count = load_relaxed(&device->count), counted = 0, p90_ns = 0, p99_ns = 0;
     const uint64_t highest_ns = load_relaxed(&device->highest);
-    const uint64_t enough = kernel_time->varies ? VARIED * ENOUGH : ENOUGH;
-    if (!count || (kernel_time->is_known && count < enough && kernel_time->tries == 0) ||
-        (count > 2 * ENOUGH && count % ENOUGH))
+    const uint64_t samples_needed = kernel_time->varies ? VARYING_FACTOR * ENOUGH_SAMPLES : ENOUGH_SAMPLES;
+    if (!count || (kernel_time->is_known && count < samples_needed && kernel_time->tries == 0) ||
+        (count > 2 * ENOUGH_SAMPLES && count % ENOUGH_SAMPLES))
         return;
-    for (unsigned i = 0; i < CT_RECORD_BUCKETS && seen < count; i++) {
-        seen += load_relaxed(&device->buckets[i]);
-        if (!p90_ns && 10 * seen >= 9 * count)
-            p90_ns = top_of(i);
-        if (!p99_ns && 100 * seen >= 99 * count)
-            p99_ns = top_of(i);
+    for (unsigned i = 0; i < CT_RECORD_BUCKETS && counted < count; i++) {
+        counted += load_relaxed(&device->buckets[i]);
+        if (!p90_ns && 10 * counted >= 9 * count)
+            p90_ns = bucket_upper_bound(i);
+        if (!p99_ns && 100 * counted >= 99 * count)
+            p99_ns = bucket_upper_bound(i);
     }
     uint64_t mean_ns = load_relaxed(&device->total) / count;
-    set(kernel_time, mean_ns, p90_ns < highest_ns ? p90_ns : highest_ns, p99_ns < highest_ns ? p99_ns : highest_ns);
+    set_time(kernel_time, mean_ns, p90_ns < highest_ns ? p90_ns : highest_ns,
+             p99_ns < highest_ns ? p99_ns : highest_ns);
 }
 
-/* The hook's name of a graph contains the number of its nodes. */
-static uint32_t kernels_of(const struct ct_record_kernel *kernel)
+/* Returns the number of kernels in a launch. The hook's name of a graph contains the number of its nodes. */
+static uint32_t kernel_count_of(const struct ct_record_kernel *kernel)
 {
     unsigned long count = 0;
     if (kernel->work == CT_WORK_GRAPH && sscanf(kernel->name, "graph of %lu", &count) == 1 && count < UINT16_MAX)
@@ -137,20 +138,21 @@ static uint32_t kernels_of(const struct ct_record_kernel *kernel)
 /* Blocks are distributed over the SMs, and the last wave may be partial. */
 uint32_t ct_kernel_free_ppm(uint64_t blocks, uint64_t blocks_per_sm, const struct ct_sms *device)
 {
-    const uint64_t whole = device->whole ? device->whole : device->seen, used = device->seen;
-    if (!used || whole < used)
+    const uint64_t total_sms = device->total ? device->total : device->usable, used_sms = device->usable;
+    if (!used_sms || total_sms < used_sms)
         return 0;
     if (!blocks || !blocks_per_sm)
-        return (uint32_t)(PPM - used * PPM / whole);
+        return (uint32_t)(PPM - used_sms * PPM / total_sms);
     /* Among very many waves the last one does not matter. */
-    const uint64_t slots = used * blocks_per_sm, waves = blocks / slots < MANY_WAVES ? blocks / slots : MANY_WAVES;
+    const uint64_t slots = used_sms * blocks_per_sm, waves = blocks / slots < MANY_WAVES ? blocks / slots : MANY_WAVES;
     const uint64_t remainder = waves < MANY_WAVES ? blocks % slots : 0;
-    const uint64_t last = remainder < used ? remainder : used;
-    return (uint32_t)(PPM - (waves * used + last) * PPM / ((waves + (remainder > 0)) * whole));
+    const uint64_t last = remainder < used_sms ? remainder : used_sms;
+    return (uint32_t)(PPM - (waves * used_sms + last) * PPM / ((waves + (remainder > 0)) * total_sms));
 }
 
-/* A graph counts as the whole device, unless the caller knows better. */
-static uint32_t free_of(const struct ct_record_kernel *kernel, const struct ct_sms *device)
+/* Returns the fraction of the device that stays free. A graph counts as the whole device; ct_function_set_free() can
+ * replace that. */
+static uint32_t free_part_of(const struct ct_record_kernel *kernel, const struct ct_sms *device)
 {
     if (kernel->work == CT_WORK_COPY || kernel->work == CT_WORK_MEMSET)
         return PPM;
@@ -173,28 +175,30 @@ void ct_kernel_time_charge(struct ct_kernel_time *kernel_time, uint64_t bound_ns
 int ct_kernel_time_must_check(const struct ct_kernel_time *kernel_time)
 {
     const uint64_t spacing = kernel_time->spacing ? kernel_time->spacing : USUAL_SPACING,
-        fewer = USUAL_SPACING * (kernel_time->varies ? VARIED : 1);
-    return kernel_time->free_ppm < PPM && (!kernel_time->is_known ||
-                                           kernel_time->charges + UINT64_C(1) >= CHECKED_FOR * spacing / fewer ||
-                                     kernel_time->charged_ns + use_of(kernel_time, 0) >= CHECKED_NS * spacing / fewer);
+        divisor = USUAL_SPACING * (kernel_time->varies ? VARYING_FACTOR : 1);
+    return kernel_time->free_ppm < PPM &&
+           (!kernel_time->is_known ||
+            kernel_time->charges + UINT64_C(1) >= LAUNCHES_PER_CHECK * spacing / divisor ||
+            kernel_time->charged_ns + use_of(kernel_time, 0) >= TIME_PER_CHECK_NS * spacing / divisor);
 }
 
 void ct_kernel_time_checked(struct ct_kernel_time *kernel_time, uint64_t random)
 {
     kernel_time->charged_ns = kernel_time->charges = 0;
-    kernel_time->spacing = USUAL_SPACING / 2 + (uint32_t)(random % (USUAL_SPACING + 1)); /* between half of the usual spacing and one and a half times it */
+    /* between half of the usual spacing and one and a half times it */
+    kernel_time->spacing = USUAL_SPACING / 2 + (uint32_t)(random % (USUAL_SPACING + 1));
 }
 
 int ct_kernel_time_can_wait(const struct ct_kernel_time *kernel_time)
 {
-    return kernel_time->is_known && kernel_time->charges < CHECKED_LATE_FACTOR * CHECKED_FOR &&
-        kernel_time->charged_ns < CHECKED_LATE_FACTOR * CHECKED_NS;
+    return kernel_time->is_known && kernel_time->charges < POSTPONE_FACTOR * LAUNCHES_PER_CHECK &&
+        kernel_time->charged_ns < POSTPONE_FACTOR * TIME_PER_CHECK_NS;
 }
 
 /* Returns the recent measurement of this rank; rank 0 is the shortest. */
-static uint64_t ranked(const struct ct_kernel_time *kernel_time, int rank)
+static uint64_t ranked_corun(const struct ct_kernel_time *kernel_time, int rank)
 {
-    uint64_t found_ns = 0;
+    uint64_t ranked_ns = 0;
     for (int i = 0; i < CT_KERNEL_TIME_CORUNS; i++) {
         int shorter = 0, same = 0;
         for (int j = 0; j < CT_KERNEL_TIME_CORUNS; j++) {
@@ -202,9 +206,9 @@ static uint64_t ranked(const struct ct_kernel_time *kernel_time, int rank)
             same += kernel_time->corun_ns[j] == kernel_time->corun_ns[i];
         }
         if (shorter <= rank && shorter + same > rank)
-            found_ns = kernel_time->corun_ns[i];
+            ranked_ns = kernel_time->corun_ns[i];
     }
-    return found_ns;
+    return ranked_ns;
 }
 
 /* A time slice of a neighbour only makes a measurement longer: if hardly any is as short as expected, the kernel takes
@@ -215,18 +219,21 @@ uint64_t ct_kernel_time_corun(struct ct_kernel_time *kernel_time, uint64_t lengt
         has_waited && length_ns > kernel_time->expect_ns ? kernel_time->expect_ns : length_ns;
     if (kernel_time->corun_count < CT_KERNEL_TIME_CORUNS)
         return 0;
-    const uint64_t low_ns = ranked(kernel_time, kernel_time->varies ? 0 : LOW), high_ns = ranked(kernel_time, HIGH);
-    uint64_t shown_ns = kernel_time->expect_ns < low_ns ? low_ns : kernel_time->expect_ns > high_ns ? high_ns : 0;
+    const uint64_t low_ns = ranked_corun(kernel_time, kernel_time->varies ? 0 : LOW_RANK),
+        high_ns = ranked_corun(kernel_time, HIGH_RANK);
+    uint64_t corrected_ns = kernel_time->expect_ns < low_ns ? low_ns : kernel_time->expect_ns > high_ns ? high_ns : 0;
     if (kernel_time->varies) /* most may be shorter than the mean, and several longer */
-        shown_ns = low_ns > kernel_time->upper_ns ? low_ns : 0;
-    return shown_ns <= CT_KERNEL_TIME_CORUN_MAX_NS ? shown_ns : 0;
+        corrected_ns = low_ns > kernel_time->upper_ns ? low_ns : 0;
+    return corrected_ns <= CT_KERNEL_TIME_CORUN_MAX_NS ? corrected_ns : 0;
 }
 
 void ct_kernel_time_learn_corun(struct ct_kernel_time *kernel_time, uint64_t length_ns)
 {
     kernel_time->corun_ns[kernel_time->corun_count++ % CT_KERNEL_TIME_CORUNS] = length_ns;
-    if (kernel_time->corun_count >= CT_KERNEL_TIME_CORUNS && ranked(kernel_time, LOW) <= CT_KERNEL_TIME_CORUN_MAX_NS)
-        set(kernel_time, ranked(kernel_time, LOW), ranked(kernel_time, HIGH), ranked(kernel_time, HIGH));
+    if (kernel_time->corun_count >= CT_KERNEL_TIME_CORUNS &&
+        ranked_corun(kernel_time, LOW_RANK) <= CT_KERNEL_TIME_CORUN_MAX_NS)
+        set_time(kernel_time, ranked_corun(kernel_time, LOW_RANK), ranked_corun(kernel_time, HIGH_RANK),
+                 ranked_corun(kernel_time, HIGH_RANK));
     kernel_time->varies = 0; /* the longer measurements contain time slices of neighbours */
 }
 
@@ -234,9 +241,9 @@ void ct_kernel_time_set_layout(struct ct_kernel_time *kernel_time, const struct 
                                const struct ct_sms *device)
 {
     const uint32_t sms = device->yielding;
-    kernel_time->kernel_count = kernels_of(kernel);
+    kernel_time->kernel_count = kernel_count_of(kernel);
     kernel_time->granularity_part = 0;
-    kernel_time->free_ppm = free_of(kernel, device);
+    kernel_time->free_ppm = free_part_of(kernel, device);
     if (sms && kernel->work == CT_WORK_GRAPH && kernel_time->kernel_count > 1)
         kernel_time->granularity_part = (1u << 16) / kernel_time->kernel_count;
     if (!sms || kernel->work != CT_WORK_KERNEL || !kernel->blocks_per_sm)

@@ -30,8 +30,8 @@ struct ct_kernel_time {
     uint64_t corun_ns[CT_KERNEL_TIME_CORUNS]; /* the latest of these */
 };
 
-/* The file `known` in the directory of the records: a magic number, then these entries, as format/known.py writes
- * them. */
+/* The file `known` in the directory of the records: a magic number, then these entries, as hook/kernel_times.py
+ * writes them. */
 struct ct_kernel_time_entry {
     uint64_t key, mean_ns, p90_ns, p99_ns;
 };
@@ -56,8 +56,8 @@ void ct_kernel_time_learn(struct ct_kernel_time *kernel_time, const struct ct_hi
 
 /* The SMs of the device. */
 struct ct_sms {
-    uint32_t seen;     /* SMs that this process may use; 0: unknown */
-    uint32_t whole;    /* SMs of the device; more under MPS if the client is limited to a part */
+    uint32_t usable;   /* SMs that this process may use; 0: unknown */
+    uint32_t total;    /* SMs of the device; more under MPS if the client is limited to a part */
     uint32_t yielding; /* SMs that this process may use, if its blocks give way to those of other clients; otherwise
                         * 0 */
 };

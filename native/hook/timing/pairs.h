@@ -45,7 +45,7 @@ struct ct_timing {
     _Atomic int lock;
     _Atomic int is_collecting;
     _Atomic unsigned waiting; /* recorded and not read */
-    _Atomic unsigned in_vain; /* times that a measured launch waited for a pair without success */
+    _Atomic unsigned failed_waits; /* times that a measured launch waited for a pair without success */
     struct ct_timed_context contexts[CT_TIMED_CONTEXTS];
     struct ct_pair *unused;
     struct ct_pair storage[CT_PAIRS];

@@ -1,16 +1,16 @@
 /* Evaluates a pair of events: the time of the work between them, and what the device did before. */
 #include "hook/timing/pairs.h"
 
-enum { CLOSE_NS = 50, NEAR_NS = 500, PPM = 1000 * 1000, USUAL = 4, PROMPT_NS = 20 * 1000 };
+enum { CLOSE_NS = 50, NEAR_NS = 500, PPM = 1000 * 1000, USUAL_FACTOR = 4, PROMPT_NS = 20 * 1000 };
 
-static uint64_t whole_ns(double ns)
+static uint64_t rounded_ns(double ns)
 {
     return ns > 0 ? (uint64_t)(ns + 0.5) : 0;
 }
 
 /* Computes when the begin was recorded in device time, and whether the device was idle then. */
-static int place_begin(const struct ct_timed_context *context, const struct ct_pair *pair, double *begin_ns,
-                       int *is_idle)
+static int locate_begin(const struct ct_timed_context *context, const struct ct_pair *pair, double *begin_ns,
+                        int *is_idle)
 {
     float since_ms = 0;
     const struct ct_pair *reference = context->reference;
@@ -22,21 +22,21 @@ static int place_begin(const struct ct_timed_context *context, const struct ct_p
 }
 
 /* Places the work in device time, and counts the gap before it. */
-static void place_in_time(struct ct_session *session, struct ct_timed_context *context, const struct ct_pair *pair,
-                          double begin_ns, double length_ns)
+static void locate_work(struct ct_session *session, struct ct_timed_context *context, const struct ct_pair *pair,
+                        double begin_ns, double length_ns)
 {
     struct ct_record_header *header = session->record.header;
     const struct ct_pair *reference = context->reference;
     double end_ns = begin_ns + length_ns;
     int is_next = reference && reference->untimed_before == pair->untimed_before;
     if (!reference || begin_ns >= context->covered_until_ns) {
-        uint64_t gap_ns = reference ? whole_ns(begin_ns - context->covered_until_ns) : 0;
+        uint64_t gap_ns = reference ? rounded_ns(begin_ns - context->covered_until_ns) : 0;
         if (is_next)
             ct_histogram_add(&context->covered_by->kernel->gap, gap_ns);
-        add_single_writer(&header->span_ns, gap_ns + whole_ns(length_ns));
-        add_single_writer(&header->busy_ns, whole_ns(length_ns));
+        add_single_writer(&header->span_ns, gap_ns + rounded_ns(length_ns));
+        add_single_writer(&header->busy_ns, rounded_ns(length_ns));
     } else { /* it overlapped with earlier work */
-        uint64_t more_ns = whole_ns(end_ns - context->covered_until_ns);
+        uint64_t more_ns = rounded_ns(end_ns - context->covered_until_ns);
         if (is_next)
             ct_histogram_add(&context->covered_by->kernel->gap, 0);
         add_single_writer(&header->span_ns, more_ns);
@@ -77,7 +77,7 @@ static void add_length(struct ct_session *session, const struct ct_identity *ide
 /* A measured launch represents all launches of its kernel since the last measurement: what they were charged is
  * corrected to what they used. If it took much longer than usual (`max_ns`; 0: no limit), the excess counts for it
  * alone. */
-static void correct(struct ct_session *session, const struct ct_pair *pair, uint64_t length_ns, uint64_t max_ns)
+static void correct_charge(struct ct_session *session, const struct ct_pair *pair, uint64_t length_ns, uint64_t max_ns)
 {
     const struct ct_kernel_time *kernel_time = &session->kernel_times[pair->identity->number];
     const uint64_t part_ppm = PPM - (kernel_time->free_ppm < PPM ? kernel_time->free_ppm : PPM);
@@ -96,14 +96,14 @@ static void settle_share(struct ct_session *session, const struct ct_pair *pair,
     struct ct_kernel_time *kernel_time = &session->kernel_times[pair->identity->number];
     if (is_undisturbed ? !is_bound : !kernel_time->is_known) { /* for an unknown kernel, a bound is better than
                                                                 * nothing */
-        correct(session, pair, length_ns, kernel_time->expect_ns * USUAL);
+        correct_charge(session, pair, length_ns, kernel_time->expect_ns * USUAL_FACTOR);
         if (!is_undisturbed && !is_bound && !session->gateway->gate.higher_count) /* no higher-priority tenant depends
                                                                                    * on it */
             ct_kernel_time_learn_corun(kernel_time, length_ns);
     } else if (!is_undisturbed && !is_bound && !session->gateway->gate.is_mps) {
-        const uint64_t shown_ns = ct_kernel_time_corun(kernel_time, length_ns, pair->has_waited);
-        if (shown_ns)
-            correct(session, pair, shown_ns, 0);
+        const uint64_t corrected_ns = ct_kernel_time_corun(kernel_time, length_ns, pair->has_waited);
+        if (corrected_ns)
+            correct_charge(session, pair, corrected_ns, 0);
     }
     ct_unlock(session);
 }
@@ -139,29 +139,29 @@ int ct_pair_read_oldest(struct ct_session *session, struct ct_timed_context *con
     int is_read = result == CUDA_SUCCESS, is_idle = 1;
     double event_ns = 1e6 * (double)length_ms, begin_ns = 0;
     if (is_read && session->is_measuring)
-        is_read = place_begin(context, pair, &begin_ns, &is_idle);
+        is_read = locate_begin(context, pair, &begin_ns, &is_idle);
     is_idle = is_idle && pair->begin_ticks;
     double late_ns = is_idle ? pair->late_ns : 0, length_ns = event_ns > late_ns ? event_ns - late_ns : 0;
     if (is_read && session->is_measuring)
-        place_in_time(session, context, pair, begin_ns + late_ns, length_ns);
+        locate_work(session, context, pair, begin_ns + late_ns, length_ns);
     if (is_read) {
         const int is_bound = is_idle && event_ns <= pair->host_ns + NEAR_NS;
-        const int is_undisturbed = is_clean(session, pair, whole_ns(length_ns));
+        const int is_undisturbed = is_clean(session, pair, rounded_ns(length_ns));
         /* If the host was descheduled between the event and the launch, the measurement is too long. */
         const int is_prompt = session->is_measuring || pair->gap_ns <= event_ns / 4 + PROMPT_NS;
         if (pair->charges && is_prompt)
-            settle_share(session, pair, whole_ns(length_ns), is_undisturbed, is_bound);
+            settle_share(session, pair, rounded_ns(length_ns), is_undisturbed, is_bound);
         if (is_undisturbed && is_prompt)
-            add_length(session, pair->identity, whole_ns(length_ns), is_bound);
+            add_length(session, pair->identity, rounded_ns(length_ns), is_bound);
     }
     ct_timing_lock(&timing->lock);
     context->first = pair->next;
     context->is_broken |= !is_read;
-    struct ct_pair *done = context->reference;
+    struct ct_pair *previous = context->reference;
     context->reference = pair;
     ct_timing_unlock(&timing->lock);
     fetch_sub_relaxed(&timing->waiting, 1);
-    if (done)
-        ct_pair_give_back(timing, done, 0);
+    if (previous)
+        ct_pair_give_back(timing, previous, 0);
     return is_read;
 }

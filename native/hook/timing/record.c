@@ -15,13 +15,14 @@
 static const uint64_t MAGIC = UINT64_C(0x31434552544f43); /* "COTREC1" in little-endian bytes */
 
 /* Attempts to find a free file name: a forked process and a second copy of the library share the PID or the memory, but
- * not both. READY divides the sizes of both tables. */
-enum { NAMES = 64, READY = 32, INTERRUPTIONS = 16 };
+ * not both. ENTRIES_PER_ALLOCATION
+ * divides the sizes of both tables. */
+enum { NAME_ATTEMPTS = 64, ENTRIES_PER_ALLOCATION = 32, INTERRUPTIONS = 16 };
 
 static int make_file(struct ct_record *record, const char *directory)
 {
     char *path = record->path;
-    for (int i = 0; i < NAMES; i++) {
+    for (int i = 0; i < NAME_ATTEMPTS; i++) {
         int length = snprintf(path, sizeof record->path, "%s/record-%ld-%d", directory, (long)getpid(), i);
         if (length < 0 || (size_t)length >= sizeof record->path)
             return -1;
@@ -36,11 +37,11 @@ static int make_file(struct ct_record *record, const char *directory)
  * file. */
 static int allocate_once(const struct ct_record *record, off_t at, off_t bytes)
 {
-    struct stat found;
+    struct stat status;
     int descriptor = open(record->path, O_RDWR | O_CLOEXEC | O_NOFOLLOW), result = EINTR;
     if (descriptor < 0)
         return 0;
-    int is_ours = fstat(descriptor, &found) == 0 && found.st_dev == record->device && found.st_ino == record->inode;
+    int is_ours = fstat(descriptor, &status) == 0 && status.st_dev == record->device && status.st_ino == record->inode;
     for (int i = 0; is_ours && result == EINTR && i < INTERRUPTIONS; i++)
         result = posix_fallocate(descriptor, at, bytes); /* falls back to writing if the file system does not support
                                                           * it */
@@ -53,23 +54,23 @@ int ct_record_reserve(const struct ct_record *record, off_t at, off_t bytes)
 {
     if (!record->path[0])
         return 1; /* the record is in private memory */
-    int kept_errno = errno, cancelled;
+    int saved_errno = errno, cancelled;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancelled);
-    int is_there = allocate_once(record, at, bytes);
+    int is_allocated = allocate_once(record, at, bytes);
     pthread_setcancelstate(cancelled, &cancelled);
-    errno = kept_errno;
-    return is_there;
+    errno = saved_errno;
+    return is_allocated;
 }
 
 /* A file beyond the size limit of the process would raise SIGXFSZ. */
-static int may_be_this_large(void)
+static int is_size_permitted(void)
 {
     struct rlimit limit;
     return getrlimit(RLIMIT_FSIZE, &limit) == 0 && (limit.rlim_cur == RLIM_INFINITY ||
                                                     limit.rlim_cur >= CT_RECORD_BYTES);
 }
 
-static void fill(struct ct_record_header *header, int is_measuring)
+static void init_header(struct ct_record_header *header, int is_measuring)
 {
     header->version = CT_RECORD_VERSION;
     header->header_bytes = CT_RECORD_HEADER_BYTES;
@@ -84,13 +85,13 @@ static void fill(struct ct_record_header *header, int is_measuring)
 
 int ct_record_open(struct ct_record *record, const char *directory, int is_measuring)
 {
-    struct stat made;
-    int descriptor = may_be_this_large() ? make_file(record, directory) : -1;
+    struct stat status;
+    int descriptor = is_size_permitted() ? make_file(record, directory) : -1;
     if (descriptor < 0)
         return 0;
-    if (fstat(descriptor, &made) == 0 && ftruncate(descriptor, CT_RECORD_BYTES) == 0) {
-        record->device = made.st_dev;
-        record->inode = made.st_ino;
+    if (fstat(descriptor, &status) == 0 && ftruncate(descriptor, CT_RECORD_BYTES) == 0) {
+        record->device = status.st_dev;
+        record->inode = status.st_ino;
         record->header = mmap(NULL, CT_RECORD_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
     }
     close(descriptor);
@@ -102,7 +103,7 @@ int ct_record_open(struct ct_record *record, const char *directory, int is_measu
         munmap(record->header, CT_RECORD_BYTES);
         return 0;
     }
-    fill(record->header, is_measuring);
+    init_header(record->header, is_measuring);
     return 1;
 }
 
@@ -114,7 +115,7 @@ int ct_record_in_memory(struct ct_record *record, int is_measuring)
     if (record->header == MAP_FAILED)
         return 0;
     madvise(record->header, CT_RECORD_BYTES, MADV_DONTFORK);
-    fill(record->header, is_measuring);
+    init_header(record->header, is_measuring);
     return 1;
 }
 
@@ -124,8 +125,8 @@ static int is_ready(const struct ct_record *record, uint32_t *ready, uint32_t nu
 {
     if (number >= limit)
         return 0;
-    if (number >= *ready && ct_record_reserve(record, table + (off_t)*ready * entry, READY * entry))
-        *ready += READY;
+    if (number >= *ready && ct_record_reserve(record, table + (off_t)*ready * entry, ENTRIES_PER_ALLOCATION * entry))
+        *ready += ENTRIES_PER_ALLOCATION;
     return number < *ready;
 }
 
@@ -133,18 +134,18 @@ struct ct_record_kernel *ct_record_kernel(struct ct_record *record, uint32_t *nu
 {
     struct ct_record_kernel *kernels = (void *)((char *)record->header + CT_RECORD_KERNELS_AT);
     *number = load_relaxed(&record->header->kernels);
-    int is_there = is_ready(record, &record->kernels_ready, *number, CT_RECORD_KERNELS, CT_RECORD_KERNELS_AT,
-                            sizeof *kernels);
-    return is_there ? &kernels[*number] : NULL;
+    int is_allocated = is_ready(record, &record->kernels_ready, *number, CT_RECORD_KERNELS, CT_RECORD_KERNELS_AT,
+                                sizeof *kernels);
+    return is_allocated ? &kernels[*number] : NULL;
 }
 
 struct ct_record_interval *ct_record_interval(struct ct_record *record)
 {
     struct ct_record_interval *intervals = (void *)((char *)record->header + CT_RECORD_INTERVALS_AT);
     uint32_t number = load_relaxed(&record->header->intervals);
-    int is_there = is_ready(record, &record->intervals_ready, number, CT_RECORD_INTERVALS, CT_RECORD_INTERVALS_AT,
-                            sizeof *intervals);
-    return is_there ? &intervals[number] : NULL;
+    int is_allocated = is_ready(record, &record->intervals_ready, number, CT_RECORD_INTERVALS, CT_RECORD_INTERVALS_AT,
+                                sizeof *intervals);
+    return is_allocated ? &intervals[number] : NULL;
 }
 
 void ct_record_publish_kernel(struct ct_record *record)

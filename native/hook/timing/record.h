@@ -1,4 +1,4 @@
-/* The record of a process's GPU work: a shared file that outlives the process. Read by format/record.py.
+/* The record of a process's GPU work: a shared file that outlives the process. Read by hook/record.py.
  *
  * It consists of a header page, a table of kernels, a table of intervals, and the ring buffer of trace.h. A count in
  * the header is incremented after its entry is complete. The numbers in an entry are updated without a lock, so a

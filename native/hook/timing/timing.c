@@ -17,7 +17,7 @@
 
 /* An event occupies the device's queues like a kernel: so that a program that fills them does not block because of the
  * hook, few pairs are in flight at a time, and launches without one are not timed. */
-enum { SAMPLED_PAIRS = 16, COLLECT_EVERY = 16, POLLS = 500, POLL_NS = 50 * 1000, IN_VAIN = 4 };
+enum { SAMPLED_PAIRS = 16, COLLECT_EVERY = 16, POLLS = 500, POLL_NS = 50 * 1000, FAILED_WAITS_MAX = 4 };
 static const double MIN_PERCENT = 0.01; /* smaller settings are treated as this */
 
 struct ct_timing *ct_timing_make(void)
@@ -33,7 +33,7 @@ struct ct_timing *ct_timing_make(void)
     return timing;
 }
 
-void ct_timing_unmake(struct ct_timing *timing)
+void ct_timing_destroy(struct ct_timing *timing)
 {
     if (timing)
         munmap(timing, sizeof *timing);
@@ -52,7 +52,7 @@ static struct ct_timed_context *context_slot(struct ct_timing *timing, CUcontext
 }
 
 /* Returns a pair for this context: a used one, or an empty one. */
-static struct ct_pair *take(struct ct_timing *timing, CUcontext handle)
+static struct ct_pair *take_pair(struct ct_timing *timing, CUcontext handle)
 {
     struct ct_pair *pair = NULL;
     ct_timing_lock(&timing->lock);
@@ -87,42 +87,43 @@ void ct_pair_give_back(struct ct_timing *timing, struct ct_pair *pair, int is_br
     ct_timing_unlock(&timing->lock);
 }
 
-/* While measuring, the events show it afterwards. Otherwise the stream is idle only if nothing was launched since the
- * program last waited for everything. */
+/* Returns whether the stream may be idle. While measuring, the events show it afterwards. Otherwise the stream is idle
+ * only if nothing was launched since the program last waited for everything. */
 static int may_be_idle(struct ct_session *session)
 {
     return session->is_measuring || load_relaxed(&session->calls_when_idle) ==
                                         load_relaxed(&session->record.header->calls);
 }
 
+/* Returns whether a pair is available, or none will ever be. */
 static int has_pair(struct ct_timing *timing, CUcontext handle)
 {
     ct_timing_lock(&timing->lock);
     const struct ct_timed_context *context = context_slot(timing, handle);
-    int is_there = !context || context->is_broken || context->spare || timing->unused;
+    int is_available = !context || context->is_broken || context->spare || timing->unused;
     ct_timing_unlock(&timing->lock);
-    return is_there;
+    return is_available;
 }
 
 void ct_timing_await_pair(struct ct_session *session)
 {
     struct ct_timing *timing = session->timing;
     CUcontext context = ct_current_context();
-    const int kept_errno = errno;
+    const int saved_errno = errno;
     for (int polls = 0; context && !has_pair(timing, context); polls++) {
-        const struct timespec moment = {.tv_nsec = POLL_NS};
+        const struct timespec interval = {.tv_nsec = POLL_NS};
         if (load_relaxed(&session->captures) ||
-            load_relaxed(&timing->in_vain) >= IN_VAIN)
+            load_relaxed(&timing->failed_waits) >= FAILED_WAITS_MAX)
             break;
         if (polls == POLLS) {
-            fetch_add_relaxed(&timing->in_vain, 1);
+            fetch_add_relaxed(&timing->failed_waits, 1);
             break;
         }
         if (polls)
-            nanosleep(&moment, NULL);
+            nanosleep(&interval, NULL);
         ct_timing_collect(session);
     }
-    errno = kept_errno;
+    errno = saved_errno;
 }
 
 int ct_timing_must_wait(struct ct_session *session, CUstream stream, int is_per_thread)
@@ -148,10 +149,10 @@ static struct ct_pair *begin_relaxed(struct ct_session *session, CUstream stream
     CUcontext context = ct_current_context();
     if (!context || ct_is_capturing(session, stream, is_per_thread))
         return NULL;
-    struct ct_pair *pair = take(timing, context);
+    struct ct_pair *pair = take_pair(timing, context);
     if (!pair) {
         ct_timing_collect(session);
-        pair = take(timing, context);
+        pair = take_pair(timing, context);
     }
     if (!pair)
         return NULL;
@@ -217,13 +218,13 @@ void ct_timing_end(struct ct_session *session, struct ct_pair *pair, const struc
     pair->next = NULL;
     ct_timing_lock(&timing->lock);
     struct ct_timed_context *context = &timing->contexts[pair->context];
-    int is_there = context->generation == pair->generation;
-    if (is_there) {
+    int is_valid = context->generation == pair->generation;
+    if (is_valid) {
         *(context->first ? &context->last->next : &context->first) = pair;
         context->last = pair;
     }
     ct_timing_unlock(&timing->lock);
-    if (!is_there)
+    if (!is_valid)
         ct_pair_give_back(timing, pair, 0);
     else if (fetch_add_relaxed(&timing->waiting, 1) % COLLECT_EVERY == COLLECT_EVERY - 1)
         ct_timing_collect(session);
@@ -310,16 +311,16 @@ static struct ct_sms sms_of(CUdevice device, int is_mps)
     const char *priority = getenv("CUDA_MPS_CLIENT_PRIORITY"),
         *percentage = getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE");
     const double percent = is_mps && percentage ? strtod(percentage, NULL) : 100;
-    int seen = 0;
+    int sm_count = 0;
     struct ct_sms sms = {0};
-    if (CT_NEXT(cuDeviceGetAttribute)(&seen, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device) != CUDA_SUCCESS ||
-        seen <= 0)
+    if (CT_NEXT(cuDeviceGetAttribute)(&sm_count, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device) != CUDA_SUCCESS ||
+        sm_count <= 0)
         return sms;
-    sms.seen = sms.whole = (uint32_t)seen;
+    sms.usable = sms.total = (uint32_t)sm_count;
     if (percent > 0 && percent < 100)
-        sms.whole = (uint32_t)(100 * seen / (percent > MIN_PERCENT ? percent : MIN_PERCENT));
+        sms.total = (uint32_t)(100 * sm_count / (percent > MIN_PERCENT ? percent : MIN_PERCENT));
     if (is_mps && priority && strcmp(priority, "1") == 0)
-        sms.yielding = sms.seen;
+        sms.yielding = sms.usable;
     return sms;
 }
 

@@ -10,7 +10,7 @@ enum { CT_ENGINES = 1 };
 struct ct_pair;
 
 struct ct_timing *ct_timing_make(void);
-void ct_timing_unmake(struct ct_timing *timing);
+void ct_timing_destroy(struct ct_timing *timing);
 
 /* Waits until a pair is available, before the launch is admitted. Measuring slows the program down on purpose: a host
  * that runs far ahead of its device would otherwise leave the same kernels unmeasured in every run. The wait is

@@ -2,7 +2,7 @@
  *
  * There is one writer at a time, with the session's lock held; a reader in another process takes no lock. It reads the
  * count, the entries, and the count again, and ignores entries that may have been overwritten meanwhile; each entry
- * also contains its number. All instants are CLOCK_MONOTONIC nanoseconds. Read by format/ring.py. */
+ * also contains its number. All instants are CLOCK_MONOTONIC nanoseconds. Read by hook/launch_ring.py. */
 #ifndef COTENANT_HOOK_TIMING_TRACE_H
 #define COTENANT_HOOK_TIMING_TRACE_H
 
@@ -73,10 +73,10 @@ static inline uintptr_t ct_stream_key(const void *stream, int is_per_thread)
 /* Unlike that of ct_instant_ns(), the result may decrease: an earlier instant of another thread is kept. */
 static inline uint64_t ct_trace_instant(struct ct_trace *trace, const struct ct_clock *clock, uint64_t ticks)
 {
-    uint64_t passed = ticks - trace->instant.ticks;
-    if (__builtin_expect(passed >= trace->instant.fresh_ticks, 0))
+    uint64_t elapsed = ticks - trace->instant.ticks;
+    if (__builtin_expect(elapsed >= trace->instant.fresh_ticks, 0))
         return ct_trace_renew(trace, clock, ticks);
-    return trace->instant.ns + (passed * trace->instant.ns_per_tick >> 32);
+    return trace->instant.ns + (elapsed * trace->instant.ns_per_tick >> 32);
 }
 
 static inline uint32_t ct_trace_stream(struct ct_trace *trace, uintptr_t stream)
@@ -95,11 +95,11 @@ static inline void ct_trace_put(struct ct_trace *trace, const struct ct_record *
     if (__builtin_expect(number == trace->ready, 0) && !ct_trace_grow(trace, record))
         return;
     /* A reader that sees a word of this entry also sees the count of the earlier ones. */
-    _Atomic uint64_t *place = trace->entries[number % CT_RECORD_TRACE_ENTRIES];
-    store_release(&place[0], at_ns);
-    store_release(&place[1], length_ns);
-    store_release(&place[2], (uint32_t)number | (uint64_t)kernel << 32);
-    store_release(&place[3], stream | (uint64_t)kind << 32 | (uint64_t)reason << 40);
+    _Atomic uint64_t *words = trace->entries[number % CT_RECORD_TRACE_ENTRIES];
+    store_release(&words[0], at_ns);
+    store_release(&words[1], length_ns);
+    store_release(&words[2], (uint32_t)number | (uint64_t)kernel << 32);
+    store_release(&words[3], stream | (uint64_t)kind << 32 | (uint64_t)reason << 40);
     /* The next acquisition of the lock waits until these stores have left the store buffer, so the next cache lines are
      * prefetched. */
     __builtin_prefetch(trace->entries[(number + CT_TRACE_NEAR) % CT_RECORD_TRACE_ENTRIES], 1);
