@@ -55,7 +55,7 @@ JOB = TenantWindow(9, 1, online=False, device_ns=PERIOD_NS // 2, waited_ns=PERIO
 
 
 def fed(control: Control, *windows: DeviceWindow) -> list[Adjustment]:
-    found = [control.seen(one, one.end_ns) for one in windows]
+    found = [control.on_window(one, one.end_ns) for one in windows]
     return [change for change in found if change is not None]
 
 

@@ -29,11 +29,11 @@ def lived(
     for at_ns in range(begin_ns, end_ns, MINUTE_NS):
         tenant = TenantWindow(0, generation, True, SECOND_NS, daily(at_ns))
         here_ns = at_ns - ahead_ns
-        control.seen(DeviceWindow(0, here_ns, here_ns + MINUTE_NS, (tenant,)), here_ns, None, {0: program})
+        control.on_window(DeviceWindow(0, here_ns, here_ns + MINUTE_NS, (tenant,)), here_ns, None, {0: program})
 
 
 def left(control: Control, at_ns: int) -> None:
-    control.seen(DeviceWindow(0, at_ns, at_ns), at_ns)
+    control.on_window(DeviceWindow(0, at_ns, at_ns), at_ns)
 
 
 def load_in(control: Control) -> Load:
@@ -63,7 +63,7 @@ def leaves_and_comes(control: Control, at_ns: int) -> Control:
 
 def restarts(control: Control, at_ns: int) -> Control:
     control.remember(at_ns)
-    return Control(LIMITS, DiurnalProfiles(control._profiles.known()))
+    return Control(LIMITS, DiurnalProfiles(control._profiles.profiles()))
 
 
 @pytest.mark.parametrize("how", [leaves_and_comes, restarts])
@@ -118,7 +118,7 @@ def test_a_clock_that_began_elsewhere_has_the_same_days() -> None:
         begin_ns = DAY_NS if ahead_ns else 0
         lived(control, begin_ns, begin_ns + DAY_NS, ahead_ns=ahead_ns)
         control.remember(begin_ns + DAY_NS - ahead_ns)
-        known = days.known()
+        known = days.profiles()
     assert all(one.latest * 60 == pytest.approx(daily(one.part * DAY_NS // 96)) for one in known[WEB])
     assert {(one.day, one.days) for one in known[WEB]} == {(1, 1)}
 
@@ -136,17 +136,17 @@ def test_windows_of_another_length_know_the_same_days() -> None:
 def test_a_tenant_without_a_task_is_not_remembered() -> None:
     control = Control(LIMITS)
     window = DeviceWindow(0, 0, MINUTE_NS, (TenantWindow(0, 1, True, SECOND_NS, 5),))
-    control.seen(window, MINUTE_NS)
+    control.on_window(window, MINUTE_NS)
     left(control, MINUTE_NS)
-    assert not control._profiles.known()
+    assert not control._profiles.profiles()
 
 
 def test_the_programs_seen_last_are_remembered() -> None:
     days, load = DiurnalProfiles(), Load().after(5, 0)
     for number in range(PROGRAMS_LIMIT + 10):
-        days.saw(Program(0, str(number)), load, MINUTE_NS, 0)
-        days.saw(WEB, load, MINUTE_NS, 0)
-    known = days.known()
+        days.add_load(Program(0, str(number)), load, MINUTE_NS, 0)
+        days.add_load(WEB, load, MINUTE_NS, 0)
+    known = days.profiles()
     assert len(known) == PROGRAMS_LIMIT
     assert list(known)[-1] == WEB
     assert Program(0, "0") not in known

@@ -5,17 +5,17 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.node.policy.limit.share import LEAST_PPM, PeerTenant, delay_of, divided, share_of, shares_among
+from cotenant.node.policy.limit.share import MIN_ONLINE_PPM, PeerTenant, delay_of, divided, share_of, shares_among
 from cotenant.units.share import WHOLE_PPM
 
-parts = st.integers(LEAST_PPM, WHOLE_PPM)
+parts = st.integers(MIN_ONLINE_PPM, WHOLE_PPM)
 
 
 def test_known_shares() -> None:
     assert [delay_of(ppm) for ppm in (WHOLE_PPM, 500_000, 250_000, 200_000)] == [0, 1_000_000, 3_000_000, 4_000_000]
     assert [share_of(ppm) for ppm in (0, 20_000, 1_000_000, 3_000_000)] == [WHOLE_PPM, 980_392, 500_000, 250_000]
-    assert delay_of(0) == delay_of(LEAST_PPM) == 99_000_000
-    assert share_of(10**12) == LEAST_PPM
+    assert delay_of(0) == delay_of(MIN_ONLINE_PPM) == 99_000_000
+    assert share_of(10**12) == MIN_ONLINE_PPM
 
 
 @given(parts)

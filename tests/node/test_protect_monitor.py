@@ -12,7 +12,7 @@ from cotenant.node.config.file import Config, decode_config, encode_config, vali
 from cotenant.node.config.protection import ProtectConfig
 from cotenant.node.model.protection import EVICTIONS_LIMIT, GpuSample, GpuWatch, Health, ProtectLimits
 from cotenant.node.policy.protect.backoff import delay_ns
-from cotenant.node.policy.protect.monitor import SampleLevel, disabled, judge, observe, recovered
+from cotenant.node.policy.protect.monitor import SampleLevel, assess, disabled, observe, recovered
 from cotenant.units.instant import NEVER, SECOND_NS
 from cotenant.units.toml import DurationNs, ShareOfWhole
 from tests.support.monitor_log import GIB, GOOD, LIMITS, SILENT, sample, transitions
@@ -116,19 +116,19 @@ def test_calm_heals_everything_but_the_lost(seen: list[GpuSample], limit: Protec
 
 @given(samples)
 def test_what_a_device_does_not_tell_never_counts(one: GpuSample) -> None:
-    level = judge(one, LIMITS)[0]
+    level = assess(one, LIMITS)[0]
     for field in ("utilization_ppm", "sm_activity_ppm", "clock_ppm", "memory_used_bytes", "memory_bytes"):
-        assert judge(msgspec.structs.replace(one, **{field: -1}), LIMITS)[0] <= level
+        assert assess(msgspec.structs.replace(one, **{field: -1}), LIMITS)[0] <= level
 
 
 @given(samples)
 def test_no_tenant_is_evicted_without_benefit(one: GpuSample) -> None:
     if not one.online_memory_bytes or not one.offline_memory_bytes:
-        assert judge(one, LIMITS)[0] is not SampleLevel.OVER
+        assert assess(one, LIMITS)[0] is not SampleLevel.OVER
     busy = GpuSample(1_000_000, 1_000_000, one.clock_ppm, one.memory_used_bytes, one.memory_bytes, GIB, GIB)
     idle = msgspec.structs.replace(busy, utilization_ppm=500_000, sm_activity_ppm=0)
-    assert (judge(busy, LIMITS)[0] is SampleLevel.OVER) == (
-        judge(idle, LIMITS)[0] is SampleLevel.OVER
+    assert (assess(busy, LIMITS)[0] is SampleLevel.OVER) == (
+        assess(idle, LIMITS)[0] is SampleLevel.OVER
     )  # to be full is no harm
 
 

@@ -165,9 +165,9 @@ class ProtectedLife(RuleBasedStateMachine):
             self.now += step
             event = GpuSampled(gpu, sample)
             machine = self.machines[0]
-            is_moved, before = machine.is_moved_by(event, self.now), machine.snapshot()
+            is_changed, before = machine.is_changed_by(event, self.now), machine.snapshot()
             actions = self.tell(event)
-            if not is_moved:  # so a node may keep such a sample to itself
+            if not is_changed:  # so a node may keep such a sample to itself
                 assert actions == []
                 assert machine.snapshot() == msgspec.structs.replace(before, turn=before.turn + 1)
 

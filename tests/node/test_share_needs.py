@@ -7,7 +7,7 @@ import random
 import pytest
 
 from cotenant.node.model.control import ControlLimits, DeviceWindow, TenantWindow
-from cotenant.node.policy.limit.share import OFFLINE_LEAST_PERCENT, offline_percent
+from cotenant.node.policy.limit.share import MIN_OFFLINE_PERCENT, offline_percent
 from cotenant.node.state.share_needs import ShareNeeds
 from cotenant.predict.load import Load
 from cotenant.predict.share_need import AloneLatency, Objective, need_ppm
@@ -41,7 +41,7 @@ def lived(
         training = TenantWindow(1, 1, False, lost_ns=round(came * SERVICE_NS * lost))
         window = DeviceWindow(0, begin_ns, begin_ns + WINDOW_NS, (service, training))
         load = load.after(came, begin_ns)
-        found.append(needs.of(service, window, load, use))
+        found.append(needs.update(service, window, load, use))
     return found
 
 
@@ -77,7 +77,7 @@ def test_more_requests_need_more() -> None:
 
 def test_offline_programs_start_with_what_online_leaves() -> None:
     assert offline_percent(350_000, 100_000) == 55
-    assert offline_percent(980_000, 100_000) == OFFLINE_LEAST_PERCENT
+    assert offline_percent(980_000, 100_000) == MIN_OFFLINE_PERCENT
     percents = [offline_percent(online_ppm, 100_000) for online_ppm in range(0, 1_000_001, 10_000)]
     assert percents == sorted(percents, reverse=True)
     assert max(percents) == 90

@@ -107,7 +107,7 @@ class ProgramSupervisor:
             for push in self._membership.pushed(readable=True):
                 self._obey(push)
         if not away and self._membership.fileno() < 0:
-            self._ending.left_alone(now=monotonic_ns())
+            self._ending.node_lost(now=monotonic_ns())
 
     def _take_place_again(self) -> bool:
         """Resume the slot; if the node admitted us anew, it does not know of suspended memory, so restore it."""
@@ -145,7 +145,7 @@ class ProgramSupervisor:
                         f"{name}: the program has {format_duration(self._grace_ns)} to end; send it again to hurry"
                     )
                 with_node = self._membership.fileno() >= 0
-                self._do(self._ending.wanted(has_it=has_it, with_node=with_node, now=monotonic_ns()))
+                self._do(self._ending.exit_requested(already_signalled=has_it, with_node=with_node, now=monotonic_ns()))
             elif not has_it and self._child is not None:
                 self._child.send_signal(number)
 
@@ -188,7 +188,7 @@ class ProgramSupervisor:
 
     def _quit(self, grace_ns: Duration) -> None:
         if not self._membership.tell(wire.Quit(grace_ns)):
-            self._ending.left_alone(now=monotonic_ns())
+            self._ending.node_lost(now=monotonic_ns())
 
     def _signal(self) -> None:
         if self._child is not None:
