@@ -148,8 +148,8 @@ def test_one_window_of_clear_violations_raises_the_share() -> None:
     assert change.cause is AdjustCause.VIOLATED
     assert change.online_ppm > LIMITS.min_online_ppm
     assert (change.slot, change.generation) == (0, 1)
-    more = feed(control, *(window(number + one, web(50 * MS, 20), JOB) for one in range(1, 30)))
-    assert [one.online_ppm for one in more] == sorted(one.online_ppm for one in more)
+    raises = feed(control, *(window(number + offset, web(50 * MS, 20), JOB) for offset in range(1, 30)))
+    assert [offset.online_ppm for offset in raises] == sorted(offset.online_ppm for offset in raises)
     assert control.online_ppm(0) == LIMITS.max_online_ppm
 
 
@@ -164,13 +164,13 @@ def test_few_late_requests_among_many_are_no_violation() -> None:
     assert feed(control, window(number, five, JOB)) == []
 
 
-def test_an_unfinished_request_is_a_violation_until_it_counts_as_lost() -> None:
+def test_unfinished_request_is_a_violation_until_it_counts_as_lost() -> None:
     control = restored_control()
     number = lower_to_minimum(control)
     assert feed(control, window(number, web(2 * MS, 5, oldest_ns=15 * MS), JOB)) == []
     (change,) = feed(control, window(number + 1, web(2 * MS, 0, oldest_ns=50 * MS), JOB))
     assert change.cause is AdjustCause.STUCK
-    later = [window(number + 2 + one, web(2 * MS, oldest_ns=(50 + 100 * one) * MS), JOB) for one in range(100)]
+    later = [window(number + 2 + offset, web(2 * MS, oldest_ns=(50 + 100 * offset) * MS), JOB) for offset in range(100)]
     changes = feed(control, *later)
     assert changes[-1].cause is AdjustCause.HEADROOM, (
         "the other requests are served well, so the end of this one was not reported"

@@ -134,8 +134,10 @@ class DeviceHealth:
         first = self.online_first.get(gpu)
         if first is not None and (first.until_ns == NEVER or now < first.until_ns):
             wait_ns = limits.online_first_ns if first.until_ns == NEVER else first.until_ns - now
-            whom = ", ".join(first.names)
-            return self._unhealthy(gpu, "admits its online tenants first", f"its MPS server died under {whom}", wait_ns)
+            names = ", ".join(first.names)
+            return self._unhealthy(
+                gpu, "admits its online tenants first", f"its MPS server died under {names}", wait_ns
+            )
         until_ns = self._pressure.bars(gpu)
         if until_ns is not None:
             detail = f"an online tenant waits for memory on GPU {gpu}"
