@@ -27,9 +27,9 @@ def snapshot(at_ns: int, web: GateCounts | None = None, job: GateCounts | None =
     return DeviceSnapshot(0, at_ns, RULES, pages)
 
 
-def one(before: DeviceSnapshot, after: DeviceSnapshot, slot: int) -> TenantActivity:
-    [found] = [pace for pace in activity_between(before, after) if pace.slot == slot]
-    return found
+def activity_of(before: DeviceSnapshot, after: DeviceSnapshot, slot: int) -> TenantActivity:
+    [result] = [activity for activity in activity_between(before, after) if activity.slot == slot]
+    return result
 
 
 def test_rates_are_per_second_between_two_snapshots() -> None:
@@ -37,7 +37,7 @@ def test_rates_are_per_second_between_two_snapshots() -> None:
     after = snapshot(
         7 + SECOND_NS // 2, job=GateCounts(1, launches=60, device_ns=100 + SECOND_NS // 4, waits=6, late=4)
     )
-    job = one(before, after, 1)
+    job = activity_of(before, after, 1)
     assert (job.launches_per_s, job.device_ppm, job.waits_per_s, job.late_per_s) == (100, WHOLE_PPM // 2, 10, 0)
 
 
@@ -45,26 +45,31 @@ def test_filled_time_is_relative_to_idle_time_of_higher_priorities() -> None:
     web = GateCounts(3, device_ns=SECOND_NS // 4)
     job = GateCounts(1, device_ns=SECOND_NS // 2, filled_ns=SECOND_NS // 4)
     before, after = snapshot(0), snapshot(SECOND_NS, web, job)
-    assert one(before, after, 0).filled_of_idle_ppm is None, "nobody is above"
-    found = one(before, after, 1)
-    assert (found.filled_ppm, found.filled_of_idle_ppm) == (WHOLE_PPM // 4, WHOLE_PPM // 3)
+    assert activity_of(before, after, 0).filled_of_idle_ppm is None, "there is no higher priority"
+    activity = activity_of(before, after, 1)
+    assert (activity.filled_ppm, activity.filled_of_idle_ppm) == (WHOLE_PPM // 4, WHOLE_PPM // 3)
     busy = snapshot(SECOND_NS, GateCounts(3, device_ns=2 * SECOND_NS), job)
-    assert one(before, busy, 1).filled_of_idle_ppm is None, "they left nothing"
+    assert activity_of(before, busy, 1).filled_of_idle_ppm is None, "there was no idle time"
 
 
 def test_page_of_an_earlier_generation_is_ignored() -> None:
-    gone = one(snapshot(0), snapshot(SECOND_NS), 2)
-    assert (gone.generation, gone.launches_per_s, gone.device_ppm, gone.state) == (2, 0, 0, GateState.QUIET)
+    replaced = activity_of(snapshot(0), snapshot(SECOND_NS), 2)
+    assert (replaced.generation, replaced.launches_per_s, replaced.device_ppm, replaced.state) == (
+        2,
+        0,
+        0,
+        GateState.QUIET,
+    )
     reborn = snapshot(SECOND_NS, job=GateCounts(1, launches=3))
     earlier = DeviceSnapshot(0, 0, RULES, {1: GateCounts(99, launches=1000)})
-    assert one(earlier, reborn, 1).launches_per_s == 3, "what an earlier holder of the slot counted is not subtracted"
+    assert activity_of(earlier, reborn, 1).launches_per_s == 3, "counters of an earlier generation are not subtracted"
 
 
 def test_present_tenants_are_sorted_by_priority() -> None:
-    left = DeviceSnapshot(0, 5, GateRules(entries=(JOB, WEB)), {})
-    assert [pace.slot for pace in activity_between(snapshot(0), left)] == [0, 1]
-    assert [pace.slot for pace in activity_between(left, snapshot(9))] == [0, 1, 2]
-    assert activity_between(left, DeviceSnapshot(0, 9, GateRules(), {})) == []
+    two_tenants = DeviceSnapshot(0, 5, GateRules(entries=(JOB, WEB)), {})
+    assert [activity.slot for activity in activity_between(snapshot(0), two_tenants)] == [0, 1]
+    assert [activity.slot for activity in activity_between(two_tenants, snapshot(9))] == [0, 1, 2]
+    assert activity_between(two_tenants, DeviceSnapshot(0, 9, GateRules(), {})) == []
 
 
 def test_state_shows_the_most_important_condition() -> None:
@@ -75,17 +80,19 @@ def test_state_shows_the_most_important_condition() -> None:
         GateState.WAITING: GateCounts(1, wanted_ns=1, launches=1),
     }
     for state, counts in states.items():
-        assert one(snapshot(0), snapshot(at_ns, job=counts), 1).state is state
-    assert one(snapshot(0), snapshot(at_ns, job=GateCounts(1, quiet_ns=at_ns + 1)), 1).state is GateState.RUNNING
+        assert activity_of(snapshot(0), snapshot(at_ns, job=counts), 1).state is state
+    assert (
+        activity_of(snapshot(0), snapshot(at_ns, job=GateCounts(1, quiet_ns=at_ns + 1)), 1).state is GateState.RUNNING
+    )
     held = msgspec.structs.replace(JOB, paused=True)
     paused = DeviceSnapshot(0, at_ns, GateRules(entries=(held,)), {1: states[GateState.WAITING]})
-    assert one(snapshot(0), paused, 1).state is GateState.PAUSED
+    assert activity_of(snapshot(0), paused, 1).state is GateState.PAUSED
 
 
 def test_forecast_errors_are_empty_without_forecasts() -> None:
-    none = one(snapshot(0), snapshot(SECOND_NS, job=GateCounts(1, launches=5)), 1)
+    none = activity_of(snapshot(0), snapshot(SECOND_NS, job=GateCounts(1, launches=5)), 1)
     assert (none.early_ppm, none.miss_ns) == (None, None)
-    some = one(snapshot(0), snapshot(SECOND_NS, job=GateCounts(1, forecasts=4, early=1, miss_ns=1000)), 1)
+    some = activity_of(snapshot(0), snapshot(SECOND_NS, job=GateCounts(1, forecasts=4, early=1, miss_ns=1000)), 1)
     assert (some.early_ppm, some.miss_ns) == (WHOLE_PPM // 4, 250)
 
 
@@ -128,11 +135,11 @@ steps = st.builds(
 
 
 @given(st.lists(steps, min_size=1, max_size=5))
-def test_differences_of_snapshots_add_up_to_the_total(grown: list[GateCounts]) -> None:
-    """What successive looks show adds up to what one look over all of it shows."""
+def test_differences_of_snapshots_add_up_to_the_total(increases: list[GateCounts]) -> None:
+    """The activity between successive snapshots adds up to the activity between the first and the last."""
     total = GateCounts(1, waited=(0, 0, 0))
-    looks = [snapshot(0, job=total)]
-    for step in grown:
+    snapshots = [snapshot(0, job=total)]
+    for step in increases:
         total = GateCounts(
             1,
             launches=total.launches + step.launches,
@@ -141,10 +148,10 @@ def test_differences_of_snapshots_add_up_to_the_total(grown: list[GateCounts]) -
             spun_ns=total.spun_ns + step.spun_ns,
             waited=tuple(old + new for old, new in zip(total.waited, step.waited, strict=True)),
         )
-        looks.append(snapshot(len(looks) * SECOND_NS, job=total))
-    parts = [one(before, after, 1) for before, after in itertools.pairwise(looks)]
+        snapshots.append(snapshot(len(snapshots) * SECOND_NS, job=total))
+    parts = [activity_of(before, after, 1) for before, after in itertools.pairwise(snapshots)]
     assert sum(part.launches_per_s for part in parts) == total.launches
     assert sum(part.overruns_per_s for part in parts) == total.overruns
-    whole = one(looks[0], snapshot(SECOND_NS, job=total), 1)
-    assert whole.waited_p50_ns == quantile_bound(total.waited, 0.5)
-    assert max(part.waited_p99_ns for part in parts) >= whole.waited_p50_ns
+    overall = activity_of(snapshots[0], snapshot(SECOND_NS, job=total), 1)
+    assert overall.waited_p50_ns == quantile_bound(total.waited, 0.5)
+    assert max(part.waited_p99_ns for part in parts) >= overall.waited_p50_ns

@@ -48,18 +48,18 @@ def gates(file: bytearray, count: int) -> list[_native.Gate]:
 
 def read(file: bytearray, slot: int, name: str) -> int:
     start = tenant_table.page_offset(slot)
-    found = tenant_table.read_page(bytes(file[start : start + tenant_table.PAGE_BYTES]))[name]
-    assert isinstance(found, int)
-    return found
+    word = tenant_table.read_page(bytes(file[start : start + tenant_table.PAGE_BYTES]))[name]
+    assert isinstance(word, int)
+    return word
 
 
-def owes_at() -> int:
-    """Where a page says what its tenant owes."""
-    for place in range(0, tenant_table.PAGE_BYTES, 8):
+def debt_word_offset() -> int:
+    """Return the offset of the word in which a page stores the debt of its tenant."""
+    for offset in range(0, tenant_table.PAGE_BYTES, 8):
         page = bytearray(tenant_table.PAGE_BYTES)
-        struct.pack_into("<Q", page, place, 7)
+        struct.pack_into("<Q", page, offset, 7)
         if tenant_table.read_page(page)["owes_ns"] == 7:
-            return place
+            return offset
     pytest.fail("no word of a page is what its tenant owes")
 
 
@@ -68,7 +68,7 @@ lengths_ns = st.sampled_from([10 * US, 90 * US, 400 * US, 5 * MS, 90 * MS])
 
 @dataclass
 class Losses:
-    """What those above lost: as charged, as it was, and the most that the rules allow."""
+    """The time that higher-priority tenants lost: charged, actual, and the maximum that the rules allow."""
 
     charged_ns: int
     true_ns: int
@@ -76,8 +76,8 @@ class Losses:
     in_flight_ns: int
 
 
-def greatest_duty_ppm(actives: list[tuple[int, int]]) -> int:
-    """Of any stretch of time that is long enough to tell, the part for which the holder was active; the greatest."""
+def max_duty_ppm(actives: list[tuple[int, int]]) -> int:
+    """Return the largest fraction of an interval of at least `sums.DUTY` for which the holder was active."""
     parts = [
         min((until_active - from_active) * sums.PPM // (until - begin), sums.PPM)
         for number, (begin, from_active) in enumerate(actives)
@@ -87,7 +87,7 @@ def greatest_duty_ppm(actives: list[tuple[int, int]]) -> int:
     return max([sums.DUTY_LEAST, *parts])
 
 
-def play(  # one holder that lies, and tenants below that never stop asking
+def play(  # a holder with wrong forecasts, and lower-priority tenants that always want to launch
     rules: GateRules,
     lies: list[tuple[int, int]],
     kernels: list[int],
@@ -132,7 +132,7 @@ def play(  # one holder that lies, and tenants below that never stop asking
     longest, bound_ns = max(kernels), rules.bound_ns
     in_flight = max(bound_ns, 2 * longest, sums.LEAD + longest) + late_ns * max(2, bound_ns // min(kernels) + 1)
     assert read(file, 0, "active_ns") <= now - START
-    spared_ppm = rules.delay_ppm * greatest_duty_ppm(actives) // sums.PPM
+    spared_ppm = rules.delay_ppm * max_duty_ppm(actives) // sums.PPM
     most = (now - START + sums.HARD_DEBT) * spared_ppm // sums.PPM
     most += len(below) * (in_flight + rules.switch_ns) + sum(read(file, slot, "overruns") for slot in slots)
     charged = sum(read(file, slot, "overrun_ns") for slot in slots)
@@ -169,19 +169,19 @@ def test_loss_of_higher_priorities_is_bounded_for_any_forecast(
     """
     below = [5] * len(kernels)
     rules = GateRules(GatePolicy.FILL, bound_ns, delay_ppm, switch_ns=switch_ns, entries=entries(0, *below))
-    found = play(rules, lies, kernels, late_ns, granularity_ns, rests=rests)
-    assert found.charged_ns <= found.most_ns
+    losses = play(rules, lies, kernels, late_ns, granularity_ns, rests=rests)
+    assert losses.charged_ns <= losses.most_ns
     if granularity_ns:  # then a return does not lose all the rest
         return
-    assert found.true_ns <= found.charged_ns + found.in_flight_ns, "what is lost is charged when its tenant asks again"
+    assert losses.true_ns <= losses.charged_ns + losses.in_flight_ns, "losses are charged at the next admission"
 
 
 def test_without_the_debt_the_bound_does_not_hold() -> None:
     rules = GateRules(GatePolicy.FILL, 500 * US, 1_000, entries=entries(0, 5, 5))
     lies, kernels = [(50 * MS, 400 * US), (0, 5 * MS)], [400 * US, 5 * MS]
     assert play(rules, lies, kernels).charged_ns <= play(rules, lies, kernels).most_ns
-    found = play(rules, lies, kernels, forgiving=True)
-    assert found.charged_ns > found.most_ns
+    losses = play(rules, lies, kernels, forgiving=True)
+    assert losses.charged_ns > losses.most_ns
 
 
 @settings(max_examples=examples(30, 600))
@@ -195,21 +195,21 @@ def test_without_the_debt_the_bound_does_not_hold() -> None:
 def test_every_waiting_tenant_launches_eventually(
     data: st.DataObject, policy: GatePolicy, debt_ns: int, expect: int, may_fill: int
 ) -> None:
-    """The others fall silent at once, in the middle of anything.
+    """All other tenants stop at the same instant, in any state.
 
-    It may be told to wait for their work, for their return, for the debt, for what is in flight beside it: each a
-    finite time, and a few times in all.
+    The tenant may have to wait for their work, for their return, for the debt and for work in flight: each wait is
+    finite, and there are only a few.
     """
     file = device(GateRules(policy, switch_ns=data.draw(st.sampled_from([0, 30 * US])), entries=entries(0, 3, 5, 5)))
     *others, last = gates(file, 4)
     now = START
     times = st.sampled_from([0, 10 * US, 400 * US, 3 * MS])
     launches = st.lists(st.tuples(st.integers(0, 2), times, times, times), max_size=9)
-    for who, step_ns, length_ns, low_ns in data.draw(launches):
+    for index, step_ns, length_ns, low_ns in data.draw(launches):
         now += step_ns
-        others[who].admit((length_ns, length_ns, low_ns, low_ns + 50 * US, 1), now, now)
+        others[index].admit((length_ns, length_ns, low_ns, low_ns + 50 * US, 1), now, now)
     struct.pack_into("<Q", file, DEBT_AT, now + debt_ns)
-    struct.pack_into("<Q", file, tenant_table.page_offset(3) + owes_at(), now + debt_ns)
+    struct.pack_into("<Q", file, tenant_table.page_offset(3) + debt_word_offset(), now + debt_ns)
     since, request = now, (expect, expect, 0, 0, may_fill, 0, 1)
     reasons = []
     for _ in range(12):
@@ -237,7 +237,7 @@ def test_claim_of_a_dead_tenant_or_invalid_claim_lapses(claim: int) -> None:
         assert answer[1] == sums.OTHER
         now, asks = answer[2] if asks < 20 else now + MS, asks + 1
         assert now < START + 2000 * MS
-    assert one.admit(request, now, now)[:2] == (1, sums.FREE), "the one that passed gave it back"
+    assert one.admit(request, now, now)[:2] == (1, sums.FREE), "the tenant that passed released its claim"
 
 
 def test_equal_tenants_with_equal_kernels_alternate() -> None:
@@ -296,7 +296,7 @@ def test_new_tenant_does_not_inherit_the_page_of_its_slot() -> None:
     tenant_table.write_tenant_table(
         file, GateRules(GatePolicy.STRICT, entries=(GateEntry(0, 2, 0, online=True), rules.entries[1]))
     )
-    assert low.admit(request, START, START)[1] == sums.FREE, "nobody is there yet"
+    assert low.admit(request, START, START)[1] == sums.FREE, "no higher priority is active yet"
     launches = read(file, 0, "sequence")
     _native.Gate(file, 0, 2)
     assert low.admit(request, START, START)[1] == sums.FREE, "it is there, and has launched nothing"
@@ -331,7 +331,7 @@ def test_preemptible_kernel_leaves_the_gap_to_a_higher_priority() -> None:
 
 
 def test_graph_kernels_of_a_new_tenant_are_counted_from_its_launches() -> None:
-    """Its slot had a tenant of many short launches before; what it gives way to is what the newcomer launches."""
+    """The slot had a tenant with many short launches before, which must not count for the new tenant."""
     file = device(GateRules(switch_ns=0, entries=entries(0, 5)))
     holder, low = gates(file, 2)
     for number in range(1000):

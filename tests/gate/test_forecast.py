@@ -21,7 +21,7 @@ NINTH = (0.07, 0.15)
 
 
 def share_below(forecast: _native.Forecast, rng: random.Random, draw: Draw, scale: float = 1.0) -> float:
-    """Each interval is held against what was forecast before it was seen."""
+    """Each interval is compared with the forecast that was made before it."""
     for _ in range(300):
         forecast.learn(int(scale * draw(rng)))
     below, count = 0, 4000

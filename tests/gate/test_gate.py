@@ -65,21 +65,21 @@ rules = st.builds(
 
 @dataclass
 class Pair:
-    """A tenant twice: in C, and as the rules say."""
+    """A tenant in two implementations: the C code and the reference model."""
 
     native: Any
     plain: model.Tenant
     since_ns: int | None = None
     request: LaunchRequest | None = None
-    """What it waits with."""
+    """The launch that waits."""
     pending: list[LaunchRequest] = field(default_factory=list)
-    """Admitted below others, and not confirmed."""
+    """Launches that were admitted under a higher priority and not confirmed yet."""
     is_rebound: bool = False
-    """The bound changed since: what is of unknown length counts as much as the bound, as it was or as it is."""
+    """Whether the bound changed since: a launch of unknown length counts as the old or the new bound."""
 
 
 class File:
-    """A device's file in both forms, and who is there."""
+    """The gate file of a device for both implementations, and its tenants."""
 
     def __init__(self) -> None:
         self.bytes = bytearray(tenant_table.file_bytes(SLOTS))
@@ -129,23 +129,23 @@ class File:
 
 
 class GateMachine(RuleBasedStateMachine):
-    """Launches, rests, deaths, new rules: after each, both forms say and show the same, and the promises hold."""
+    """After any launch, wait, death or rule change both implementations agree and the guarantees hold."""
 
     @initialize(new=rules, drawn=st.lists(entries, min_size=2, max_size=SLOTS), confirms=st.integers(0, 3))
     def begin(self, new: GateRules, drawn: Drawn, confirms: int) -> None:
         self.confirms = confirms > 0
         self.file, self.now, self.generations = File(), 1_000_000_000, [0] * SLOTS
-        self.reseat(new, drawn)
+        self.set_entries(new, drawn)
 
     @rule(new=rules, drawn=st.lists(entries, min_size=2, max_size=SLOTS), renew=st.booleans())
     def change(self, new: GateRules, drawn: Drawn, renew: bool) -> None:
         if renew:
-            self.reseat(new, drawn)
+            self.set_entries(new, drawn)
         else:
             self.file.write(msgspec.structs.replace(new, entries=self.file.rules.entries))
 
-    def reseat(self, new: GateRules, drawn: Drawn) -> None:
-        """Seats for the first so many slots; who lives there stays, the rest of the slots get a new generation."""
+    def set_entries(self, new: GateRules, drawn: Drawn) -> None:
+        """Write entries for the first slots; running tenants stay, the other slots get a new generation."""
         coming = [slot for slot in range(len(drawn)) if slot not in self.file.pairs]
         for slot in coming:
             self.generations[slot] += 1
@@ -174,14 +174,14 @@ class GateMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, SLOTS - 1), request=requests, times=st.integers(1, 6))
     def keep_launching(self, number: int, request: LaunchRequest, times: int) -> None:
-        """As a host does that has nothing else to do: it waits as long as it is told to."""
+        """Launch repeatedly, as a host without other work does: each time it waits as long as the gate requires."""
         slot = sorted(self.file.pairs)[number % len(self.file.pairs)]
         for _ in range(times):
             self.now = max(self.now, self.launch(slot, self.file.pairs[slot].request or request))
 
     @rule(gap_ns=gaps_ns, others=st.lists(short, max_size=4), turned=st.booleans())
     def open_a_gap(self, gap_ns: int, others: list[LaunchRequest], turned: bool) -> None:
-        """The others ask while one is busy, and again, in either order, when its work is over."""
+        """The others ask while the holder is busy, and again, in either order, when its work has ended."""
         holder, *slots = sorted(self.file.pairs)
         calm = [
             msgspec.structs.replace(entry, paused=False, guaranteed_ppm=0, ending=False, limit_ppm=0)
@@ -304,7 +304,7 @@ class GateMachine(RuleBasedStateMachine):
         self.check_depth(request, outstanding)
 
     def check_ending(self, busy_ns: int, above: int, answer: Answer) -> None:
-        """One launch at a time; alone, or where everybody passes, nothing else keeps it."""
+        """An ending tenant has one launch at a time; alone or under the open policy it waits for nothing else."""
         passes, reason, _ = answer
         if busy_ns > self.now:
             assert (passes, reason) == (0, sums.BOUND)
@@ -314,10 +314,10 @@ class GateMachine(RuleBasedStateMachine):
             assert reason in {sums.FREE, sums.BOUND, sums.DEBT, sums.OTHER, sums.LEAST}
         assert reason not in {sums.TOP, sums.STUCK}
 
-    def check_best(self, slot: int, priority: int, sure: int, room: int) -> None:
-        """Nobody who waits, and would fit, came before: by priority, then the longest, then the slot."""
+    def check_best(self, slot: int, priority: int, sure: int, gap_ns: int) -> None:
+        """No waiting tenant that fits precedes it: by priority, then by length, then by slot."""
         rules, pair = self.file.rules, self.file.pairs[slot]
-        room -= 2 * rules.switch_ns
+        gap_ns -= 2 * rules.switch_ns
         is_old = pair.since_ns is not None and self.now - pair.since_ns >= sums.RISK_AFTER
         for entry in rules.entries:
             other = self.file.pairs.get(entry.slot)
@@ -327,7 +327,7 @@ class GateMachine(RuleBasedStateMachine):
             longest = max(other.request[:2])
             is_there = entry.generation == self.generations[entry.slot]
             is_waiting = is_there and page["wanted_ns"] == longest + 1 and self.now - page["asked_ns"] <= sums.LOOK
-            if is_waiting and longest <= room and not (is_old and sums.rank(entry) == priority):
+            if is_waiting and longest <= gap_ns and not (is_old and sums.rank(entry) == priority):
                 assert (priority, -sure, slot) < (sums.rank(entry), -longest, entry.slot)
 
     @rule(slot=st.integers(0, SLOTS - 1), low=few_ns, high=few_ns, drained=st.booleans())
@@ -338,9 +338,9 @@ class GateMachine(RuleBasedStateMachine):
 
     @rule(slot=st.integers(0, SLOTS - 1), request=requests)
     def announce_as_the_hook_does(self, slot: int, request: LaunchRequest) -> None:
-        asks = [form.must_ask() for form in self.forms(slot)]
-        assert len(set(asks)) <= 1
-        if asks and not asks[0]:
+        must_ask = [form.must_ask() for form in self.forms(slot)]
+        assert len(set(must_ask)) <= 1
+        if must_ask and not must_ask[0]:
             self.file.pairs[slot].pending = []
             for form in self.forms(slot):
                 form.announce(request, self.now)

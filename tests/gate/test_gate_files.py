@@ -31,8 +31,8 @@ HELD = msgspec.structs.replace(ONE, guaranteed_ppm=900_000)
 @pytest.fixture
 def node() -> Iterator[InProcessNode]:
     before = descriptors()
-    with InProcessNode(gpus=GPUS[:1]) as made:
-        yield made
+    with InProcessNode(gpus=GPUS[:1]) as opened:
+        yield opened
     assert descriptors() == before
 
 
@@ -87,7 +87,7 @@ def test_page_of_a_new_tenant_is_empty(node: InProcessNode) -> None:
     first.page[:] = b"\xff" * tenant_table.PAGE_BYTES
     other = Tenant(node.path, JOB)
     other.page[:] = b"\xee" * tenant_table.PAGE_BYTES
-    assert first.own() == b"\xff" * tenant_table.PAGE_BYTES, "others come and go, and nobody touches it"
+    assert first.own() == b"\xff" * tenant_table.PAGE_BYTES, "joins and departures of others do not change it"
     first.leave()
     second = Tenant(node.path, WEB)
     assert (second.grant.slot, second.grant.generation) == (0, 2)

@@ -41,10 +41,10 @@ def test_hold_reason_equals_the_answer_of_the_gate(work_ns: int, low_ns: int, hi
     later = NOW + (4 * MS if hold is not HoldReason.BUSY else MS)
     assert not job_asks(file, 20 * MS, later)
     before = bytes(file)
-    found = find_hold(before, 1, 1, later)
-    assert found is not None
-    assert (found.hold, found.active_slots) == (hold, (0,))
-    assert found.again_ns > later
+    held_launch = find_hold(before, 1, 1, later)
+    assert held_launch is not None
+    assert (held_launch.hold, held_launch.active_slots) == (hold, (0,))
+    assert held_launch.again_ns > later
     assert bytes(file) == before
 
 
@@ -74,7 +74,7 @@ def test_tenant_that_does_not_wait_is_not_held() -> None:
     file = device(WEB, JOB)
     assert find_hold(bytes(file), 1, 1, NOW) is None, "it never launched"
     web_launches(file, 50 * MS, 60 * MS, 90 * MS)
-    assert find_hold(bytes(file), 0, 1, NOW) is None, "nobody is above"
+    assert find_hold(bytes(file), 0, 1, NOW) is None, "there is no higher priority"
     assert not job_asks(file, 20 * MS)
     assert find_hold(bytes(file), 1, 1, NOW) is not None
     assert find_hold(bytes(file), 1, 2, NOW) is None, "the page is an earlier tenant's"

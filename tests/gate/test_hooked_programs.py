@@ -25,11 +25,11 @@ pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (ext
 KILLS = examples(30, 500)
 """How many processes die at the gate."""
 WINDOW_NS = 100_000_000
-"""What was not used for so long is lost, also to one that launches what costs nothing; as in native/gate/limit.h."""
+"""A share that is unused for this long expires, even if its launches cost nothing; see native/gate/limit.h."""
 
 
 class TwoTenants:
-    """Two tenants of one soft GPU."""
+    """Two tenants of one software GPU."""
 
     def __init__(self, softgpu: Path, home: Path) -> None:
         self.gate = Gate(home / "gates")
@@ -38,15 +38,15 @@ class TwoTenants:
 
     def start(self, slot: int, program: str, *arguments: str) -> subprocess.Popen[str]:
         hook = self.hooks[slot]
-        made = subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, str(PROGRAMS / program), *arguments],
             env=self.gate.environ(hook.environ("shim"), hook.records, slot),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.started.append(made)
-        return made
+        self.started.append(process)
+        return process
 
     def close(self) -> None:
         for process in self.started:
@@ -55,9 +55,9 @@ class TwoTenants:
         self.gate.close()
 
     def count(self, slot: int, word: str) -> int:
-        found = self.gate.page(slot)[word]
-        assert isinstance(found, int)
-        return found
+        count = self.gate.page(slot)[word]
+        assert isinstance(count, int)
+        return count
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_every_launch_waits_and_a_capture_does_not(tenants: TwoTenants) -> None:
         assert received(program) == order
         assert tenants.count(OFFLINE, "sequence") == before + 1
         assert tenants.count(OFFLINE, "waits") == waits + 1
-    tenants.gate.set_entries(online=7, offline=2)  # it is above now, and asks no more
+    tenants.gate.set_entries(online=7, offline=2)  # it has the higher priority now and need not ask
     admitted = tenants.count(OFFLINE, "admitted")
     send_command(program, "kernel")
     assert received(program) == "kernel"
@@ -114,7 +114,7 @@ def test_every_launch_waits_and_a_capture_does_not(tenants: TwoTenants) -> None:
 
 
 def test_sequential_graph_is_charged_the_part_of_its_kernels(tenants: TwoTenants) -> None:
-    """Of 80 SMs: 4 blocks, then 12, then 8. Side by side, nobody knows how they lie, and they count as the whole."""
+    """Of 80 SMs: 4 blocks, then 12, then 8. Concurrent kernels have an unknown layout and count as the whole device."""
     tenants.gate.set_entries(static_ppm=500_000)
     program = tenants.start(OFFLINE, "ordered.py")
     assert received(program) == "ready"
@@ -128,7 +128,7 @@ def test_sequential_graph_is_charged_the_part_of_its_kernels(tenants: TwoTenants
 
 
 def test_every_kernel_is_charged_to_the_share_and_a_copy_is_not(tenants: TwoTenants) -> None:
-    """Nobody else is there, and it is held to its share all the same: the last of many waits for it."""
+    """A single tenant is limited to its share, too: the last of many launches waits for it."""
     tenants.gate.set_entries(static_ppm=500_000)
     program = tenants.start(OFFLINE, "ordered.py")
     assert received(program) == "ready"
@@ -141,7 +141,7 @@ def test_every_kernel_is_charged_to_the_share_and_a_copy_is_not(tenants: TwoTena
             if order in {"copy", "memset"}:
                 assert is_first or now_paid_ns <= max(paid_ns, tenants.count(OFFLINE, "at_ns") - WINDOW_NS)
             else:
-                assert is_first or now_paid_ns != paid_ns  # less, where it gets back what others overpaid
+                assert is_first or now_paid_ns != paid_ns  # less if it is refunded what others overpaid
     tenants.gate.set_entries(static_ppm=1)
     send_command(program, "kernel")
     before = tenants.count(OFFLINE, "sequence")  # read first: what was earned while we got no processor lets it pass
@@ -160,14 +160,14 @@ def test_every_kernel_is_charged_to_the_share_and_a_copy_is_not(tenants: TwoTena
 
 
 def test_holder_does_not_wait_when_lower_priorities_are_killed(tenants: TwoTenants) -> None:
-    """Claims, debts and pages that the dead leave behind stop neither the holder nor who comes after them."""
+    """Claims, debts and pages of killed tenants delay neither the holder nor later tenants."""
     holder = tenants.start(ONLINE, "spins.py", "1000000")
     while tenants.count(ONLINE, "sequence") < 10:
         pause(0.01)
     victims = tenants.start(OFFLINE, "shortlived.py", str(KILLS), "7")
     assert received(victims) == "all killed"
     assert victims.wait() == 0
-    assert tenants.count(OFFLINE, "sequence") > 0  # they came as far as the gate, and through it
+    assert tenants.count(OFFLINE, "sequence") > 0  # they reached the gate and passed it
     assert holder.poll() is None
     launched = tenants.count(ONLINE, "sequence")
     while tenants.count(ONLINE, "sequence") < launched + 100:  # it goes on
@@ -197,7 +197,7 @@ def test_strict_policy_waits_until_the_holder_is_gone(tenants: TwoTenants) -> No
     assert tenants.count(OFFLINE, "sequence") == 0
     holder.kill()
     holder.wait()
-    tenants.gate.set_entries(online=None)  # as the node does for one that is gone
+    tenants.gate.set_entries(online=None)  # as the node does for a tenant that left
     assert below.wait() == 0
     assert tenants.count(OFFLINE, "launches") == 4
     assert tenants.count(ONLINE, "waits") == 0

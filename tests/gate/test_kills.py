@@ -95,7 +95,7 @@ while killed < kills:
 
 
 class ObservedTenant:
-    """A tenant that stays, and whose seat and page nobody may touch."""
+    """A tenant that runs during the whole test, and whose entry and page must not change."""
 
     def __init__(self, node_harness: NodeHarness, name: str, kind: Kind) -> None:
         self._socket = node_harness.directories.socket
@@ -112,19 +112,19 @@ class ObservedTenant:
         for descriptor in handed:
             os.close(descriptor)
 
-    def look(self) -> None:
-        """From the file, as any other tenant would; also while there is no daemon."""
+    def check(self) -> None:
+        """Check entry and page in the file, as any other tenant would; this needs no daemon."""
         with gate_path(self._pages, self.grant.gpu).open("rb") as file:
             content = file.read()
         assert self._entry in tenant_table.read_tenant_table(content).entries
         begin = tenant_table.page_offset(self.grant.slot)
         assert set(content[begin : begin + tenant_table.PAGE_BYTES]) == set(self.name.encode())
 
-    def come_back(self) -> bool:
+    def resume(self) -> bool:
         try:
             connection = Connection(self._socket)
-            asked = wire.Resume(wire.VERSION, self.grant.slot, self.grant.generation)
-            answer, handed = connection.ask(asked)
+            request = wire.Resume(wire.VERSION, self.grant.slot, self.grant.generation)
+            answer, handed = connection.ask(request)
         except CotenantError:
             return False
         assert isinstance(answer, wire.Welcome), answer
@@ -139,7 +139,7 @@ class ObservedTenant:
 
 
 def opened(pid: int) -> list[str]:
-    """What a process has open, pipes and sockets without their numbers."""
+    """Return the open files of a process, pipes and sockets without their numbers."""
     links = []
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # it closes what it had open for a moment
@@ -166,7 +166,7 @@ def test_random_kills_cost_no_other_tenant_its_entry(node_harness: NodeHarness) 
         for line in nursery.stdout or ():
             killed = int(line)
             for tenant in observed:
-                tenant.look()
+                tenant.check()
             if killed % (KILLS // (NODE_KILLS + 1)) == 0 and killed < KILLS:
                 restart(node_harness, observed)
     assert killed == KILLS
@@ -189,13 +189,13 @@ def test_random_kills_cost_no_other_tenant_its_entry(node_harness: NodeHarness) 
 
 
 def restart(node_harness: NodeHarness, observed: list[ObservedTenant]) -> None:
-    """Kill the daemon while tenants come and go, and look at those who stay before, between and after."""
+    """Kill the daemon while tenants join and leave; check the observed tenants before, between and after."""
     node_harness.kill_node()
     for tenant in observed:
-        tenant.look()
+        tenant.check()
     node_harness.node(*OPTIONS)
     for tenant in observed:
-        until(tenant.come_back)
+        until(tenant.resume)
 
 
 def check_daemon(node_harness: NodeHarness, tenants: int) -> None:

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 KILLS = examples(16, 500)
 """How many tenants die; the longer run has 500."""
 NODE_KILLS = max(2, KILLS // 50)
-OPTIONS = ("--slots", "12", "--reconnect-grace", "10s")  # who stays comes back in time, on a busy machine too
+OPTIONS = ("--slots", "12", "--reconnect-grace", "10s")  # enough for tenants to reconnect, even on a busy machine
 STAYING = {"above": ("--online",), "below": ("--offline", "--priority", "9")}
 SLOTS = {name: slot for slot, name in enumerate(STAYING)}
 
@@ -40,19 +40,19 @@ def page(node_harness: NodeHarness, name: str) -> dict[str, int | list[int]]:
 
 
 def launches(node_harness: NodeHarness, name: str) -> int:
-    found = page(node_harness, name)["sequence"]
-    assert isinstance(found, int)
-    return found
+    count = page(node_harness, name)["sequence"]
+    assert isinstance(count, int)
+    return count
 
 
 def assert_all_progress(node_harness: NodeHarness) -> None:
-    """Both who stay go on launching."""
+    """Wait until both remaining tenants have launched again."""
     before = {name: launches(node_harness, name) for name in STAYING}
     until(lambda: all(launches(node_harness, name) > count + 2 for name, count in before.items()))
 
 
 def restart(node_harness: NodeHarness) -> None:
-    """Kill the daemon while others launch and die; nobody needs it to go on."""
+    """Kill the daemon while other tenants launch and die; no tenant needs it to continue."""
     node_harness.kill_node()
     assert_all_progress(node_harness)
     node_harness.node(*OPTIONS)

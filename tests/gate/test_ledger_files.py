@@ -39,7 +39,7 @@ def test_live_and_simulated_ledgers_grant_and_hand_over(make: Callable[[Path], L
     ledgers = make(tmp_path / "pages")
     ledgers.grant(0, 2, 5)
     assert ledgers.held(0, 2) == 0
-    assert ledgers.held(1, 0) == 0  # a device that nobody was on
+    assert ledgers.held(1, 0) == 0  # a device without any tenants so far
     assert ledgers.handles(-1) == ()
     ledgers.grant(-1, 0, 1)  # a node without devices
     if isinstance(ledgers, LiveLedgers):
@@ -61,11 +61,11 @@ def test_account_belongs_to_its_generation_and_keeps_its_lines(tmp_path: Path) -
     assert again.lines(0) == [line]
     assert again.measured(0, line, 800)
     assert again.held(0, 2) == 800
-    look = read_ledger_snapshot(tmp_path, 0)
-    assert look is not None
-    account = look.accounts[2]
+    snapshot = read_ledger_snapshot(tmp_path, 0)
+    assert snapshot is not None
+    account = snapshot.accounts[2]
     assert (account.held_bytes, account.wanted_bytes, account.denied, account.denied_bytes) == (800, 9, 2, 11)
-    again.clear(0, 2, 3, OWNER + 1)  # somebody else's
+    again.clear(0, 2, 3, OWNER + 1)  # the line of another owner
     assert again.held(0, 2) == 800
     again.clear(0, 2, 3, OWNER)
     assert again.lines(0) == []

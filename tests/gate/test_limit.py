@@ -30,7 +30,7 @@ class Host:
     def __init__(
         self, file: bytearray, slot: int, length_ns: int, takes_ns: int = 0, free_ppm: int = 0, depth: int = 4
     ) -> None:
-        """With a greater depth its work in few blocks goes into several streams, and runs beside itself."""
+        """Set up the host; with a larger depth its small kernels go to several streams and run concurrently."""
         self.device = id(file)
         self.ends[self.device] = 0
         self.gate = _native.Gate(file, slot, 1)
@@ -138,8 +138,8 @@ def test_tenant_without_a_share_yields_to_an_equal_and_is_not_starved() -> None:
     play([owner, other], 1_000 * MS)
     assert abs(owner.used_ns - 900 * MS) < 20 * MS
     assert other.used_ns > 0
-    whole = device(entry(0, PPM), entry(1))
-    greedy, starved = Host(whole, 0, 200 * US), Host(whole, 1, 200 * US)
+    second_file = device(entry(0, PPM), entry(1))
+    greedy, starved = Host(second_file, 0, 200 * US), Host(second_file, 1, 200 * US)
     play([greedy, starved], 1_000 * MS)
     assert starved.reason == SHARE
     assert starved.used_ns >= 5 * 200 * US
@@ -260,7 +260,7 @@ def test_share_holds_next_to_saturated_equals(shares: tuple[int, ...], static: b
 @pytest.mark.parametrize("share_ppm", [100_000, 500_000, 700_000])
 @pytest.mark.parametrize("length_ns", [50 * US, 500 * US, 2 * MS])
 def test_share_holds_for_a_descheduled_process(share_ppm: int, length_ns: int) -> None:
-    """Every second nobody runs for longer than one that idles may save up for. Who sleeps at the gate does not idle."""
+    """Each second all processes are descheduled for longer than idle time is saved; a sleep at the gate is not idle."""
     file = device(entry(0, share_ppm, static=True), entry(1))
     hosts = [Host(file, 0, length_ns), Host(file, 1, 200 * US)]
     for second in range(5):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from cotenant import _native
 from cotenant.gate import tenant_table
 from cotenant.gate.rules import GateEntry, GateRules
-from tests.gate.test_bounds import START, device, entries, gates, owes_at, read
+from tests.gate.test_bounds import START, debt_word_offset, device, entries, gates, read
 from tests.support import gate_sums as sums
 from tests.support.gate_sums import MS, US, LaunchRequest
 
@@ -34,8 +34,8 @@ def hit(holder: _native.Gate, gate: _native.Gate, now: int) -> int:
 def test_debt_of_a_departed_tenant_is_forgiven() -> None:
     all_entries = entries(0, 5, 5)
     file = device(GateRules(entries=all_entries))
-    holder, gone, other = gates(file, 3)
-    now = hit(holder, gone, START)
+    holder, departed, other = gates(file, 3)
+    now = hit(holder, departed, START)
     assert other.admit(SHORT, now, now)[1] == sums.DEBT
     tenant_table.write_tenant_table(file, GateRules(entries=(all_entries[0], all_entries[2])))
     assert other.admit(SHORT, now, now)[:2] == (1, sums.FREE)
@@ -46,33 +46,33 @@ def test_debt_of_a_departed_tenant_is_forgiven() -> None:
     new = GateEntry(1, 2, 5, online=False)
     tenant_table.write_tenant_table(file, GateRules(entries=(all_entries[0], new, all_entries[2])))
     assert _native.Gate(file, 1, 2).admit(SHORT, now, now)[1] == sums.DEBT, (
-        "who comes finds what those owe who are there"
+        "a new tenant inherits the debt of the present tenants"
     )
 
 
 def test_process_that_outlives_its_entry_blocks_no_tenant() -> None:
     all_entries = entries(0, 5, 5)
     file = device(GateRules(entries=all_entries))
-    holder, gone, other = gates(file, 3)
-    assert gone.admit(HIT, START, START)[0]
-    gone.submitted(HIT, True, START)
+    holder, departed, other = gates(file, 3)
+    assert departed.admit(HIT, START, START)[0]
+    departed.submitted(HIT, True, START)
     tenant_table.write_tenant_table(file, GateRules(entries=(all_entries[0], all_entries[2])))
     holder.announce(HOLDER, START + 10 * US)
     now = START + 60 * MS
-    gone.admit(SHORT, now, now)  # it writes down what it took, on the floor too
+    departed.admit(SHORT, now, now)  # it records its loss, on the arbitration page too
     assert other.admit(SHORT, now, now)[:2] == (1, sums.FREE)
 
 
 def bursts(late_ns: int, count: int, *, alone: bool = True, below_ns: int = 0, gone_ns: int = 0) -> tuple[int, int]:
-    """Requests of 1 ms that others meet, each over so much later than alone: what these were charged, and would be.
+    """Return the charge for requests of 1 ms that each end `late_ns` later than alone, and the full charge.
 
-    One of two finds the device to itself, if it ever does. Half-way another holder leaves, that lost so much.
+    With `alone`, every second request has the device to itself. Half-way another holder leaves that lost `gone_ns`.
     """
     all_entries = entries(0, 5, 0)
     file = device(GateRules(delay_ppm=4_000_000, switch_ns=0, entries=all_entries))
     struct.pack_into("<Q", file, BELOW_AT, below_ns)
     holder, low, _ = gates(file, 3)
-    struct.pack_into("<q", file, tenant_table.page_offset(2) + owes_at() - 16, gone_ns)
+    struct.pack_into("<q", file, tenant_table.page_offset(2) + debt_word_offset() - 16, gone_ns)
     assert read(file, 2, "lost_ns") == gone_ns
     work: LaunchRequest = (MS, MS, 20 * MS, 21 * MS, 1, 0, 1, 0)
     below: LaunchRequest = (400 * US, 400 * US, 0, 0, 1, 0, 1, 0)

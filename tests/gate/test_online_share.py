@@ -24,7 +24,7 @@ def kernel(name: str, blocks: int, device_ns: int, interval_ns: int = 0) -> Laun
 
 def service(*, graph: bool) -> Workload:
     """A request of 1 ms in 20 kernels, about every 4 ms."""
-    launches = tuple(kernel(f"s{place % 4}", 320, 50 * US, 10 * US) for place in range(20))
+    launches = tuple(kernel(f"s{index % 4}", 320, 50 * US, 10 * US) for index in range(20))
     return Workload("service", launches, Arrival("poisson", rate_per_s=250, seed=3), 150, graph)
 
 
@@ -36,8 +36,8 @@ def training() -> Workload:
 
 def by_priorities_alone(tenants: list[Tenant]) -> DeviceRun:
     clients = [
-        Client(tenant.load, 0, place, SETTING.warm * (place == 0), -(place == 0))
-        for place, tenant in enumerate(tenants)
+        Client(tenant.load, 0, index, SETTING.warm * (index == 0), -(index == 0))
+        for index, tenant in enumerate(tenants)
     ]
     return DeviceSimulation(SETTING.device, clients, [OpenGate() for _ in clients], SETTING.costs, 0).play()
 
@@ -51,7 +51,7 @@ def test_offline_work_grows_with_the_permitted_delay(graph: bool) -> None:
         for delay in delays_ppm
     ]
     done = [run.clients[1].done_ns / run.wall_ns for run in runs]
-    assert all(one < other for one, other in pairwise(done)), done
+    assert all(less < more for less, more in pairwise(done)), done
     means = [sum(run.clients[0].latencies_ns) for run in runs]
     assert means == sorted(means)
     opened = by_priorities_alone(tenants)

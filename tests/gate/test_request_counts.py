@@ -15,16 +15,16 @@ SLO_NS = 20_000_000
 latencies = st.lists(st.integers(1 << 14, (1 << 36) - 1), max_size=60)
 
 
-def page_of(took: list[int], generation: int = 1) -> GateCounts:
+def page_of(latencies_ns: list[int], generation: int = 1) -> GateCounts:
     buckets = [0] * _native.REQUEST_BUCKETS
-    for latency_ns in took:
+    for latency_ns in latencies_ns:
         buckets[bucket_of(latency_ns)] += 1
-    over = sum(latency_ns > SLO_NS for latency_ns in took)
+    over = sum(latency_ns > SLO_NS for latency_ns in latencies_ns)
     return GateCounts(
         generation=generation,
-        requests_ended=len(took),
+        requests_ended=len(latencies_ns),
         requests_over=over,
-        requests_sum_ns=sum(took),
+        requests_sum_ns=sum(latencies_ns),
         request_buckets=tuple(buckets),
     )
 

@@ -16,40 +16,40 @@ from tests.support.strategies import specs
 GIB = 1 << 30
 
 
-def asks(memory_bytes: int, share_ppm: int) -> TenantSpec:
+def requesting(memory_bytes: int, share_ppm: int) -> TenantSpec:
     return TenantSpec(Kind.OFFLINE, 7, memory_bytes=memory_bytes, share_ppm=share_ppm)
 
 
 # name: the request, memory and share that are free, the refusal under reserve
 REQUESTS: dict[str, tuple[TenantSpec, int, int, Reject | None]] = {
-    "nothing asked": (asks(0, 0), 0, 0, None),
-    "all there is": (asks(16 * GIB, WHOLE_PPM), 16 * GIB, WHOLE_PPM, None),
+    "nothing requested": (requesting(0, 0), 0, 0, None),
+    "the whole device": (requesting(16 * GIB, WHOLE_PPM), 16 * GIB, WHOLE_PPM, None),
     "a byte too many": (
-        asks(16 * GIB + 1, 0),
+        requesting(16 * GIB + 1, 0),
         16 * GIB,
         WHOLE_PPM,
         Reject(Reason.NO_MEMORY, "requested 17179869185B of device memory, but GPU 3 has only 16GiB unreserved"),
     ),
     "a millionth too many": (
-        asks(0, 500_001),
+        requesting(0, 500_001),
         16 * GIB,
         500_000,
         Reject(Reason.NO_SHARE, "requested a share of 50.0001%, but GPU 3 has only 50% unreserved"),
     ),
-    "memory is looked at first": (
-        asks(2 * GIB, 500_000),
+    "memory is checked first": (
+        requesting(2 * GIB, 500_000),
         GIB,
         0,
         Reject(Reason.NO_MEMORY, "requested 2GiB of device memory, but GPU 3 has only 1GiB unreserved"),
     ),
-    "an overbooked device has nothing": (
-        asks(GIB, 0),
+    "an overbooked device has no free memory": (
+        requesting(GIB, 0),
         -GIB,
         -5,
         Reject(Reason.NO_MEMORY, "requested 1GiB of device memory, but GPU 3 has only 0B unreserved"),
     ),
-    "an overbooked share is none": (
-        asks(0, 10_000),
+    "an overbooked device has no free share": (
+        requesting(0, 10_000),
         GIB,
         -5,
         Reject(Reason.NO_SHARE, "requested a share of 1%, but GPU 3 has only 0% unreserved"),
@@ -58,13 +58,13 @@ REQUESTS: dict[str, tuple[TenantSpec, int, int, Reject | None]] = {
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_reserve_promises_what_is_there(name: str) -> None:
+def test_reserve_admits_or_refuses_the_examples(name: str) -> None:
     spec, memory, share, refusal = REQUESTS[name]
     assert admit.POLICIES["reserve"](spec, GpuCapacity(3, memory, share, 1)) == refusal
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_overcommit_promises_everything(name: str) -> None:
+def test_overcommit_admits_every_example(name: str) -> None:
     spec, memory, share, _ = REQUESTS[name]
     assert admit.POLICIES["overcommit"](spec, GpuCapacity(3, memory, share, 1)) is None
 
@@ -78,16 +78,16 @@ def test_reserve_admits_exactly_what_fits(spec: TenantSpec, memory: int, share: 
 
 
 @given(st.lists(specs(), max_size=8), st.integers(0, 1 << 63))
-def test_promises_under_reserve_never_exceed_the_device(asked: list[TenantSpec], memory: int) -> None:
+def test_reservations_never_exceed_the_device(requested: list[TenantSpec], memory: int) -> None:
     plan = Plan((Gpu("a", memory),))
-    for number, spec in enumerate(asked):
+    for number, spec in enumerate(requested):
         if admit.POLICIES["reserve"](spec, plan.capacity(0)) is None:
             plan = Plan(plan.gpus, (*plan.entries, Reservation(str(number), 0, spec.memory_bytes, spec.share_ppm)))
     assert sum(entry.memory_bytes for entry in plan.entries) <= memory
     assert sum(entry.share_ppm for entry in plan.entries) <= WHOLE_PPM
 
 
-def test_the_config_knows_every_policy() -> None:
+def test_config_accepts_every_policy() -> None:
     for policy in admit.POLICIES:
         assert decode_config(f"node.admit = '{policy}'", "x").node.admit == policy
     assert NodeConfig().admit in admit.POLICIES

@@ -23,7 +23,7 @@ class Membership:
         self._is_anew = is_anew
 
     def report(self, text: str) -> None:
-        """Nobody listens."""
+        """Do nothing: there is no listener."""
 
     def fileno(self) -> int:
         return -1
@@ -47,7 +47,7 @@ class Signals:
 
 
 class Mover:
-    """Remembers what it is asked."""
+    """Records its requests."""
 
     def __init__(self, *, is_suspended: bool) -> None:
         self.is_suspended = is_suspended

@@ -46,9 +46,9 @@ def test_all_processes_are_suspended_or_none(count: int, failing: set[tuple[str,
     pids = own_pids(count)
     fails = {(name, pids[index]) for name, index in failing if index < len(pids)}
     driver = Driver(dict.fromkeys(pids, RUNNING), fails)
-    moved = suspend(driver, pids)
-    assert moved.ok == (not fails)
-    assert set(driver.states.values()) == {MOVED if moved.ok else RUNNING}
+    result = suspend(driver, pids)
+    assert result.ok == (not fails)
+    assert set(driver.states.values()) == {MOVED if result.ok else RUNNING}
 
 
 @given(st.integers(1, 3), st.sets(st.integers(0, 2), max_size=2))
@@ -62,19 +62,19 @@ def test_all_processes_are_restored_or_none(count: int, failing: set[int]) -> No
 
 
 def test_process_without_a_context_or_dead_process_is_skipped() -> None:
-    here = os.getpid()
-    driver = Driver({here: RUNNING, GONE: RUNNING}, {("Lock", GONE)})
+    own_pid = os.getpid()
+    driver = Driver({own_pid: RUNNING, GONE: RUNNING}, {("Lock", GONE)})
     idle = os.getppid()
-    assert suspend(driver, [idle, GONE, here]).ok
-    assert driver.states[here] == MOVED
-    assert restore(driver, [idle, here]).ok
+    assert suspend(driver, [idle, GONE, own_pid]).ok
+    assert driver.states[own_pid] == MOVED
+    assert restore(driver, [idle, own_pid]).ok
 
 
 @pytest.mark.parametrize("code", [801, -1])
 def test_driver_without_checkpoint_calls_is_reported(code: int) -> None:
-    moved = suspend(lambda name, pid: code, [os.getpid()])
-    assert not moved.ok
-    assert "no checkpoint calls" in moved.detail
+    result = suspend(lambda name, pid: code, [os.getpid()])
+    assert not result.ok
+    assert "no checkpoint calls" in result.detail
 
 
 def test_driver_that_cannot_be_loaded_fails_the_move(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_driver_that_cannot_be_loaded_fails_the_move(tmp_path: Path) -> None:
     assert not done.ok
     assert "cannot be loaded" in done.detail
     nothing = CheckpointProcess("suspend", tmp_path / "libcuda.so.1", [], os.environ)
-    assert nothing.finish().ok, "where nobody has the driver, nothing has to be moved"
+    assert nothing.finish().ok, "no process uses the driver, so no memory has to be moved"
 
 
 def test_abandoned_move_ends_its_process() -> None:

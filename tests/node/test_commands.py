@@ -32,10 +32,10 @@ def node(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     config = tmp_path_factory.mktemp("config") / "config.toml"
     config.touch()
     monkeypatch.setenv("COTENANT_CONFIG", str(config))
-    with InProcessNode(gpus=(Gpu("v100", 1 << 34),)) as made, ExitStack() as stack:
+    with InProcessNode(gpus=(Gpu("v100", 1 << 34),)) as in_process_node, ExitStack() as stack:
         for kind, name in ((Kind.ONLINE, "web"), (Kind.OFFLINE, "a"), (Kind.OFFLINE, "b")):
-            join(stack.enter_context(Connection(made.path, BOUND_S)), TenantSpec(kind, 5, name))
-        yield made
+            join(stack.enter_context(Connection(in_process_node.path, BOUND_S)), TenantSpec(kind, 5, name))
+        yield in_process_node
 
 
 Say = Callable[..., tuple[int, str, str]]

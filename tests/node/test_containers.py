@@ -21,7 +21,7 @@ PROGRAMS = Path(__file__).parents[1] / "programs"
 WORK = ("--", sys.executable, str(PROGRAMS / "tenant.py"))
 HOOK_MODES = ("shim", "preload")
 TAKEN = 7 << 20
-"""What the program holds at least of the device, without its context."""
+"""The minimum device memory that the program holds, without its context."""
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,8 @@ def gpu() -> Iterator[NodeHarness]:
 def tenant_of(node_harness: NodeHarness, name: str) -> Tenant:
     tenant_list = node_harness.tenant_list()
     assert tenant_list is not None
-    [found] = [view.tenant for view in tenant_list.tenants if view.tenant.name == name]
-    return found
+    [tenant] = [view.tenant for view in tenant_list.tenants if view.tenant.name == name]
+    return tenant
 
 
 def page_of(node_harness: NodeHarness, slot: int) -> dict[str, Any]:
@@ -48,14 +48,14 @@ def page_of(node_harness: NodeHarness, slot: int) -> dict[str, Any]:
 
 
 def launches(node_harness: NodeHarness, name: str) -> int:
-    """What the tenant's page at the gate says, if it is this tenant's."""
+    """Return the gate page of a slot, if it has the tenant's generation."""
     grant = tenant_of(node_harness, name).grant
     page = page_of(node_harness, grant.slot)
     return int(page["launches"]) if page["generation"] == grant.generation else 0
 
 
 def held(node_harness: NodeHarness, name: str) -> int:
-    """What the ledger says that the tenant holds of the device."""
+    """Return the device memory that the tenant holds according to the ledger."""
     grant = tenant_of(node_harness, name).grant
     look = read_ledger_snapshot(node_harness.directories.pages, 0)
     assert look is not None

@@ -31,15 +31,15 @@ SOFT = Gpu("soft:0", 0, ("soft:0",))
 
 @pytest.fixture
 def node_harness() -> Iterator[NodeHarness]:
-    with NodeHarness() as made:
-        assert made.run("softgpu", "create", "--gpu", "v100", "--context-memory", "300MiB").returncode == 0
-        yield made
-        made.run("softgpu", "destroy")
+    with NodeHarness() as harness:
+        assert harness.run("softgpu", "create", "--gpu", "v100", "--context-memory", "300MiB").returncode == 0
+        yield harness
+        harness.run("softgpu", "destroy")
 
 
-def known(node_harness: NodeHarness) -> int:
-    look = read_ledger_snapshot(node_harness.directories.pages, 0)
-    return 0 if look is None else look.context_bytes
+def known_context_bytes(node_harness: NodeHarness) -> int:
+    snapshot = read_ledger_snapshot(node_harness.directories.pages, 0)
+    return 0 if snapshot is None else snapshot.context_bytes
 
 
 def first_context(node_harness: NodeHarness, quota: str) -> int:
@@ -48,9 +48,9 @@ def first_context(node_harness: NodeHarness, quota: str) -> int:
     return int(done.stdout.split()[-1])
 
 
-def test_the_first_context_of_the_first_tenant_is_held_to_its_quota(node_harness: NodeHarness) -> None:
+def test_first_context_of_the_first_tenant_counts_towards_its_quota(node_harness: NodeHarness) -> None:
     node_harness.node("--watch-period", "50ms")
-    until(lambda: known(node_harness) == CONTEXT_BYTES)
+    until(lambda: known_context_bytes(node_harness) == CONTEXT_BYTES)
     assert node_harness.names() == []
     assert manage.inspect(node_harness.directories.runtime / "softgpu", 0)["memory_free_bytes"] > 0
     assert first_context(node_harness, "100MiB") == OUT_OF_MEMORY
@@ -59,7 +59,7 @@ def test_the_first_context_of_the_first_tenant_is_held_to_its_quota(node_harness
 
 def test_no_context_is_created_when_the_config_forbids_it(node_harness: NodeHarness) -> None:
     node_harness.node("--watch-period", "50ms", "--probe", "off")
-    assert first_context(node_harness, "100MiB") == 0  # it is seen when it is there, and not before
+    assert first_context(node_harness, "100MiB") == 0  # the size is learned from the first context
 
 
 class _AtOnce:
@@ -69,10 +69,10 @@ class _AtOnce:
         done(TaskResult(call()))
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no task is running."""
 
 
-def ask(tmp_path: Path, deadline_s: float) -> int:
+def measure(tmp_path: Path, deadline_s: float) -> int:
     sizes: list[int] = []
     tasks: Any = _AtOnce()
     ContextProber(tasks, [tmp_path], dict, deadline_s).measure(0, SOFT, sizes.append)
@@ -80,13 +80,13 @@ def ask(tmp_path: Path, deadline_s: float) -> int:
 
 
 def test_hanging_driver_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process is ended, and nothing is known of contexts."""
+    """The process is ended, and the size of a context stays unknown."""
     number, stuck = tmp_path / "number", tmp_path / "stuck"
     stuck.write_text(f"#!/bin/sh\necho $$ > {number}\nexec sleep 1000\n")
     stuck.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(stuck))
     for deadline_s in (0.5, 2.0, 8.0, 32.0):  # on a busy machine it may take a while to begin
-        assert ask(tmp_path, deadline_s) == 0
+        assert measure(tmp_path, deadline_s) == 0
         if number.exists() and number.read_text():
             break
     until(lambda: not alive(int(number.read_text())))
@@ -98,4 +98,4 @@ def test_useless_answer_of_a_driver_gives_no_size(tmp_path: Path, monkeypatch: p
     odd.write_text(f"#!/bin/sh\n{answer}\n")
     odd.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(odd))
-    assert ask(tmp_path, 30.0) == 0
+    assert measure(tmp_path, 30.0) == 0

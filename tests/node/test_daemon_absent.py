@@ -34,7 +34,7 @@ OPTIONS = (
     "--drain",
     "20s",
 )
-"""Steps that only what is waited for ends, never their time: a busy machine takes no other way."""
+"""Times so long that each phase ends by its event and never by its deadline, even on a busy machine."""
 MEMORY_HOLDER = (sys.executable, str(PROGRAMS / "memory_holder.py"))
 SPINS = (sys.executable, str(PROGRAMS / "spins.py"), "100000000")
 # One kernel of so many seconds; then it waits for it, and for SIGTERM, which it survives if it is stubborn.
@@ -61,7 +61,7 @@ class HarnessWithGpu(NodeHarness):
         self.seen_turns = 0
 
     def begin(self, name: str, *words: str) -> tuple[subprocess.Popen[str], Path]:
-        """A tenant whose program has said by a file that it is ready."""
+        """Start a tenant and wait until its program has reported by a file that it is ready."""
         lines_seen = self.home / name
         lines_seen.unlink(missing_ok=True)
         run = self.tenant(name, "--gpu", "soft:0", *(word.replace("SAID", str(lines_seen)) for word in words))
@@ -82,12 +82,12 @@ class HarnessWithGpu(NodeHarness):
         return found[0].lifecycle.phase.value if found else "gone"
 
     def actions(self) -> list[str]:
-        """What was done to programs, in order."""
+        """Return the actions on programs, in order."""
         actions = [action for turn in self.journal()[self.seen_turns :] for action in turn.actions]
         return [
-            one.kind if isinstance(one, SignalTenant) else type(one).__name__
-            for one in actions
-            if isinstance(one, (SignalTenant, KillTenant, RestoreTenant))
+            action.kind if isinstance(action, SignalTenant) else type(action).__name__
+            for action in actions
+            if isinstance(action, (SignalTenant, KillTenant, RestoreTenant))
         ]
 
     def launches(self, name: str) -> int:
@@ -167,7 +167,7 @@ def test_daemon_dies_while_a_tenant_drains(gpu: HarnessWithGpu) -> None:
 
 
 def test_daemon_dies_while_a_program_ends(gpu: HarnessWithGpu) -> None:
-    """The node that comes after knows how far it is: told to hurry, it kills what does not obey."""
+    """The next node continues the phase; asked to hurry, it kills a program that does not exit."""
     run, lines_seen = gpu.begin("a", "--grace", "1h", *long_one(0.001, "stubborn"))
     assert evict(gpu.directories.socket, ["a"], None).tenants == ["a"]
     until(lines_seen.with_suffix(".asked").exists)
@@ -176,7 +176,7 @@ def test_daemon_dies_while_a_program_ends(gpu: HarnessWithGpu) -> None:
     assert gpu.stage_of("a") == "terminating"
     evict(gpu.directories.socket, ["a"], "1ms")
     assert run.wait(BOUND_S) == 137
-    assert gpu.actions() == ["term", "term", "kill"], "it was asked again, for nobody knows what the first node said"
+    assert gpu.actions() == ["term", "term", "kill"], "the request is repeated, because the first one may be lost"
     until(lambda: gpu.endings().get("a") == "killed by SIGKILL")
 
 
@@ -187,7 +187,7 @@ def test_daemon_dies_while_a_program_is_suspended(gpu: HarnessWithGpu) -> None:
     online, _ = gpu.begin("on", "--online", "--memory", "600MiB", "--", *MEMORY_HOLDER, "SAID", "100000")
     assert gpu.stage_of("off") == "suspended"
     gpu.restart()
-    assert gpu.stage_of("off") == "suspended", "the one for whom it went is still there"
+    assert gpu.stage_of("off") == "suspended", "the online tenant still holds the memory"
     online.send_signal(signal.SIGTERM)
     assert online.wait(BOUND_S) == 5
     until(lambda: gpu.stage_of("off") == "running")

@@ -29,7 +29,7 @@ def test_gpus_are_discovered_on_demand_and_visible_as_granted(gpus: NodeHarness)
     in_force = {**gpus.environ, "COTENANT_SOFTGPU": str(gpus.directories.runtime / "softgpu")}
     several = gpus.run("run", "--name", "c", "--", *SEEN, env={**in_force, "CUDA_VISIBLE_DEVICES": "1,0"})
     assert several.stdout == "1,0\n"
-    gpu_of = {gone["name"]: gone["gpu"] for gone in gpus.json("ps", "--all")["departed"]}
+    gpu_of = {departure["name"]: departure["gpu"] for departure in gpus.json("ps", "--all")["departed"]}
     assert gpu_of == {"a": 1, "b": 0, "c": 1}
     refused = gpus.run("run", "--", *SEEN, env={**gpus.environ, "CUDA_VISIBLE_DEVICES": "7"})
     assert (refused.returncode, refused.stdout) == (75, "")

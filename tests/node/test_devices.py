@@ -29,7 +29,7 @@ def requested(gpu: str, memory_bytes: int = 0) -> TenantSpec:
         (TWO_GPUS, ("1", "soft:1"), "1"),
     ],
 )
-def test_a_named_device_is_the_one(gpus: tuple[Gpu, ...], named: tuple[str, ...], visible: str) -> None:
+def test_requested_device_is_granted(gpus: tuple[Gpu, ...], named: tuple[str, ...], visible: str) -> None:
     node = Node(NodeSettings(9, 100, place="pack", gpus=gpus))
     for peer, name in enumerate(named):
         granted = node.join(peer, requested(name))[-1]
@@ -38,7 +38,7 @@ def test_a_named_device_is_the_one(gpus: tuple[Gpu, ...], named: tuple[str, ...]
     assert gpus[1].visible(1) == visible
 
 
-def test_a_device_that_is_unknown_or_full_is_refused_and_no_other_given() -> None:
+def test_unknown_or_full_device_is_refused_without_an_alternative() -> None:
     node = Node(NodeSettings(9, 100, gpus=SOFT))
     (unknown,) = node.join(1, requested("soft:2"))
     assert isinstance(unknown, Refuse)
@@ -55,13 +55,13 @@ def test_devices_found_later_get_a_table_and_tenants() -> None:
     node = Node(NodeSettings(9, 100))
     before = node.join(1, requested("soft:1"))[-1]
     assert isinstance(before, IssueGrant)
-    assert before.grant.gpu == -1, "a node without devices holds nobody back"
-    node.tell(GpusFound(SOFT))
+    assert before.grant.gpu == -1, "a node without devices ignores the requested device"
+    node.handle(GpusFound(SOFT))
     assert node.reported == [SetTenantTable(3, gpu, GateRules()) for gpu in (0, 1)]
     node.join(2, requested("soft:1"))
     assert isinstance(node.reported[0], UpsertEntry)
     assert node.reported[0].gpu == 1
     node.restart(50, gpus=node.machine.settings.gpus)
     later = msgspec.structs.replace(node.machine.settings, gpus=(*SOFT, TWO_GPUS[0]))
-    node.tell(GpusFound(TWO_GPUS[:1]))
+    node.handle(GpusFound(TWO_GPUS[:1]))
     assert node.machine.settings == later

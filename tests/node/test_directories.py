@@ -64,8 +64,8 @@ def test_config_overrides_each_field() -> None:
 
 
 def test_relative_directories_are_made_absolute() -> None:
-    found = resolve_directories(DirectoriesConfig(runtime="r"), {"COTENANT_DIRECTORY": "d"}, USER)
-    assert found == Directories(Path.cwd() / "r", Path.cwd() / "d/state")
+    directories = resolve_directories(DirectoriesConfig(runtime="r"), {"COTENANT_DIRECTORY": "d"}, USER)
+    assert directories == Directories(Path.cwd() / "r", Path.cwd() / "d/state")
 
 
 @pytest.mark.parametrize("name", ["x" * 200, "ü" * 60], ids=["ascii", "bytes count, not letters"])
@@ -95,7 +95,9 @@ def test_longest_permitted_path_can_be_bound(tmp_path_factory: pytest.TempPathFa
         ({"COTENANT_CONFIG": "/e.toml"}, USER, "/f.toml", ("/f.toml", True)),
     ],
 )
-def test_the_config_file_is_found(environ: dict[str, str], uid: int, given: str, expected: tuple[str, bool]) -> None:
+def test_config_file_follows_the_environment(
+    environ: dict[str, str], uid: int, given: str, expected: tuple[str, bool]
+) -> None:
     path, required = config_file(environ, uid, given)
     assert (str(path), required) == expected
 
@@ -146,7 +148,7 @@ def test_file_instead_of_a_directory_raises_config_error(tmp_path: Path) -> None
             make_directory(path, "directories.state")
 
 
-def test_groups_are_named() -> None:
+def test_group_id_is_found_by_name() -> None:
     group = grp.getgrgid(os.getegid())
     assert group_id_of("") == -1
     assert group_id_of(group.gr_name) == group.gr_gid
@@ -154,7 +156,7 @@ def test_groups_are_named() -> None:
         group_id_of("no such group")
 
 
-def test_directory_has_one_node(tmp_path: Path) -> None:
+def test_directory_lock_admits_one_node(tmp_path: Path) -> None:
     first = take_lock(tmp_path / "node.lock")
     assert mode(tmp_path / "node.lock") == 0o600
     with pytest.raises(WorldError, match=rf"a node already runs on .*\(pid {os.getpid()}\)"):
@@ -184,7 +186,7 @@ def test_socket_is_private_or_for_the_group(tmp_path: Path) -> None:
     assert path.stat().st_gid == os.getegid()
 
 
-def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
+def test_stale_socket_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "node.sock"
     listen(path, -1).close()
     with socket.socket(socket.AF_UNIX) as client, pytest.raises(ConnectionRefusedError):

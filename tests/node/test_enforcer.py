@@ -30,10 +30,10 @@ pytestmark = pytest.mark.live
 
 @pytest.fixture
 def ledgers(tmp_path: Path) -> Iterator[LiveLedgers]:
-    made = LiveLedgers(tmp_path, 4)
-    made.grant(0, 1, 1)
-    yield made
-    made.close()
+    files = LiveLedgers(tmp_path, 4)
+    files.grant(0, 1, 1)
+    yield files
+    files.close()
 
 
 @pytest.fixture
@@ -58,10 +58,10 @@ def test_tenant_is_killed_with_all_its_processes_only(
     ledgers.grant(0, 2, 1)
     scribble(tmp_path, 1, 0, owner=owner_of(child.pid))
     scribble(tmp_path, 2, 0, owner=owner_of(stranger.pid))
-    said: list[str] = []
+    messages: list[str] = []
     joined: list[int | None] = [start_ns(parent.pid) - 1]
     enforcer = LiveEnforcer(
-        ledgers, ProcessTable(), said.append, joined_ns=lambda _: joined[0], restart_mps=lambda: None
+        ledgers, ProcessTable(), messages.append, joined_ns=lambda _: joined[0], restart_mps=lambda: None
     )
     enforcer.kill(-1, 1, parent.pid)  # the number is of a process that began after the tenant had joined
     assert parent.poll() is None
@@ -70,7 +70,7 @@ def test_tenant_is_killed_with_all_its_processes_only(
     assert parent.wait() == child.wait() == -9
     assert stranger.poll() is None
     enforcer.kill(0, 1, parent.pid)  # they are gone already
-    assert said == []
+    assert messages == []
 
 
 def test_process_start_instants_follow_the_kernel() -> None:
@@ -84,17 +84,17 @@ def test_memory_request_is_reported_at_once_and_repeated(ledgers: LiveLedgers, t
     posted: list[Event] = []
     check = LedgerCheck(0, ledgers, ProcessTable(), posted.append)
     scribble(tmp_path, 1, 0, owner=owner_of(os.getpid()), wanted_bytes=700, booked_bytes=50)
-    wanted = MemoryRequested(1, 1, 700, ((0, 0), (1, 50)))
+    request = MemoryRequested(1, 1, 700, ((0, 0), (1, 50)))
     entries = {0: 1, 1: 1}
     check.read(entries, 0)
     check.read(entries, SECOND_NS - 1)
-    assert posted == [wanted]
+    assert posted == [request]
     check.read(entries, SECOND_NS)
-    assert posted == [wanted, wanted]
+    assert posted == [request, request]
     check.read({0: 1, 1: 2}, 2 * SECOND_NS)  # the seat is another tenant's by now
     scribble(tmp_path, 1, 0, wanted_bytes=0)
     check.read(entries, 9 * SECOND_NS)
-    assert posted == [wanted, wanted]
+    assert posted == [request, request]
 
 
 def test_denials_are_reported_at_once_and_then_once_a_minute(ledgers: LiveLedgers, tmp_path: Path) -> None:
@@ -158,42 +158,42 @@ def test_context_size_is_learned_from_plausible_values_only(ledgers: LiveLedgers
     """A count of contexts below none, or of more than the bytes there are, would teach all tenants that one is free."""
     check = LedgerCheck(0, ledgers, ProcessTable(), lambda _: None)
 
-    def seen(contexts: int, held_bytes: int) -> int:
+    def size_after(contexts: int, held_bytes: int) -> int:
         scribble(tmp_path, 1, 0, owner=owner_of(os.getpid()), contexts=contexts)
         check.read({1: 1}, 0)
         check.settle({os.getpid(): held_bytes})
-        look = read_ledger_snapshot(tmp_path, 0)
-        assert look is not None
-        return look.context_bytes
+        snapshot = read_ledger_snapshot(tmp_path, 0)
+        assert snapshot is not None
+        return snapshot.context_bytes
 
-    assert seen(1, 300) == 300
-    assert seen((1 << 64) - 1, 300) == 300
-    assert seen(301, 300) == 300
-    assert seen(2, 500) == 250  # the least that was seen
+    assert size_after(1, 300) == 300
+    assert size_after((1 << 64) - 1, 300) == 300
+    assert size_after(301, 300) == 300
+    assert size_after(2, 500) == 250  # the least that was seen
     check.expect(0)
-    assert seen(1, 200) == 200
+    assert size_after(1, 200) == 200
     check.expect(400)
-    assert seen(1, 100) == 400  # the node's own word
+    assert size_after(1, 100) == 400  # the node's own word
 
 
 def test_background_tasks_finish_in_order_and_close_their_descriptors() -> None:
     before = descriptors()
     loop: LiveLoop[Event] = LiveLoop(LiveClock(0), TimerFired())
     tasks = BackgroundTasks(loop, "test")
-    came: list[object] = []
+    results: list[object] = []
     work = [lambda: 1, lambda: 1 // 0, lambda: 3]
     threads: list[threading.Thread] = []
 
     def posted(outcome: TaskResult[int]) -> None:
         threads.append(threading.current_thread())
-        came.append(outcome.error if outcome.error is not None else outcome.result())
-        if len(came) == len(work):
+        results.append(outcome.error if outcome.error is not None else outcome.result())
+        if len(results) == len(work):
             loop.stop("all are back")
 
     for item in work:
         tasks.submit(item, posted)
     loop.run()
-    first, second, third = came
+    first, second, third = results
     assert (first, third) == (1, 3)
     assert isinstance(second, ZeroDivisionError)
     assert threads == [threading.current_thread()] * 3

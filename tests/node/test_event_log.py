@@ -76,11 +76,11 @@ WEB_GRANT = Grant(0, 1, Kind.ONLINE, 2, 0, 0, 0, 0)
 JOB_GRANT = Grant(1, 1, Kind.OFFLINE, 7, 0, 0, 0, 1)
 RULES = GateRules()
 ADJUSTMENT = Adjustment(0, 620_000, AdjustCause.VIOLATED, "p99 21ms of 20ms", (), 0, 1)
-BEYOND = Adjustment(0, 980_000, AdjustCause.UNREACHABLE)
+UNREACHABLE = Adjustment(0, 980_000, AdjustCause.UNREACHABLE)
 DIVIDED = Adjustment(0, 980_000, AdjustCause.UNREACHABLE, "late", ((0, 600_000), (5, 400_000)), 0, 1)
 
 
-def a_node_with_two() -> EventLog:
+def log_with_two_tenants() -> EventLog:
     event_log = EventLog()
     event_log.record(500, STARTED, [])
     event_log.record(600, TenantJoined(1, 10, 0, WEB), [IssueGrant(2, 1, "web", WEB_GRANT)])
@@ -88,7 +88,7 @@ def a_node_with_two() -> EventLog:
     return event_log
 
 
-STORY: list[tuple[Event, list[Action], str]] = [
+EXAMPLES: list[tuple[Event, list[Action], str]] = [
     (TenantResumed(9, 11, 0, 1, 1), [IssueGrant(4, 9, "job", JOB_GRANT)], "resumed job 1: job reconnected"),
     (TenantsPaused(7, 5, True, ("job",), False, True), [Confirm(4, 7, ("job",), RULES)],
      "paused job 1: job is paused: requested by user 5"),
@@ -134,7 +134,7 @@ STORY: list[tuple[Event, list[Action], str]] = [
     (OnlineShareProposed(ADJUSTMENT), [SetOnlineShare(4, ADJUSTMENT, 550_000)],
      ("adjusted web 0 (objective violated): GPU 0: online share set to 62% (was 55%): web misses its "
       "objective, p99 21ms of 20ms")),
-    (OnlineShareProposed(BEYOND), [SetOnlineShare(4, BEYOND, 980_000)],
+    (OnlineShareProposed(UNREACHABLE), [SetOnlineShare(4, UNREACHABLE, 980_000)],
      "WARNING adjusted - 0 (objective unreachable): GPU 0: online share set to 98%: objective unreachable"),
     (OnlineShareProposed(DIVIDED), [SetOnlineShare(4, DIVIDED, 980_000)],
      ("WARNING adjusted web 0 (objective unreachable): GPU 0: online share set to 98%, divided into "
@@ -170,23 +170,23 @@ STORY: list[tuple[Event, list[Action], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("event, actions, reported", STORY, ids=[f"{reported[:30]}" for _, _, reported in STORY])
+@pytest.mark.parametrize("event, actions, reported", EXAMPLES, ids=[f"{reported[:30]}" for _, _, reported in EXAMPLES])
 def test_each_event_names_its_subject(event: Event, actions: list[Action], reported: str) -> None:
-    event_log = a_node_with_two()
-    found = []
-    for each in event_log.record(800, event, actions):
-        level = "" if each.level is LogLevel.INFO else f"{each.level.name} "
-        why = f" ({each.why})" if each.why else ""
-        where = "-" if each.gpu < 0 else each.gpu
-        found.append(f"{level}{each.what.value} {each.tenant or '-'} {where}{why}: {each.text}")
-        assert (each.turn, each.now, each.unix_ns) == (4, 800, 800 + 1_000_000 - 500)
-    assert "\n".join(found) == reported
+    event_log = log_with_two_tenants()
+    lines = []
+    for log_event in event_log.record(800, event, actions):
+        level = "" if log_event.level is LogLevel.INFO else f"{log_event.level.name} "
+        why = f" ({log_event.why})" if log_event.why else ""
+        where = "-" if log_event.gpu < 0 else log_event.gpu
+        lines.append(f"{level}{log_event.what.value} {log_event.tenant or '-'} {where}{why}: {log_event.text}")
+        assert (log_event.turn, log_event.now, log_event.unix_ns) == (4, 800, 800 + 1_000_000 - 500)
+    assert "\n".join(lines) == reported
 
 
 def test_every_kind_of_log_event_is_covered() -> None:
     reported = {line.split(": ")[0].removeprefix("WARNING ").removeprefix("ERROR ").split()[0]
-            for _, _, text in STORY for line in text.splitlines()}  # fmt: skip
-    elsewhere = {
+            for _, _, text in EXAMPLES for line in text.splitlines()}  # fmt: skip
+    covered_elsewhere = {
         LogEventKind.STARTED,
         LogEventKind.GAP,
         LogEventKind.JOINED,
@@ -195,7 +195,7 @@ def test_every_kind_of_log_event_is_covered() -> None:
         LogEventKind.FAULTED,
         LogEventKind.GPU_FAULTED,
     }
-    assert reported | {what.value for what in elsewhere} == {what.value for what in LogEventKind}
+    assert reported | {kind.value for kind in covered_elsewhere} == {kind.value for kind in LogEventKind}
 
 
 def test_joins_list_the_request_and_starts_the_tenants_expected_back() -> None:
@@ -208,8 +208,8 @@ def test_joins_list_the_request_and_starts_the_tenants_expected_back() -> None:
     assert (back.what, back.gpu) == (LogEventKind.RESUMED, 1)
 
 
-def test_a_waiting_join_is_logged_once_and_then_its_result() -> None:
-    event_log = a_node_with_two()
+def test_waiting_join_is_logged_once_and_then_its_result() -> None:
+    event_log = log_with_two_tenants()
     more = TenantSpec(Kind.ONLINE, 2, "more")
     for peer in (5, 6, 7):
         [waits] = event_log.record(800, TenantJoined(peer, 1, 0, more), [])
@@ -223,41 +223,41 @@ def test_a_waiting_join_is_logged_once_and_then_its_result() -> None:
     assert event_log.record(900, PeerLost(7), []) == []
 
 
-def test_one_that_is_asked_to_end_by_its_own_parent_is_not_evicted() -> None:
-    event_log = a_node_with_two()
+def test_exit_requested_by_the_parent_is_not_logged_as_an_eviction() -> None:
+    event_log = log_with_two_tenants()
     event_log.record(800, QuitRequested(2), [])
-    [asked] = event_log.record(900, TimerFired(), [SignalTenant(5, 2, 1, 1, "term", "its parent was asked to stop")])
-    assert asked.what is LogEventKind.ENDING
+    [ending] = event_log.record(900, TimerFired(), [SignalTenant(5, 2, 1, 1, "term", "its parent was asked to stop")])
+    assert ending.what is LogEventKind.ENDING
 
 
 @pytest.mark.parametrize("code, name", [(2, "out-of-device-memory"), (700, "bad-kernel")])
 def test_errors_are_described_by_their_class(code: int, name: str) -> None:
-    words = {each.name: each.description for each in CLASSES}
-    event_log = a_node_with_two()
+    descriptions = {error_class.name: error_class.description for error_class in CLASSES}
+    event_log = log_with_two_tenants()
     [faulted] = event_log.record(800, TenantFaulted(1, 1, "cuda", code), [])
     assert (faulted.what, faulted.why) == (LogEventKind.FAULTED, name)
-    assert faulted.text == f"job reported CUDA error {code}: {words[name]}"
+    assert faulted.text == f"job reported CUDA error {code}: {descriptions[name]}"
     [xid] = event_log.record(800, GpuFaulted(1, 31, 1, 1), [])
     assert xid.text.startswith("GPU 1 reported Xid 31 of job: ")
-    [nobodys] = event_log.record(800, GpuFaulted(1, 79), [])
-    assert (nobodys.tenant, nobodys.gpu) == ("", 1)
-    [strange] = event_log.record(800, TenantFaulted(1, 1, "astrology", 1), [])
-    assert strange.why == "unknown"
+    [unattributed] = event_log.record(800, GpuFaulted(1, 79), [])
+    assert (unattributed.tenant, unattributed.gpu) == ("", 1)
+    [unknown] = event_log.record(800, TenantFaulted(1, 1, "astrology", 1), [])
+    assert unknown.why == "unknown"
 
 
 def restored(turn: int) -> NodeRestored:
     return NodeRestored(SETTINGS, turn, (1, 1, 0, 0), ((2, Tenant("job", JOB_GRANT, JOB, 11, 0, 1)),), (), NEVER, NEVER)
 
 
-def test_the_head_of_a_segment_tells_nothing_new_unless_turns_are_missing() -> None:
-    event_log = a_node_with_two()
+def test_segment_head_adds_no_log_event_unless_turns_are_missing() -> None:
+    event_log = log_with_two_tenants()
     assert event_log.record(800, restored(3), []) == []
     [left] = event_log.record(900, TenantLeft(2, "exit 0"), [Revoke(4, 2, "job", 1, 1, "exit 0")])
     assert left.turn == 4
     [gap] = event_log.record(950, restored(10), [])
     assert (gap.what, gap.text) == (LogEventKind.GAP, "6 turns before this are not on record")
     late = EventLog(unix_offset_ns=7)
-    assert late.record(800, restored(3), []) == [], "a reader that begins there misses nothing"
+    assert late.record(800, restored(3), []) == [], "a reader that begins with this segment misses no turns"
     [left] = late.record(900, TenantLeft(2, "exit 0"), [Revoke(4, 2, "job", 1, 1, "exit 0")])
     assert (left.tenant, left.gpu, left.unix_ns) == ("job", 1, 907)
 
@@ -267,4 +267,4 @@ def test_any_journal_yields_printable_lines(record: list[NodeTurn]) -> None:
     event_log = EventLog()
     for turn in record:
         reported = event_log.record(turn.now, turn.event, turn.actions)
-        assert all(each.text.isprintable() and each.turn == event_log.turn for each in reported)
+        assert all(log_event.text.isprintable() and log_event.turn == event_log.turn for log_event in reported)

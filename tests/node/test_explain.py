@@ -62,8 +62,8 @@ JOINED: list[tuple[Event, list[Action]]] = [
     (TenantJoined(2, 11, 0, JOB), [IssueGrant(3, 2, "job", JOB_GRANT)]),
 ]
 Captured = pytest.CaptureFixture[str]
-SetRoll = Callable[..., None]
-HERE = "job is here: slot 1/1 on GPU 0 (a), offline at priority 7"
+SetTenants = Callable[..., None]
+PRESENT = "job is here: slot 1/1 on GPU 0 (a), offline at priority 7"
 ENTRY = "   journal, turn {turn} at (time): {entry}"
 
 
@@ -78,7 +78,7 @@ def directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Directories:
     return Directories(tmp_path / "run", tmp_path / "state")
 
 
-def on_record(directories: Directories, *more: tuple[Event, list[Action]]) -> None:
+def write_journal(directories: Directories, *more: tuple[Event, list[Action]]) -> None:
     journal = FileJournal(directories.journal, 1 << 30)
     for number, (event, actions) in enumerate([*JOINED, *more], 1):
         journal.append(number * 1000, event, actions)
@@ -91,15 +91,15 @@ def job(lifecycle: Lifecycle | None = None, **more: object) -> Tenant:
 
 
 @pytest.fixture
-def is_here(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    def set_roll(tenant: Tenant, watch: GpuWatch | None = None, *, connected: bool = True) -> None:
+def set_present(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def set_tenants(tenant: Tenant, watch: GpuWatch | None = None, *, connected: bool = True) -> None:
         web = TenantView(Tenant("web", WEB_GRANT, WEB, 10, 0, 2000), True)
         tenant_list = NodeSnapshot(
             True, 9000, [web, TenantView(tenant, connected)], [Gpu("a", 1 << 30)], [watch or GpuWatch()]
         )
         monkeypatch.setattr(explaining, "read_node_snapshot", lambda directories: tenant_list)
 
-    return set_roll
+    return set_tenants
 
 
 def explanation_lines(capsys: Captured, name: str = "job") -> list[str]:
@@ -126,24 +126,24 @@ IDLE = ["nothing holds it back: it has launched nothing on its device yet", GRAN
     ],
 )  # fmt: skip
 def test_state_comes_first(
-    phase: ExitPhase, words: str, directories: Directories, is_here: SetRoll, capsys: Captured
+    phase: ExitPhase, words: str, directories: Directories, set_present: SetTenants, capsys: Captured
 ) -> None:
-    on_record(directories, (EvictionRequested(9, 0, True, ("job",)), [Confirm(4, 9, ("job",), GateRules())]))
-    is_here(job(Lifecycle(phase, "evicted by user 0", 4, 4000, 9000 + 10**9)))
+    write_journal(directories, (EvictionRequested(9, 0, True, ("job",)), [Confirm(4, 9, ("job",), GateRules())]))
+    set_present(job(Lifecycle(phase, "evicted by user 0", 4, 4000, 9000 + 10**9)))
     entry = ENTRY.format(turn=4, entry="0.000004000 peer 9 evicts job -> confirm to peer 9: job")
     lines = explanation_lines(capsys)
-    assert lines[:3] == [HERE, f"1. {words}, for at most 1s more (evicted by user 0)", entry]
+    assert lines[:3] == [PRESENT, f"1. {words}, for at most 1s more (evicted by user 0)", entry]
     assert lines[3:] == [f"2. {IDLE[0]}", IDLE[1]]
 
 
 def test_pause_and_disconnection_are_explained_with_the_remedy(
-    directories: Directories, is_here: SetRoll, capsys: Captured
+    directories: Directories, set_present: SetTenants, capsys: Captured
 ) -> None:
     paused = TenantsPaused(9, 0, True, ("job",), False, True)
-    on_record(directories, (paused, [Confirm(4, 9, ("job",), GateRules())]))
-    is_here(job(paused=True), connected=False)
+    write_journal(directories, (paused, [Confirm(4, 9, ("job",), GateRules())]))
+    set_present(job(paused=True), connected=False)
     assert explanation_lines(capsys) == [
-        HERE,
+        PRESENT,
         "1. it is disconnected: the node restarted, and `cotenant run` has not reconnected yet",
         GRANTED,
         "2. it is paused and launches nothing; resume it with: cotenant resume job",
@@ -154,10 +154,10 @@ def test_pause_and_disconnection_are_explained_with_the_remedy(
 
 
 def test_gate_decision_names_higher_priorities(
-    directories: Directories, is_here: SetRoll, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    directories: Directories, set_present: SetTenants, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_record(directories)
-    is_here(job())
+    write_journal(directories)
+    set_present(job())
     directories.runtime.mkdir()
     gates = LiveTenantTables(directories.pages, 4)
     gates.set_table(0, GateRules(entries=(GateEntry(0, 1, 2, online=True), GateEntry(1, 1, 7, online=False))))
@@ -169,7 +169,7 @@ def test_gate_decision_names_higher_priorities(
     assert not waits.admit((10**6, 10**6, 0, 0, 1), now, now)[0]
     lines = explanation_lines(capsys)
     assert lines == [
-        HERE,
+        PRESENT,
         "1. it waits at the gate: work of web (priority 2) still runs",
         "   in 20 of 20 checks within 0.2 s",
         GRANTED,
@@ -183,20 +183,20 @@ def test_gate_decision_names_higher_priorities(
 
 
 def test_denials_are_explained_with_the_quota_in_use(
-    directories: Directories, is_here: SetRoll, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    directories: Directories, set_present: SetTenants, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_record(directories)
-    is_here(job())
+    write_journal(directories)
+    set_present(job())
     directories.runtime.mkdir()
     ledgers = LiveLedgers(directories.pages, 4)
     ledgers.grant(0, 1, 1)
     assert explanation_lines(capsys)[1] == f"1. {IDLE[0]}", "an account without a line says nothing"
     line = line_of(slot=1, denied=2, denied_bytes=3 << 30, wanted_bytes=1 << 28)
-    look = LedgerSnapshot(0, 0, {1: LedgerAccount(1, 1, 1 << 20, (line,))})
-    monkeypatch.setattr(explain_gate, "read_ledger_snapshot", lambda pages, gpu: look)
+    snapshot = LedgerSnapshot(0, 0, {1: LedgerAccount(1, 1, 1 << 20, (line,))})
+    monkeypatch.setattr(explain_gate, "read_ledger_snapshot", lambda pages, gpu: snapshot)
     holds = "   it holds 1MiB of device memory of its quota of 512MiB"
     assert explanation_lines(capsys) == [
-        HERE,
+        PRESENT,
         "1. an allocation of 256MiB waits: its quota allows it, but the device has not enough free memory",
         holds,
         GRANTED,
@@ -214,16 +214,16 @@ def line_of(**words: int) -> LedgerLine:
 
 
 def test_device_state_and_earlier_faults_are_explained(
-    directories: Directories, is_here: SetRoll, capsys: Captured
+    directories: Directories, set_present: SetTenants, capsys: Captured
 ) -> None:
     watch = GpuWatch(Health.UNHEALTHY, 4000, "memory 96%", 4)
-    on_record(
+    write_journal(
         directories,
         (TimerFired(), [ReportGpuHealth(4, 0, watch)]),
         (TenantHung(1, 1, "gemm", 10**6, 10**9), []),
         (TenantRestarted(2, "exit 1", 2), []),
     )
-    is_here(job(restarts=2), watch)
+    set_present(job(restarts=2), watch)
     lines = explanation_lines(capsys)
     assert [line for line in lines if line[0].isdigit()] == [
         f"1. {IDLE[0]}",
@@ -235,27 +235,27 @@ def test_device_state_and_earlier_faults_are_explained(
 
 
 def test_online_share_is_explained_with_its_last_change(
-    directories: Directories, is_here: SetRoll, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    directories: Directories, set_present: SetTenants, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = Adjustment(0, 980_000, AdjustCause.JOINED, "its need is not known yet", (), 0, 1)
     then = Adjustment(0, 620_000, AdjustCause.HEADROOM, "p99 9ms of 20ms", (), 0, 1)
-    on_record(
+    write_journal(
         directories,
         (OnlineShareProposed(first), [SetOnlineShare(4, first, 980_392)]),
         (OnlineShareProposed(then), [SetOnlineShare(5, then, 980_000)]),
     )
-    is_here(job())
+    set_present(job())
     assert not any("online keeps" in line for line in explanation_lines(capsys)), "nothing is adjusted by now"
     tenant_list = NodeSnapshot(
         True, 9000, [TenantView(job(), True)], [Gpu("a", 1 << 30)], [GpuWatch()], [OnlineShareSetpoint(0, 620_000)]
     )
     monkeypatch.setattr(explaining, "read_node_snapshot", lambda directories: tenant_list)
-    said = "2. GPU 0: online share set to 62% (was 98%): web has headroom, p99 9ms of 20ms"
-    assert said in explanation_lines(capsys)
+    line = "2. GPU 0: online share set to 62% (was 98%): web has headroom, p99 9ms of 20ms"
+    assert line in explanation_lines(capsys)
 
 
 def test_departed_tenant_is_explained_by_actions_then_by_its_exit(directories: Directories, capsys: Captured) -> None:
-    on_record(
+    write_journal(
         directories,
         (TenantFaulted(1, 1, "cuda", 700), []),
         (TimerFired(), [SignalTenant(5, 2, 1, 1, "term", "it met an error")]),
@@ -270,7 +270,7 @@ def test_departed_tenant_is_explained_by_actions_then_by_its_exit(directories: D
 
 def test_refused_join_is_explained_with_the_earlier_tenant(directories: Directories, capsys: Captured) -> None:
     refused = Refuse(5, 3, Reject(Reason.NO_MEMORY, "GPU 0 has no room", 10**9))
-    on_record(
+    write_journal(
         directories,
         (TenantLeft(2, "exit 0"), [Revoke(4, 2, "job", 1, 1, "exit 0")]),
         (TenantJoined(3, 12, 0, JOB), [refused]),
@@ -289,7 +289,7 @@ def test_refused_join_is_explained_with_the_earlier_tenant(directories: Director
 
 
 def test_waiting_join_is_explained(directories: Directories, capsys: Captured) -> None:
-    on_record(directories, (TenantJoined(5, 1, 0, TenantSpec(Kind.ONLINE, 2, "more")), []))
+    write_journal(directories, (TenantJoined(5, 1, 0, TenantSpec(Kind.ONLINE, 2, "more")), []))
     assert explanation_lines(capsys, "more")[:2] == [
         "more is not here yet",
         "1. more waits to join until offline tenants free memory: online priority 2",
@@ -318,8 +318,8 @@ INVALID = "is not a valid tenant name"
 def test_unknown_name_is_reported_in_one_sentence(
     name: str, message: str, directories: Directories, capsys: Captured
 ) -> None:
-    on_record(directories)
+    write_journal(directories)
     assert main(["explain", name]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith(f"cotenant: NAME = {name!r}: {message}")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"cotenant: NAME = {name!r}: {message}")

@@ -47,14 +47,14 @@ def paused(*names: str, uid: int = OWN, owner: bool = False, on: bool = True) ->
     return TenantsPaused(9, uid, owner, names, all_offline=not names, paused=on)
 
 
-def two() -> Node:
+def node_with_web_and_job() -> Node:
     node = Node(ONE_GPU)
     node.join(1, WEB)
     node.join(2, JOB)
     return node
 
 
-def test_table_changes_come_first() -> None:
+def test_table_changes_precede_other_actions() -> None:
     node = Node(ONE_GPU)
     assert node.reported == [table(1)]
     node.join(1, WEB)
@@ -62,11 +62,11 @@ def test_table_changes_come_first() -> None:
     node.join(2, JOB)
     granted = IssueGrant(3, 2, "job", grant(1, 1, JOB, 0), 1)
     assert node.reported == [UpsertEntry(3, 0, JOB_ENTRY), SetNeighbourCount(3, 0, 1), granted]
-    node.tell(TenantLeft(1, "exit 0"))
+    node.handle(TenantLeft(1, "exit 0"))
     assert node.reported == [RemoveEntry(4, 0, 0), Revoke(4, 1, "web", 0, 1, "exit 0"), SetNeighbourCount(4, 0, 0)]
 
 
-def test_the_share_of_an_online_tenant_below_another_is_guaranteed_as_that_of_an_offline_one() -> None:
+def test_share_of_a_lower_priority_online_tenant_is_guaranteed() -> None:
     node = Node(ONE_GPU)
     node.join(1, TenantSpec(Kind.ONLINE, 0, "first"))
     node.join(2, TenantSpec(Kind.ONLINE, 2, "second", share_ppm=300_000, limit=Limit.OFF))
@@ -80,70 +80,70 @@ def test_each_device_has_its_own_table() -> None:
     assert node.reported[0] == UpsertEntry(2, 1, GateEntry(0, 1, 3, online=False))
 
 
-def test_a_node_without_devices_has_no_table_and_pauses_no_tenant() -> None:
+def test_node_without_devices_has_no_table_and_pauses_no_tenant() -> None:
     node = Node()
     assert node.reported == []
     node.join(1)
     assert [type(action) for action in node.reported] == [IssueGrant]
-    (refused,) = node.tell(paused("python-0"))
+    (refused,) = node.handle(paused("python-0"))
     assert isinstance(refused, Refuse)
     assert refused.reject.reason is Reason.NO_GATE
-    assert node.tell(paused()) == [Confirm(4, 9, (), GateRules())]
+    assert node.handle(paused()) == [Confirm(4, 9, (), GateRules())]
 
 
-def test_a_pause_is_seen_by_everybody_and_twice_is_once() -> None:
-    node = two()
+def test_pause_changes_the_table_once() -> None:
+    node = node_with_web_and_job()
     held = GateEntry(1, 1, 7, online=False, paused=True, guaranteed_ppm=100_000)
-    node.tell(paused("job"))
+    node.handle(paused("job"))
     assert node.reported == [UpsertEntry(4, 0, held), Confirm(4, 9, ("job",), GateRules())]
-    node.tell(paused("job"))
+    node.handle(paused("job"))
     assert node.reported == [Confirm(5, 9, ("job",), GateRules())]
-    node.tell(paused("job", on=False))
+    node.handle(paused("job", on=False))
     assert node.reported == [UpsertEntry(6, 0, JOB_ENTRY), Confirm(6, 9, ("job",), GateRules())]
-    node.tell(paused())
+    node.handle(paused())
     assert node.reported == [UpsertEntry(7, 0, held), Confirm(7, 9, ("job",), GateRules())]
 
 
-def test_of_several_names_all_are_paused_or_none() -> None:
-    node = two()
-    node.tell(paused("job", "jab"))
+def test_pause_of_several_names_applies_to_all_or_none() -> None:
+    node = node_with_web_and_job()
+    node.handle(paused("job", "jab"))
     unknown = Reject(Reason.UNKNOWN_TENANT, "no tenant has the name 'jab'; list the tenants with: cotenant ps")
     assert node.reported == [Refuse(4, 9, unknown)]
     assert not any(view.tenant.paused for view in node.machine.tenants())
-    assert node.tell(paused("job", "web")) == [Confirm(5, 9, ("job", "web"), GateRules())]
+    assert node.handle(paused("job", "web")) == [Confirm(5, 9, ("job", "web"), GateRules())]
     held = [msgspec.structs.replace(entry, paused=True) for entry in (WEB_ENTRY, JOB_ENTRY)]
-    assert node.reported[0] == table(5, *held), "two changes are seen at once"
+    assert node.reported[0] == table(5, *held), "two changes are written at once"
     assert all(view.tenant.paused for view in node.machine.tenants())
 
 
-def test_a_tenant_is_changed_by_its_own_user_or_the_node_s() -> None:
-    node = two()
+def test_only_the_tenants_user_or_the_nodes_user_may_change_it() -> None:
+    node = node_with_web_and_job()
     refused = Reject(Reason.NOT_YOURS, "the tenant 'job' belongs to another user")
-    assert node.tell(paused("job", uid=OTHER)) == [Refuse(4, 9, refused)]
-    assert node.tell(PriorityChanged(9, OTHER, False, "job", 0)) == [Refuse(5, 9, refused)]
-    assert node.tell(paused(uid=OTHER)) == [Confirm(6, 9, (), GateRules())]
-    assert node.tell(paused("job", uid=OTHER, owner=True)) == [Confirm(7, 9, ("job",), GateRules())]
-    (rules,) = node.tell(RulesChanged(9, False, GateChange(GatePolicy.OPEN)))
+    assert node.handle(paused("job", uid=OTHER)) == [Refuse(4, 9, refused)]
+    assert node.handle(PriorityChanged(9, OTHER, False, "job", 0)) == [Refuse(5, 9, refused)]
+    assert node.handle(paused(uid=OTHER)) == [Confirm(6, 9, (), GateRules())]
+    assert node.handle(paused("job", uid=OTHER, owner=True)) == [Confirm(7, 9, ("job",), GateRules())]
+    (rules,) = node.handle(RulesChanged(9, False, GateChange(GatePolicy.OPEN)))
     assert isinstance(rules, Refuse)
     assert rules.reject.reason is Reason.NOT_YOURS
 
 
-def test_another_priority_is_in_the_table_and_on_its_page() -> None:
-    node = two()
-    node.tell(PriorityChanged(9, OWN, False, "job", 0))
+def test_changed_priority_is_in_the_table_and_on_the_grant_page() -> None:
+    node = node_with_web_and_job()
+    node.handle(PriorityChanged(9, OWN, False, "job", 0))
     changed = TenantSpec(Kind.OFFLINE, 0, "job", share_ppm=100_000)
     assert node.reported == [
         UpsertEntry(4, 0, GateEntry(1, 1, 0, online=False, guaranteed_ppm=100_000)),
         IssueGrant(4, NO_PEER, "job", grant(1, 1, changed, 0), 1),
         Confirm(4, 9, ("job",), GateRules()),
     ]
-    node.tell(PriorityChanged(9, OWN, False, "job", 0))
+    node.handle(PriorityChanged(9, OWN, False, "job", 0))
     assert node.reported == [Confirm(5, 9, ("job",), GateRules())]
 
 
-def test_another_share_is_in_the_table_and_on_its_page() -> None:
-    node = two()
-    node.tell(ShareChanged(9, OWN, False, "job", 450_000, Limit.STATIC))
+def test_changed_share_is_in_the_table_and_on_the_grant_page() -> None:
+    node = node_with_web_and_job()
+    node.handle(ShareChanged(9, OWN, False, "job", 450_000, Limit.STATIC))
     changed = TenantSpec(Kind.OFFLINE, 7, "job", share_ppm=450_000)
     entry = GateEntry(1, 1, 7, online=False, guaranteed_ppm=450_000, limit_ppm=450_000, static=True)
     assert node.reported == [
@@ -151,36 +151,36 @@ def test_another_share_is_in_the_table_and_on_its_page() -> None:
         IssueGrant(4, NO_PEER, "job", grant(1, 1, changed, 0), 1),
         Confirm(4, 9, ("job",), GateRules()),
     ]
-    node.tell(ShareChanged(9, OWN, False, "job", limit=Limit.CONSERVING))
+    node.handle(ShareChanged(9, OWN, False, "job", limit=Limit.CONSERVING))
     assert node.reported[0] == UpsertEntry(5, 0, msgspec.structs.replace(entry, static=False))
-    node.tell(ShareChanged(9, OWN, False, "job", limit=Limit.OFF))
+    node.handle(ShareChanged(9, OWN, False, "job", limit=Limit.OFF))
     assert node.reported[0] == UpsertEntry(6, 0, GateEntry(1, 1, 7, online=False, guaranteed_ppm=450_000))
-    node.tell(ShareChanged(9, OWN, False, "job"))
+    node.handle(ShareChanged(9, OWN, False, "job"))
     assert node.reported == [Confirm(7, 9, ("job",), GateRules())]
 
 
-def test_a_static_limit_needs_a_share() -> None:
+def test_static_limit_without_a_share_is_refused() -> None:
     node = Node(ONE_GPU)
     node.join(1, TenantSpec(Kind.OFFLINE, 7, "job", limit=Limit.CONSERVING))
-    (refused,) = node.tell(ShareChanged(9, OWN, False, "job", limit=Limit.STATIC))
+    (refused,) = node.handle(ShareChanged(9, OWN, False, "job", limit=Limit.STATIC))
     assert isinstance(refused, Refuse)
     assert refused.reject.reason is Reason.NO_SHARE
     assert "no share that a static limit could apply to; add --share" in refused.reject.detail
-    assert len(node.tell(ShareChanged(9, OWN, False, "job", 100_000, Limit.STATIC))) == 2
-    assert isinstance(node.tell(ShareChanged(9, OWN, False, "job", 0))[0], Refuse)
+    assert len(node.handle(ShareChanged(9, OWN, False, "job", 100_000, Limit.STATIC))) == 2
+    assert isinstance(node.handle(ShareChanged(9, OWN, False, "job", 0))[0], Refuse)
 
 
-def test_a_share_grows_only_into_what_is_free_and_shrinks_always() -> None:
-    node = two()
+def test_share_grows_only_into_free_capacity_and_always_shrinks() -> None:
+    node = node_with_web_and_job()
     node.join(3, TenantSpec(Kind.OFFLINE, 7, "big", share_ppm=100_000, limit=Limit.CONSERVING))
-    (refused,) = node.tell(ShareChanged(9, OWN, False, "job", 400_001))
+    (refused,) = node.handle(ShareChanged(9, OWN, False, "job", 400_001))
     assert isinstance(refused, Refuse)
     assert refused.reject.reason is Reason.NO_SHARE
-    assert len(node.tell(ShareChanged(9, OWN, False, "job", 400_000))) == 2
-    assert isinstance(node.tell(ShareChanged(9, OWN, False, "big", 100_001))[0], Refuse)
-    assert len(node.tell(ShareChanged(9, OWN, False, "job", 0))) == 2
-    assert len(node.tell(ShareChanged(9, OWN, False, "big", 500_000))) == 2
-    (refused,) = node.tell(ShareChanged(9, OTHER, False, "big", 1))
+    assert len(node.handle(ShareChanged(9, OWN, False, "job", 400_000))) == 2
+    assert isinstance(node.handle(ShareChanged(9, OWN, False, "big", 100_001))[0], Refuse)
+    assert len(node.handle(ShareChanged(9, OWN, False, "job", 0))) == 2
+    assert len(node.handle(ShareChanged(9, OWN, False, "big", 500_000))) == 2
+    (refused,) = node.handle(ShareChanged(9, OTHER, False, "big", 1))
     assert isinstance(refused, Refuse)
     assert refused.reject.reason is Reason.NOT_YOURS
     node.restart(50)
@@ -189,28 +189,28 @@ def test_a_share_grows_only_into_what_is_free_and_shrinks_always() -> None:
     )
 
 
-def test_another_objective_is_on_its_page_and_outlives_the_process() -> None:
-    node = two()
+def test_changed_objective_is_on_the_grant_page_and_survives_a_restart() -> None:
+    node = node_with_web_and_job()
     changed = msgspec.structs.replace(WEB, slo_ns=20)
-    node.tell(ObjectiveChanged(9, OWN, False, "web", 20))
+    node.handle(ObjectiveChanged(9, OWN, False, "web", 20))
     assert node.reported == [
         IssueGrant(4, NO_PEER, "web", grant(0, 1, changed, 0), 1),
         Confirm(4, 9, ("web",), GateRules()),
     ]
     assert node.machine.tenants()[0].tenant.spec == changed
-    node.tell(ObjectiveChanged(9, OWN, False, "web", 20))
+    node.handle(ObjectiveChanged(9, OWN, False, "web", 20))
     assert node.reported == [Confirm(5, 9, ("web",), GateRules())]
     node.restart(50)
     assert IssueGrant(6, NO_PEER, "web", grant(0, 1, changed, 0), 1) in node.reported
-    node.tell(ObjectiveChanged(9, OTHER, True, "web", 0))
+    node.handle(ObjectiveChanged(9, OTHER, True, "web", 0))
     assert node.reported == [
         IssueGrant(7, NO_PEER, "web", grant(0, 1, WEB, 0), 1),
         Confirm(7, 9, ("web",), GateRules()),
     ]
 
 
-def test_an_objective_is_for_an_online_tenant_of_one_s_own() -> None:
-    node = two()
+def test_objective_of_an_offline_or_foreign_tenant_is_refused() -> None:
+    node = node_with_web_and_job()
     before = node.machine.tenants()
     for name, uid, reason, detail in (
         (
@@ -222,29 +222,29 @@ def test_an_objective_is_for_an_online_tenant_of_one_s_own() -> None:
         ("jab", OWN, Reason.UNKNOWN_TENANT, "no tenant has the name 'jab'"),
         ("web", OTHER, Reason.NOT_YOURS, "the tenant 'web' belongs to another user"),
     ):
-        (refused,) = node.tell(ObjectiveChanged(9, uid, False, name, 20))
+        (refused,) = node.handle(ObjectiveChanged(9, uid, False, name, 20))
         assert isinstance(refused, Refuse)
         assert refused.reject.reason is reason
         assert refused.reject.detail.startswith(detail)
-    assert node.tell(ObjectiveChanged(9, OWN, False, "job", 0)) == [Confirm(7, 9, ("job",), GateRules())]
+    assert node.handle(ObjectiveChanged(9, OWN, False, "job", 0)) == [Confirm(7, 9, ("job",), GateRules())]
     assert node.machine.tenants() == before
 
 
-def test_rules_change_for_all_devices_and_only_what_was_said() -> None:
+def test_rule_change_applies_to_all_devices_and_only_to_given_fields() -> None:
     node = Node(NodeSettings(4, 100, gpus=TWO_GPUS))
-    node.tell(RulesChanged(9, True, GateChange(GatePolicy.STRICT, delay_ppm=10_000)))
+    node.handle(RulesChanged(9, True, GateChange(GatePolicy.STRICT, delay_ppm=10_000)))
     changed: dict[str, Any] = {"policy": GatePolicy.STRICT, "delay_ppm": 10_000}
     rules = GateRules(**changed)
     assert node.reported == [table(2, **changed), table(2, gpu=1, **changed), Confirm(2, 9, (), rules)]
-    node.tell(RulesChanged(9, True, GateChange(bound_ns=rules.bound_ns)))
+    node.handle(RulesChanged(9, True, GateChange(bound_ns=rules.bound_ns)))
     assert node.reported == [Confirm(3, 9, (), rules)]
 
 
-def test_pauses_priorities_and_rules_outlive_the_process() -> None:
-    node = two()
-    node.tell(paused("job"))
-    node.tell(PriorityChanged(9, OWN, False, "job", 2))
-    node.tell(RulesChanged(9, True, GateChange(GatePolicy.OPEN)))
+def test_pauses_priorities_and_rules_survive_a_restart() -> None:
+    node = node_with_web_and_job()
+    node.handle(paused("job"))
+    node.handle(PriorityChanged(9, OWN, False, "job", 2))
+    node.handle(RulesChanged(9, True, GateChange(GatePolicy.OPEN)))
     node.restart(50)
     held = GateEntry(1, 1, 2, online=False, paused=True, guaranteed_ppm=100_000)
     assert node.reported[0] == table(7, WEB_ENTRY, held, policy=GatePolicy.OPEN)
@@ -252,15 +252,15 @@ def test_pauses_priorities_and_rules_outlive_the_process() -> None:
     assert node.reported[0] == table(8, WEB_ENTRY, held, policy=GatePolicy.STRICT)
 
 
-def test_a_device_has_a_maximum_number_of_entries() -> None:
+def test_number_of_entries_of_a_device_is_limited() -> None:
     node = Node(NodeSettings(200, 100, admit="overcommit", gpus=TWO_GPUS))
     for peer in range(2 * ENTRIES_LIMIT):
         node.join(peer)
-    assert [room.tenants for room in node.machine.registry.capacity.devices] == [ENTRIES_LIMIT, ENTRIES_LIMIT]
+    assert [capacity.tenants for capacity in node.machine.registry.capacity.devices] == [ENTRIES_LIMIT, ENTRIES_LIMIT]
     (refused,) = node.join(999)
     assert isinstance(refused, Refuse)
     assert refused.reject.reason is Reason.GPU_FULL
     assert "96" in refused.reject.detail
-    node.tell(TenantLeft(0, "exit 0"))
+    node.handle(TenantLeft(0, "exit 0"))
     assert isinstance(node.join(1000, WORK)[-1], IssueGrant)
-    assert isinstance(node.reported[0], SetTenantTable), "a full device's is said in full"
+    assert isinstance(node.reported[0], SetTenantTable), "the table of a full device is written as a whole"

@@ -15,7 +15,7 @@ UNITS = {"": 0, "k": 10, "K": 10, "m": 20, "M": 20, "g": 30, "G": 30}
 
 
 @given(st.integers(1, 1 << 30), st.sampled_from(sorted(UNITS)), st.sampled_from([str, hex]))
-def test_a_number_and_a_suffix_is_a_size(number: int, unit: str, write: type[str]) -> None:
+def test_memory_limit_is_a_number_with_an_optional_unit(number: int, unit: str, write: type[str]) -> None:
     assert memory_of({MEMORY: f"{write(number)}{unit}"}) == (MEMORY, number << UNITS[unit])
 
 
@@ -32,7 +32,7 @@ def test_a_number_and_a_suffix_is_a_size(number: int, unit: str, write: type[str
         ({MEMORY + "_1": "2g"}, None),
     ],
 )
-def test_the_variable_of_the_tenant_s_device_comes_first(environ: dict[str, str], expected: object) -> None:
+def test_memory_limit_of_the_first_device_takes_precedence(environ: dict[str, str], expected: object) -> None:
     assert memory_of(environ) == expected
 
 
@@ -47,7 +47,7 @@ def test_the_variable_of_the_tenant_s_device_comes_first(environ: dict[str, str]
         ({SHARE: "30", SHARE + "_0": "100"}, None),
     ],
 )
-def test_a_share_is_a_percentage_and_all_of_it_no_limit(environ: dict[str, str], expected: object) -> None:
+def test_share_limit_is_a_percentage_and_100_is_no_limit(environ: dict[str, str], expected: object) -> None:
     assert share_of(environ) == expected
 
 
@@ -65,27 +65,27 @@ def test_a_share_is_a_percentage_and_all_of_it_no_limit(environ: dict[str, str],
         {SHARE: "1k"},
     ],
 )
-def test_a_value_that_cannot_be_is_named_by_its_variable(environ: dict[str, str]) -> None:
+def test_invalid_value_is_reported_with_its_variable(environ: dict[str, str]) -> None:
     [(name, value)] = environ.items()
     with pytest.raises(ConfigError) as raised:
         (memory_of if name.startswith(MEMORY) else share_of)(environ)
     assert (raised.value.field, raised.value.value) == (name, value)
 
 
-def test_a_flag_or_the_config_wins_and_that_is_said() -> None:
+def test_flag_or_config_overrides_the_variables_with_a_message() -> None:
     environ = {MEMORY: "2g", SHARE: "30"}
     messages: list[str] = []
-    taken = apply_hami_limits(RunConfig(), (), environ, messages.append)
-    assert (int(taken.memory), int(taken.share)) == (2 << 30, 300_000)
+    config = apply_hami_limits(RunConfig(), (), environ, messages.append)
+    assert (int(config.memory), int(config.share)) == (2 << 30, 300_000)
     assert messages == [f"memory 2GiB by {MEMORY}", f"share 30% by {SHARE}"]
     messages.clear()
-    given_ones = RunConfig(memory=SizeBytes(1 << 30), share=ShareOfWhole(0))
-    kept = apply_hami_limits(given_ones, {("run", "share")}, environ, messages.append)
-    assert kept == given_ones
+    explicit = RunConfig(memory=SizeBytes(1 << 30), share=ShareOfWhole(0))
+    result = apply_hami_limits(explicit, {("run", "share")}, environ, messages.append)
+    assert result == explicit
     assert messages == [f"{MEMORY} is set too: --memory 1GiB is used", f"{SHARE} is set too: --share 0% is used"]
 
 
-def test_a_static_limit_needs_a_share_from_anywhere() -> None:
+def test_static_limit_needs_a_share_from_flag_or_variable() -> None:
     static = RunConfig(limit="static")
     with pytest.raises(ConfigError, match=r"run\.limit = 'static': a static limit needs a share; add --share"):
         validate_limit(apply_hami_limits(static, (), {}, print))

@@ -14,11 +14,11 @@ from tests.support.node_processes import NodeHarness, until
 pytestmark = pytest.mark.live
 
 
-def stranger(node_harness: NodeHarness, said: bytes = b"") -> socket.socket:
+def connect(node_harness: NodeHarness, data: bytes = b"") -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(str(node_harness.directories.socket))
     connection.settimeout(60)
-    connection.sendall(said)
+    connection.sendall(data)
     return connection
 
 
@@ -27,10 +27,10 @@ def test_unknown_peers_cannot_exhaust_the_descriptors_of_tenants(node_harness: N
     node = node_harness.node(
         "--slots", "2", "--gpu", "none", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (few, few))
     )
-    strangers = [stranger(node_harness) for _ in range(100)]
+    strangers = [connect(node_harness) for _ in range(100)]
     node_harness.tenant("a")
     node_harness.tenant("b")
-    strangers += [stranger(node_harness) for _ in range(100)]
+    strangers += [connect(node_harness) for _ in range(100)]
     assert sorted(node_harness.slots()) == ["a", "b"]
     assert node_harness.run("run", "--name", "c", "--", "true").returncode == 75
     assert node.poll() is None
@@ -80,8 +80,8 @@ def _descriptors(pid: int) -> int:
 
 def test_idle_timeout_applies_to_real_connections(node_harness: NodeHarness) -> None:
     node_harness.node()
-    half = stranger(node_harness, wire.encode(wire.ListTenants(wire.VERSION))[:-1])
-    assert node_harness.tenant_list() is not None, "nobody waits for the one who holds half a frame open"
+    half = connect(node_harness, wire.encode(wire.ListTenants(wire.VERSION))[:-1])
+    assert node_harness.tenant_list() is not None, "an unfinished frame does not block other peers"
     assert received(half) == [wire.ProtocolViolation("no complete request arrived in time")]
 
 

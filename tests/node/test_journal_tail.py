@@ -68,21 +68,21 @@ def directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Directories:
     return Directories(tmp_path / "run", tmp_path / "state")
 
 
-def texts_of(found: Iterator[LogEvent]) -> list[str]:
-    return [each.text for each in found]
+def texts_of(events: Iterator[LogEvent]) -> list[str]:
+    return [log_event.text for log_event in events]
 
 
-def read(directories: Directories, wanted: EventFilter = EventFilter()) -> tuple[list[str], list[str]]:  # noqa: B008  it is frozen
+def read(directories: Directories, event_filter: EventFilter = EventFilter()) -> tuple[list[str], list[str]]:  # noqa: B008  it is frozen
     messages: list[str] = []
-    return texts_of(read_events(directories, wanted, messages.append, follow=False)), messages
+    return texts_of(read_events(directories, event_filter, messages.append, follow=False)), messages
 
 
 def test_events_are_read_from_the_journal_with_wall_clock_time(directories: Directories) -> None:
     node = Node(directories)
     node.tell(STARTED, joins(1, "web"), TenantLeft(1, "exit 0"), NodeStopping("told to"))
-    found = list(read_events(directories, EventFilter(), print, follow=False))
+    log_events = list(read_events(directories, EventFilter(), print, follow=False))
     when = local_time(UNIX_NS + 1000)
-    assert [event_line(each) for each in found] == [
+    assert [event_line(log_event) for log_event in log_events] == [
         f"{local_time(UNIX_NS)} node 1.0 started: 4 slots, 2 GPUs [turn 1]",
         f"{when} web joined in slot 0/1 on GPU 0: offline priority 7 [turn 2]",
         f"{when} web left: exit 0 [turn 3]",
@@ -109,31 +109,31 @@ def test_following_crosses_segments_and_restarts_without_loss_or_repetition(
 ) -> None:
     node = Node(directories, limit_bytes=1)
     tail = JournalTail(directories.journal, print)
-    seen: list[int] = []
+    instants: list[int] = []
 
-    def look() -> None:
-        seen.extend(turn.now for turn in tail.turns() if not is_head(turn.event))
+    def read_turns() -> None:
+        instants.extend(turn.now for turn in tail.turns() if not is_head(turn.event))
 
     node.tell(STARTED)
-    look()
+    read_turns()
     for number in range(40):
         node.tell(joins(number, f"t{number}"), TenantLeft(number, "exit 0"))
         if number % 3 == 0:
-            look()
+            read_turns()
     node.journal.close()
-    look()
+    read_turns()
     with directories.journal.open("ab") as file:
         file.write(b"\x07\x00")  # its writer died
-    look()
+    read_turns()
     assert tail.torn_bytes == 2
     recovery = Recovery(directories.journal, NodeJournalReader)
     list(recovery.turns())
     recovery.truncate_torn_tail()
     again = Node(directories)
     again.tell(STARTED)
-    look()
-    assert seen == [1000 * (turn + 1) for turn in range(len(seen))], "every turn once, in order"
-    assert len(seen) == again.machine.turn
+    read_turns()
+    assert instants == [1000 * (turn + 1) for turn in range(len(instants))], "every turn once, in order"
+    assert len(instants) == again.machine.turn
     tail.close()
 
 
@@ -148,12 +148,12 @@ def test_missed_segments_are_reported_with_the_number_of_turns(directories: Dire
     assert next(follower).what is LogEventKind.STARTED
     for number in range(60):
         node.tell(joins(number, "t"), TenantLeft(number, "exit 0"))
-    seen = [next(follower)]
-    while seen[-1].turn < node.machine.turn:
-        seen.append(next(follower))
-    [gap] = [each for each in seen if each.what is LogEventKind.GAP]
+    log_events = [next(follower)]
+    while log_events[-1].turn < node.machine.turn:
+        log_events.append(next(follower))
+    [gap] = [log_event for log_event in log_events if log_event.what is LogEventKind.GAP]
     missing = int(gap.text.split()[0])
-    turns = {each.turn for each in seen} - {gap.turn}
+    turns = {log_event.turn for log_event in log_events} - {gap.turn}
     assert missing + len(turns) == node.machine.turn - 1, "all but the start, which was seen before"
     follower.close()
 
@@ -164,13 +164,13 @@ def test_events_have_times_without_a_start_event(directories: Directories) -> No
     for number in range(60):
         node.tell(joins(number, "t"), TenantLeft(number, "exit 0"))
     directories.runtime.mkdir()
-    found = list(read_events(directories, EventFilter(), print, follow=False))
-    assert found
-    assert {each.unix_ns for each in found} == {0}, "nobody knows"
+    log_events = list(read_events(directories, EventFilter(), print, follow=False))
+    assert log_events
+    assert {log_event.unix_ns for log_event in log_events} == {0}, "the wall-clock time is unknown"
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     directories.clock.write_text(json.dumps({"boot": boot, "offset_ns": 5}))
-    found = list(read_events(directories, EventFilter(), print, follow=False))
-    assert all(each.unix_ns > 10**18 for each in found), "by the clock that the node keeps"
+    log_events = list(read_events(directories, EventFilter(), print, follow=False))
+    assert all(log_event.unix_ns > 10**18 for log_event in log_events), "by the clock that the node keeps"
 
 
 def test_damage_is_reported_and_valid_turns_are_read(directories: Directories) -> None:
@@ -181,13 +181,13 @@ def test_damage_is_reported_and_valid_turns_are_read(directories: Directories) -
     data = bytearray(directories.journal.read_bytes())
     data[size_bytes + 20] ^= 0xFF
     directories.journal.write_bytes(data)
-    found, messages = read(directories)
-    assert [text.split()[0] for text in found] == ["node", "web"]
+    texts, messages = read(directories)
+    assert [text.split()[0] for text in texts] == ["node", "web"]
     assert len(messages) == 1
     assert "is damaged at byte" in messages[0]
     directories.journal.write_bytes(data[: size_bytes + 7])
-    found, messages = read(directories)
-    assert len(found) == 2
+    texts, messages = read(directories)
+    assert len(texts) == 2
     assert messages == ["the journal ends in 7 bytes of an incomplete turn, which is not shown"]
 
 
@@ -235,8 +235,8 @@ def test_text_and_json_use_the_same_values(tmp_path: Path) -> None:
         f"cotenant: {local_time(UNIX_NS)} warning: web is gone [turn 7]",
         "cotenant: node stopped",
     ]
-    one, two = map(json.loads, (tmp_path / "json").read_text().splitlines())
-    assert one == {
+    event_record, message_record = map(json.loads, (tmp_path / "json").read_text().splitlines())
+    assert event_record == {
         "ts": "2023-11-14T22:13:20.000Z",
         "level": "warning",
         "event": "lost",
@@ -246,7 +246,11 @@ def test_text_and_json_use_the_same_values(tmp_path: Path) -> None:
         "why": "",
         "text": "web is gone",
     }
-    assert (two["event"], two["text"], set(two)) == ("message", "node stopped", set(one))
+    assert (message_record["event"], message_record["text"], set(message_record)) == (
+        "message",
+        "node stopped",
+        set(event_record),
+    )
 
 
 def test_blocked_log_reader_loses_lines_and_does_not_block_the_node() -> None:

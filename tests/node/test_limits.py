@@ -27,7 +27,7 @@ WIDE = "\N{GRINNING FACE}"  # four bytes in UTF-8, one character to the limits
 
 
 @functools.cache
-def fullest() -> NodeMachine:
+def full_node() -> NodeMachine:
     node = NodeMachine()
     gpus = tuple(Gpu(WIDE * NAME_LIMIT, LARGEST) for _ in range(16))
     node.handle(NodeStarted(NodeSettings(SLOTS_LIMIT, LARGEST, LARGEST, "spread", "overcommit", gpus), "1", 0), now=0)
@@ -52,22 +52,22 @@ def fullest() -> NodeMachine:
     return node
 
 
-def test_the_fullest_node_begins_a_segment_that_can_be_read() -> None:
-    turn = encode_turn(LARGEST, fullest().snapshot(), [])
+def test_snapshot_of_a_full_node_can_be_read() -> None:
+    turn = encode_turn(LARGEST, full_node().snapshot(), [])
     assert len(turn) <= TURN_LIMIT_BYTES
     (read,) = NodeJournalReader(io.BytesIO(MAGIC + turn).read)
-    assert read.event == fullest().snapshot()
+    assert read.event == full_node().snapshot()
 
 
-def test_a_restart_of_the_fullest_node_can_be_read() -> None:
+def test_restart_of_a_full_node_can_be_read() -> None:
     node = NodeMachine()
-    node.handle(fullest().snapshot(), now=0)
+    node.handle(full_node().snapshot(), now=0)
     event = NodeStarted(node.settings, "1", LARGEST)
     assert len(encode_turn(0, event, node.handle(event, now=0))) <= TURN_LIMIT_BYTES
 
 
-def test_the_fullest_node_can_say_who_is_here() -> None:
-    node = fullest()
+def test_tenant_list_of_a_full_node_fits_an_answer() -> None:
+    node = full_node()
     answer = wire.TenantList(
         wire.VERSION,
         "1",
@@ -87,7 +87,7 @@ def test_the_fullest_node_can_say_who_is_here() -> None:
     assert [wire.decode_answer(payload) for payload in wire.Frames(wire.ANSWER_LIMIT_BYTES).feed(frame)] == [answer]
 
 
-def test_the_longest_request_fits_a_frame() -> None:
-    spec = fullest().tenants()[-1].tenant.spec
+def test_longest_request_fits_a_frame() -> None:
+    spec = full_node().tenants()[-1].tenant.spec
     for request in (wire.Join(wire.VERSION, spec), wire.Leave(WIDE * ENDING_LIMIT)):
         assert len(wire.encode(request)) <= wire.FRAME_LIMIT_BYTES

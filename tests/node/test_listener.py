@@ -33,7 +33,7 @@ def packed(**fields: Any) -> bytes:
 
 
 def stuck(node: InProcessNode) -> list[Any]:
-    """Peers that do not read what they were told; an honest question makes the loop go round."""
+    """Peers that do not read their answers; a valid request makes the loop turn."""
     node.honest()
     return [peer for peer in list(node.listener._peers.values()) if peer.blocked]
 
@@ -81,9 +81,9 @@ MALFORMED = {
 }
 
 
-@pytest.mark.parametrize("what", MALFORMED)
-def test_malformed_message_closes_the_connection_with_a_reason(node: InProcessNode, what: str) -> None:
-    stranger = node.stranger(MALFORMED[what])
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_message_closes_the_connection_with_a_reason(node: InProcessNode, name: str) -> None:
+    stranger = node.stranger(MALFORMED[name])
     [answer] = received(stranger)
     assert isinstance(answer, wire.ProtocolViolation)
     assert answer.detail
@@ -108,14 +108,14 @@ SPECS: dict[str, tuple[Any, ...]] = {
     "more than the whole": ("offline", 5, "", 0, 0, 1_000_001),
     "a command without an end": ("offline", 5, "", 0, 0, 0, "", "x" * 513),
     "too many fields": ("offline", 5, "", 0, 0, 0, "", "", "", "more"),
-    "a GPU that no one is called": ("offline", 5, "", 0, 0, 0, "", "", "a b"),
+    "an invalid name of a GPU": ("offline", 5, "", 0, 0, 0, "", "", "a b"),
     "too few fields": ("offline",),
 }
 
 
-@pytest.mark.parametrize("what", SPECS)
-def test_invalid_spec_is_refused_by_the_listener(node: InProcessNode, what: str) -> None:
-    [answer] = received(node.stranger(packed(type="join", version=wire.VERSION, spec=SPECS[what])))
+@pytest.mark.parametrize("name", SPECS)
+def test_invalid_spec_is_refused_by_the_listener(node: InProcessNode, name: str) -> None:
+    [answer] = received(node.stranger(packed(type="join", version=wire.VERSION, spec=SPECS[name])))
     assert isinstance(answer, wire.ProtocolViolation)
     assert node.honest().tenants == []
 
@@ -131,9 +131,9 @@ def test_message_may_arrive_byte_by_byte(node: InProcessNode) -> None:
     assert [type(answer) for answer in received(stranger)] == [wire.TenantList]
 
 
-@pytest.mark.parametrize("said", [b"", LIST[:2], LIST[:-1], LENGTH.pack(wire.FRAME_LIMIT_BYTES) + b"x" * 1000])
-def test_unfinished_message_closes_the_connection_after_the_timeout(node: InProcessNode, said: bytes) -> None:
-    stranger = node.stranger(said)
+@pytest.mark.parametrize("data", [b"", LIST[:2], LIST[:-1], LENGTH.pack(wire.FRAME_LIMIT_BYTES) + b"x" * 1000])
+def test_unfinished_message_closes_the_connection_after_the_timeout(node: InProcessNode, data: bytes) -> None:
+    stranger = node.stranger(data)
     node.settled(1)
     node.clock.advance(PATIENCE_NS - 1)
     node.honest()
@@ -283,7 +283,7 @@ def test_leave_without_join_changes_nothing(node: InProcessNode) -> None:
     assert answer.departed == []
 
 
-def test_a_full_node_refuses_with_a_reason_and_a_remedy(node: InProcessNode) -> None:
+def test_full_node_refuses_with_a_reason_and_a_remedy(node: InProcessNode) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(4):
             join(stack.enter_context(Connection(node.path, BOUND_S)))

@@ -65,15 +65,15 @@ def test_peer_refused_after_waiting_is_an_ordinary_peer() -> None:
         assert [type(answer) for answer in answers] == [wire.Refusal, wire.ProtocolViolation]
 
 
-@pytest.mark.parametrize("asks", [wire.EvictTenants(wire.VERSION, ["job"], 0), wire.Quit(0)], ids=["evict", "quit"])
-def test_tenant_receives_the_signal_to_end_its_program(asks: wire.EvictTenants | wire.Quit) -> None:
+@pytest.mark.parametrize("message", [wire.EvictTenants(wire.VERSION, ["job"], 0), wire.Quit(0)], ids=["evict", "quit"])
+def test_tenant_receives_the_signal_to_end_its_program(message: wire.EvictTenants | wire.Quit) -> None:
     with InProcessNode() as node, Connection(node.path) as tenant:
         join(tenant, JOB)
-        if isinstance(asks, wire.Quit):
-            tenant._socket.sendall(wire.encode(asks))
+        if isinstance(message, wire.Quit):
+            tenant._socket.sendall(wire.encode(message))
         else:
             with Connection(node.path) as person:
-                answer, _ = person.ask(asks)
+                answer, _ = person.ask(message)
             assert isinstance(answer, wire.Confirmation)
             assert answer.tenants == ["job"]
         until(lambda: phase_of(node) is ExitPhase.TERMINATING)
@@ -85,7 +85,7 @@ def test_tenant_receives_the_signal_to_end_its_program(asks: wire.EvictTenants |
         signal, farewell = messages
         assert isinstance(signal, wire.Signal)
         assert (signal.kind, signal.may_restart) == ("term", False)
-        assert signal.why.startswith("ended: " if isinstance(asks, wire.Quit) else "evicted: user ")
+        assert signal.why.startswith("ended: " if isinstance(message, wire.Quit) else "evicted: user ")
         assert farewell == wire.SlotReleased("exit 143")
 
 

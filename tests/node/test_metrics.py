@@ -45,9 +45,11 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics
 PAGE_BYTES = 8 << 20
 listen = functools.partial(listen_at, field="node.metrics", backlog=CONNECTIONS)
 """More than sockets keep for a client that does not read."""
-HELD = WorkCounters(2 * 10**9, launches=5, waits=3, waited_ns=10**9, denied=1, requests=8, late=2, request_ns=3 * 10**9)
-COUNTED = tuple(map([bucket_of(took_ns) for took_ns in (10**5, 2 * 10**6, 10**8)].count, range(REQUEST_BUCKETS)))
-TENANT = TenantMetrics("web", 0, Kind.ONLINE, ExitPhase.RUNNING, True, 2, 1 << 30, 1 << 20, HELD, 20 * 10**6, COUNTED)
+WORK = WorkCounters(2 * 10**9, launches=5, waits=3, waited_ns=10**9, denied=1, requests=8, late=2, request_ns=3 * 10**9)
+LATENCY_COUNTS = tuple(map([bucket_of(took_ns) for took_ns in (10**5, 2 * 10**6, 10**8)].count, range(REQUEST_BUCKETS)))
+TENANT = TenantMetrics(
+    "web", 0, Kind.ONLINE, ExitPhase.RUNNING, True, 2, 1 << 30, 1 << 20, WORK, 20 * 10**6, LATENCY_COUNTS
+)
 DEVICE = GpuMetrics(
     "a", Health.UNHEALTHY, 16 << 30, GpuSample(500_000, 250_000, -1, 3 << 20, 16 << 30), 1 << 20, 4, is_mps_ready=True
 )
@@ -78,7 +80,7 @@ def families(page: bytes) -> dict[str, str]:
 
 
 def test_every_family_shows_the_state() -> None:
-    found = samples(b"".join(page_of(lambda: node_metrics(TENANT))))
+    exposed = samples(b"".join(page_of(lambda: node_metrics(TENANT))))
     web = ("web", "0", "online")
     expected = {
         ("cotenant_tenant_device_seconds_total", web): 2,
@@ -124,19 +126,19 @@ def test_every_family_shows_the_state() -> None:
         ("cotenant_node_turn_seconds_bucket", ("+Inf",)): 3,
         ("cotenant_node_turn_seconds_count", ()): 3,
     }
-    assert {(name, labels): found.get((name, tuple(sorted(labels)))) for name, labels in expected} == expected
-    assert not [key for key in found if key[0] == "cotenant_gpu_clock_ratio"], "the device does not tell"
+    assert {(name, labels): exposed.get((name, tuple(sorted(labels)))) for name, labels in expected} == expected
+    assert not [key for key in exposed if key[0] == "cotenant_gpu_clock_ratio"], "the device does not report its clock"
 
 
 def test_documented_families_are_exposed_from_the_start() -> None:
-    written = dict(re.findall(r"^\| `(cotenant_\w+)` \| (\w+) \|", DOCUMENT.read_text(), re.MULTILINE))
+    documented = dict(re.findall(r"^\| `(cotenant_\w+)` \| (\w+) \|", DOCUMENT.read_text(), re.MULTILINE))
     no_gpus = b"".join(page_of(lambda: node_metrics(gpus=())))
-    assert families(no_gpus) == written
-    assert families(b"".join(page_of(lambda: node_metrics(TENANT)))) == written
+    assert families(no_gpus) == documented
+    assert families(b"".join(page_of(lambda: node_metrics(TENANT)))) == documented
     fresh = GpuMetrics("a", Health.INIT, 1, GpuSample(), 0, 0, is_mps_ready=False)
-    found = samples(b"".join(page_of(lambda: node_metrics(gpus=(fresh,)))))
-    assert found["cotenant_gpu_state", ("0", "a", "init")] == 1, "a device has its series from the start"
-    assert found["cotenant_kind_launches_total", ("0", "offline")] == 0
+    exposed = samples(b"".join(page_of(lambda: node_metrics(gpus=(fresh,)))))
+    assert exposed["cotenant_gpu_state", ("0", "a", "init")] == 1, "a device has its series from the start"
+    assert exposed["cotenant_kind_launches_total", ("0", "offline")] == 0
 
 
 def test_documented_labels_equal_the_labels_of_samples() -> None:
@@ -151,7 +153,7 @@ def test_documented_labels_equal_the_labels_of_samples() -> None:
 
 def test_sums_over_a_kind_do_not_decrease_after_a_departure() -> None:
     before = samples(b"".join(page_of(lambda: node_metrics(TENANT))))
-    after = samples(b"".join(page_of(lambda: node_metrics(departed={(0, Kind.ONLINE): HELD}))))
+    after = samples(b"".join(page_of(lambda: node_metrics(departed={(0, Kind.ONLINE): WORK}))))
     for name in ("device_seconds", "launches", "waits", "waited_seconds", "denied_allocations", "requests"):
         key = (f"cotenant_kind_{name}_total", ("0", "online"))
         assert before[key] == after[key] > 0
@@ -172,21 +174,21 @@ def test_invalid_addresses_are_refused_in_one_sentence() -> None:
 
 
 class MetricsServer:
-    """A loop in a thread that serves a page; the clock stands still until the test moves it."""
+    """A loop in a thread that serves a page; only the test advances its clock."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.loop: LiveLoop[Event] = LiveLoop(self.clock, TimerFired())
-        self.made = self.pieces = 0
+        self.rendered = self.chunks = 0
         self.listener = MetricsListener(self.loop, self.clock, listen("127.0.0.1:0"), self._page)
         self._thread = threading.Thread(target=self.loop.run)
         self._thread.start()
 
     def _page(self) -> Iterator[bytes]:
-        self.made += 1
-        yield b"page %d\n" % self.made
+        self.rendered += 1
+        yield b"page %d\n" % self.rendered
         for _ in range(8):
-            self.pieces += 1
+            self.chunks += 1
             yield b"x" * (PAGE_BYTES // 8)
 
     def __enter__(self) -> Self:
@@ -195,20 +197,20 @@ class MetricsServer:
     def __exit__(self, *exception: object) -> None:
         self.loop.stop("the test is over")
         with contextlib.suppress(OSError):
-            self.stranger().close()
+            self.connect().close()
         self._thread.join(BOUND_S)
         assert not self._thread.is_alive(), "the loop hangs"
         self.listener.close()
         self.loop.close()
 
-    def stranger(self, said: bytes = b"", *, is_narrow: bool = False) -> socket.socket:
+    def connect(self, request: bytes = b"", *, is_narrow: bool = False) -> socket.socket:
         host, port = self.listener._listener.getsockname()
         connection = socket.socket()
         connection.settimeout(BOUND_S)
         if is_narrow:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect((host, port))
-        connection.sendall(said)
+        connection.sendall(request)
         return connection
 
     def page(self) -> bytes:
@@ -216,7 +218,7 @@ class MetricsServer:
             return bytes(answer.read())
 
 
-def received(connection: socket.socket) -> bytes:
+def read_all(connection: socket.socket) -> bytes:
     data = b""
     with contextlib.suppress(ConnectionResetError):
         while more := connection.recv(1 << 16):
@@ -236,38 +238,38 @@ def test_page_is_rendered_at_most_once_a_second() -> None:
 def test_page_is_rendered_in_steps() -> None:
     clock = ManualClock()
     loop: LiveLoop[Event] = LiveLoop(clock, TimerFired())
-    made: list[int] = []
+    rendered: list[int] = []
 
     def page() -> Iterator[bytes]:
         for number in range(3):
-            made.append(number)
+            rendered.append(number)
             yield b"%d" % number
 
     listener = MetricsListener(loop, clock, listen("127.0.0.1:0"), page)
-    asking = [socket.create_connection(listener._listener.getsockname(), BOUND_S) for _ in range(3)]
-    for connection in asking:
+    connections = [socket.create_connection(listener._listener.getsockname(), BOUND_S) for _ in range(3)]
+    for connection in connections:
         connection.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
-    while len(listener._clients) < len(asking):  # the kernel may report a connection here later than to its client
+    while len(listener._clients) < len(connections):  # the kernel may report a connection here later than to its client
         listener._accept(READ)
     for client in list(listener._clients.values()):
         client.socket.setblocking(True)
         listener._read(client)
         client.socket.setblocking(False)
-    asking.pop(0).close()
-    listener._forget(next(iter(listener._clients.values())))  # as when it gives way to a newcomer
+    connections.pop(0).close()
+    listener._forget(next(iter(listener._clients.values())))  # as when it is closed for a new connection
     for number in range(3):
-        assert made == list(range(number)), "one piece a step"
+        assert rendered == list(range(number)), "one chunk per step"
         assert listener.next_wakeup() == 0
         listener.wake(clock.now())
     listener.wake(clock.now())
-    assert [received(connection).partition(b"\r\n\r\n")[2] for connection in asking] == [b"012", b"012"]
+    assert [read_all(connection).partition(b"\r\n\r\n")[2] for connection in connections] == [b"012", b"012"]
     assert listener.next_wakeup() is None
     listener.close()
     loop.close()
 
 
 @pytest.mark.parametrize(
-    "said, answer",
+    "request_bytes, answer",
     [
         (b"GET / HTTP/1.1\r\n\r\n", b"404"),
         (b"GET /metrics?x=1 HTTP/1.0\n\n", b"200"),
@@ -278,32 +280,32 @@ def test_page_is_rendered_in_steps() -> None:
         (b"GET /metrics HTTP/1.1\r\nX: " + b"a" * http.HEAD_LIMIT_BYTES, b"431"),
     ],
 )
-def test_http_status_matches_the_request(said: bytes, answer: bytes) -> None:
+def test_http_status_matches_the_request(request_bytes: bytes, answer: bytes) -> None:
     with MetricsServer() as server:
-        answered = received(server.stranger(said))
-        assert answered.startswith(b"HTTP/1.1 " + answer)
-        assert (b"page" in answered) == (answer == b"200" and said.startswith(b"GET"))
+        response = read_all(server.connect(request_bytes))
+        assert response.startswith(b"HTTP/1.1 " + answer)
+        assert (b"page" in response) == (answer == b"200" and request_bytes.startswith(b"GET"))
 
 
 def test_stalled_connection_is_closed_after_the_timeout() -> None:
     with MetricsServer() as server:
-        half = server.stranger(b"GET /metrics HT")
-        deaf = server.stranger(b"GET /metrics HTTP/1.1\r\n\r\n", is_narrow=True)
-        until(lambda: len(server.listener._clients) == 2 and server.made == 1)
+        half = server.connect(b"GET /metrics HT")
+        deaf = server.connect(b"GET /metrics HTTP/1.1\r\n\r\n", is_narrow=True)
+        until(lambda: len(server.listener._clients) == 2 and server.rendered == 1)
         assert server.page().startswith(b"page 1")
         server.clock.advance(http.PATIENCE_NS)
         server.page()  # the loop looks at its clock
         until(lambda: not server.listener._clients)
-        assert received(half) == b""
+        assert read_all(half) == b""
         deaf.close()
 
 
 def test_oldest_of_too_many_connections_is_closed() -> None:
     with MetricsServer() as server:
-        connections = [server.stranger(b"GET ") for _ in range(3 * http.CONNECTIONS)]
+        connections = [server.connect(b"GET ") for _ in range(3 * http.CONNECTIONS)]
         assert server.page().startswith(b"page 1")
         assert len(server.listener._clients) <= http.CONNECTIONS
-        assert received(connections[0]) == b""
+        assert read_all(connections[0]) == b""
         for connection in connections[1:]:
             connection.close()
 

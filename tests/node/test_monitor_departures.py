@@ -20,11 +20,11 @@ from tests.support.monitored_node import NO_SUCH_PID, FakeNode, tenant
 pytestmark = pytest.mark.live
 
 LINES_USED, FIRST_LINE = 4096 + 8, 4096 + 128
-"""Where it stands how many lines of slot 0 were ever used, and who owns the first: native/ledger/ledger.h."""
+"""Offsets of the number of lines that slot 0 ever used and of the owner of its first line: native/ledger/ledger.h."""
 
 
 class Devices:
-    """A device that is there, and lists nobody."""
+    """A device that responds and lists no processes."""
 
     def look(self, questions: Sequence[DeviceQuery]) -> list[DeviceReading]:
         return [
@@ -59,7 +59,7 @@ def test_process_that_lived_between_two_checks_is_found(tmp_path: Path) -> None:
     assert ledgers.lines(0) == []
     claim(tmp_path, identity_of(NO_SUCH_PID, 1, 1))
     assert len(ledgers.lines(0)) == 1
-    known.set_tenants()  # it left, and nobody else is there
+    known.set_tenants()  # the only tenant left
     due = watch.next_wakeup()
     assert due is not None
     watch.wake(due)

@@ -169,7 +169,7 @@ def test_work_that_resembles_a_hang_is_not_reported(monitored: MonitoredNode) ->
     online, program = knowing(monitored, 0), knowing(monitored)
     looks = 3 * LIMITS.hang_least_ns // LIMITS.period_ns
 
-    hang(monitored, online)  # nobody ends an online tenant for that
+    hang(monitored, online)  # an online tenant is not ended for a hang
     monitored.seen(looks)
     clear(monitored, online)
 
@@ -181,7 +181,7 @@ def test_work_that_resembles_a_hang_is_not_reported(monitored: MonitoredNode) ->
     monitored.known.set_tenants(tenant(1))
     assert program.received() == "done"
 
-    monitored.known.set_tenants(tenant(0))  # nobody judges it while it hangs and is not stopped
+    monitored.known.set_tenants(tenant(0))  # the program is not monitored until it is stopped
     hang(monitored, program)
     os.kill(program.pid, signal.SIGSTOP)  # as a debugger does
     until(lambda: Path(f"/proc/{program.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")

@@ -32,11 +32,11 @@ AHEAD_NS = 20_000 * DAY_NS + 6 * 3600 * SECOND_NS
 
 
 class Node:
-    """One life of a node: who is there, and the file that outlives it."""
+    """One run of a node: its tenants, and the file that outlives it."""
 
     def __init__(self, home: Path, begin_ns: Instant = 10**12, ahead_ns: int = AHEAD_NS) -> None:
         self.turn, self.settings = 1, NodeSettings(2, 10**10, control=ControlLimits())
-        self.here: list[Tenant] = []
+        self.present: list[Tenant] = []
         self.posted: list[Event] = []
         self.received: list[str] = []
         self.now_ns, self.ended = begin_ns, 0
@@ -51,7 +51,7 @@ class Node:
         )
 
     def tenants(self) -> list[TenantView]:
-        return [TenantView(one, connected=True) for one in self.here]
+        return [TenantView(tenant, connected=True) for tenant in self.present]
 
     def page(self, gpu: int, slot: int) -> Page:
         names = ("requests_sum_ns", "requests_over", "active_ns", "device_ns", "waited_ns", "overrun_ns")
@@ -62,7 +62,7 @@ class Node:
         self.sent.append((call, done))
 
     def entry(self, *tasks: str) -> None:
-        self.here = [
+        self.present = [
             Tenant(
                 f"t{slot}",
                 Grant(slot, 1, Kind.ONLINE, 2, 0, 0, 10**7, 0),
@@ -76,7 +76,7 @@ class Node:
         self.turn += 1
         self.objectives.next_wakeup()
 
-    def look(self, times: int, requests: int = 5) -> None:
+    def wake_monitor(self, times: int, requests: int = 5) -> None:
         for _ in range(times):
             due = self.objectives.next_wakeup()
             assert due is not None
@@ -103,15 +103,15 @@ class Node:
 def test_restarted_node_reads_the_profiles_after_a_boot(tmp_path: Path) -> None:
     first = Node(tmp_path)
     first.entry("serve.py")
-    first.look(101)
+    first.wake_monitor(101)
     first.saver.close()
     second = Node(tmp_path, begin_ns=777, ahead_ns=AHEAD_NS + DAY_NS)
     second.entry("serve.py")
-    second.look(1)
+    second.wake_monitor(1)
     bin_at_six = second.load().day[24]
     assert (bin_at_six.days, bin_at_six.windows) == (1, 1)
     assert bin_at_six.mean == pytest.approx(5, rel=0.02)
-    assert sum(bool(one.days or one.windows) for one in second.load().day) == 1
+    assert sum(bool(interval.days or interval.windows) for interval in second.load().day) == 1
     assert first.received == second.received == []
 
 
@@ -122,7 +122,7 @@ def test_file_is_written_soon_after_a_departure_and_rarely_otherwise(tmp_path: P
     node.write()
     began_ns = node.now_ns
     assert not node.path.exists(), "no window measured yet"
-    node.look(20)
+    node.wake_monitor(20)
     assert node.saver.next_wakeup() == began_ns + EVERY_NS
     node.entry()
     assert node.saver.next_wakeup() == began_ns + SOON_NS
@@ -134,11 +134,11 @@ def test_file_is_written_soon_after_a_departure_and_rarely_otherwise(tmp_path: P
 def test_writes_are_serial_and_the_newest_is_last(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.entry("a")
-    node.look(2)
+    node.wake_monitor(2)
     node.saver.wake(node.now_ns)
     assert node.saver.next_wakeup() is None
     node.entry("b")
-    node.look(2)
+    node.wake_monitor(2)
     node.saver.close()
     [(late, _)] = node.sent
     late()
@@ -148,10 +148,10 @@ def test_writes_are_serial_and_the_newest_is_last(tmp_path: Path) -> None:
 def test_changed_limits_keep_the_profiles(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.entry("serve.py")
-    node.look(11)
+    node.wake_monitor(11)
     node.settings = NodeSettings(2, 10**10, control=ControlLimits(period_ns=200_000_000))
     node.turn += 1
-    node.look(1)
+    node.wake_monitor(1)
     assert node.load().windows == 1
     assert node.load().day[24].windows == 6 + 1, "half as many, twice as long: eleven windows are between five and six"
 
@@ -160,10 +160,10 @@ def test_failed_write_is_reported_once_and_retried(tmp_path: Path) -> None:
     home = tmp_path / "state"
     node = Node(home)
     node.entry("serve.py")
-    node.look(5)
+    node.wake_monitor(5)
     for _ in range(3):
         node.write()
-        node.look(5)
+        node.wake_monitor(5)
         assert node.saver.next_wakeup() == node.now_ns - 5 * node.settings.control.period_ns + EVERY_NS
     [sentence] = node.received
     assert "could not be written (No such file or directory)" in sentence
@@ -177,11 +177,11 @@ def test_failed_write_is_reported_once_and_retried(tmp_path: Path) -> None:
 def test_changed_wall_clock_moves_the_profiles(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.entry("serve.py")
-    node.look(3)
+    node.wake_monitor(3)
     node.ahead_ns += 3600 * SECOND_NS
     node.write()
-    node.look(3)
-    assert [place for place, one in enumerate(node.load().day) if one.windows] == [24, 28]
+    node.wake_monitor(3)
+    assert [index for index, interval in enumerate(node.load().day) if interval.windows] == [24, 28]
 
 
 @given(st.binary(max_size=200))
@@ -238,10 +238,10 @@ def test_file_that_cannot_be_renamed_is_not_overwritten(tmp_path: Path, monkeypa
 def test_concurrent_writes_leave_the_latest(tmp_path: Path) -> None:
     file = DiurnalFile(tmp_path / "diurnal.json", list[str]().append)
     some = [{Program(0, str(number)): DAY} for number in range(8)]
-    threads = [threading.Thread(target=file.write, args=(known, number)) for number, known in enumerate(some)]
+    threads = [threading.Thread(target=file.write, args=(profiles, number)) for number, profiles in enumerate(some)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert file.read() == some[-1]
-    assert [one.name for one in tmp_path.iterdir()] == ["diurnal.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["diurnal.json"]

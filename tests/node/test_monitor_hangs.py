@@ -58,7 +58,7 @@ def test_kernel_of_unknown_length_has_a_longer_limit() -> None:
     page = WorkPage(generation=1, sequence=5, at_ns=SECOND_NS, busy_ns=SECOND_NS, unsure_ns=SECOND_NS)
     assert hangs_after(HangDetector(), page, LIMITS.hang_unknown_ns // SECOND_NS) is None
     assert hangs_after(HangDetector(), page, 2 * LIMITS.hang_unknown_ns // SECOND_NS) is not None
-    # So may one that was launched before kernels that are known: which of them runs, nobody can see.
+    # So may a kernel that was launched before kernels with profiles: it is not visible which of them runs.
     mixed = WorkPage(generation=1, sequence=5, at_ns=SECOND_NS, busy_ns=SECOND_NS + 1, unsure_ns=SECOND_NS - 1)
     assert hangs_after(HangDetector(), mixed, LIMITS.hang_unknown_ns // SECOND_NS - 2) is None
 

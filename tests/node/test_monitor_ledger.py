@@ -74,7 +74,7 @@ def test_restarted_node_finds_processes_that_died(monitored: MonitoredNode) -> N
     monitored.stop()
     dead.kill()
     held = monitored.ledgers.held(0, 0)
-    assert held >= 2 * MIB  # nobody cleared it
+    assert held >= 2 * MIB  # its line was not cleared
     monitored.known.set_tenants()  # all tenants have left meanwhile
     monitored.start()
     monitored.agree()
@@ -82,7 +82,7 @@ def test_restarted_node_finds_processes_that_died(monitored: MonitoredNode) -> N
     assert monitored.ledgers.held(0, 1) >= MIB
     alive.kill()
     monitored.agree()
-    until(lambda: monitored.next_wakeup() is None)  # nobody is there, nothing is left: it sleeps
+    until(lambda: monitored.next_wakeup() is None)  # without tenants and ledger lines the monitor sleeps
 
 
 def test_fault_and_memory_request_are_reported(monitored: MonitoredNode) -> None:

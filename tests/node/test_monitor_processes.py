@@ -87,7 +87,7 @@ def test_process_is_found_and_its_end_is_detected_before_it_is_reaped(sleeper: s
     assert not table.could_be(owner, sleeper.pid + 1)
     sleeper.wait()
     assert not table.is_alive(owner)
-    table.kill(owner)  # nobody is hit
+    table.kill(owner)  # no process is killed
     table.keep_only([])
     until(lambda: descriptors() <= before)  # fewer, where an earlier test's are closed only now
     assert table.find(owner) is None

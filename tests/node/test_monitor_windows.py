@@ -42,11 +42,11 @@ SERVICE, TRAINING = tenant(ONLINE, Kind.ONLINE, SLO_NS), tenant(OFFLINE, Kind.OF
 
 
 class Node:
-    """What a machine would know, and the pages of one device."""
+    """The state of a node as the monitor reads it, and the pages of one device."""
 
     def __init__(self, home: Path) -> None:
         self.turn, self.settings = 1, NodeSettings(2, 10**10, control=ControlLimits())
-        self.here: list[Tenant] = []
+        self.present: list[Tenant] = []
         self.posted: list[Event] = []
         self.setpoints: dict[int, OnlineShareSetpoint] = {}
         self.now_ns: Instant = 10**12
@@ -58,20 +58,20 @@ class Node:
         )
 
     def tenants(self) -> list[TenantView]:
-        return [TenantView(one, connected=True) for one in self.here]
+        return [TenantView(occupant, connected=True) for occupant in self.present]
 
     def page(self, gpu: int, slot: int) -> Page:
         assert gpu == 0
         return self.gate.page(slot)
 
     def entry(self, *tenants: Tenant) -> None:
-        self.here = list(tenants)
+        self.present = list(tenants)
         self.turn += 1
 
     def client(self, slot: int) -> _native.Gate:
         return _native.Gate(self.memory, slot, GENERATION)
 
-    def look(self) -> None:
+    def wake_monitor(self) -> None:
         due = self.objectives.next_wakeup()
         assert due is not None
         assert due <= self.now_ns
@@ -79,17 +79,19 @@ class Node:
         self.now_ns += self.settings.control.period_ns
 
 
-class Recorded:
-    """Instead of the control: what it is shown, and what it is made to say."""
+class RecordingControl:
+    """Replaces `Control`: records the windows and returns a given adjustment."""
 
-    made: list[Recorded]
+    instances: list[RecordingControl]
 
     def __init__(self, limits: ControlLimits, profiles: DiurnalProfiles) -> None:
-        self.limits, self.profiles, self.shown, self.restored = limits, profiles, list[DeviceWindow](), dict[int, int]()
+        self.limits, self.profiles = limits, profiles
+        self.windows: list[DeviceWindow] = []
+        self.restored: dict[int, int] = {}
         self.chosen: Adjustment | None = None
         self.uses: Mapping[int, TaskUse] | None = None
         self.programs: Mapping[int, Program] | None = None
-        Recorded.made.append(self)
+        RecordingControl.instances.append(self)
 
     def restore(self, gpu: int, online_ppm: int) -> None:
         self.restored[gpu] = online_ppm
@@ -97,7 +99,7 @@ class Recorded:
     def remember(self, now: Instant) -> None:
         pass
 
-    def seen(
+    def on_window(
         self,
         window: DeviceWindow,
         now: Instant,
@@ -105,19 +107,19 @@ class Recorded:
         programs: Mapping[int, Program] | None = None,
     ) -> Adjustment | None:
         assert now == window.end_ns >= window.begin_ns
-        self.shown.append(window)
+        self.windows.append(window)
         self.uses, self.programs = uses, programs
         return self.chosen
 
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    Recorded.made = []
-    monkeypatch.setattr(windows, "Control", Recorded)
-    made = Node(tmp_path)
-    yield made
-    made.memory.close()
-    made.gate.close()
+    RecordingControl.instances = []
+    monkeypatch.setattr(windows, "Control", RecordingControl)
+    started = Node(tmp_path)
+    yield started
+    started.memory.close()
+    started.gate.close()
 
 
 def test_node_without_objectives_sleeps(node: Node) -> None:
@@ -135,22 +137,22 @@ def test_window_is_the_difference_of_the_counters(node: Node) -> None:
     node.entry(SERVICE, TRAINING)
     service, training = node.client(ONLINE), node.client(OFFLINE)
     service.requested(5 * MILLISECOND_NS, SLO_NS)
-    node.look()
+    node.wake_monitor()
     for latency_ns in (2 * MILLISECOND_NS, 20 * MILLISECOND_NS, 20 * MILLISECOND_NS):
         service.requested(latency_ns, SLO_NS)
     service.oldest(0, node.now_ns - 7, node.now_ns)
     training.announce((3000, 3000, 0, 0, 1), node.now_ns)
-    node.look()
-    node.look()
-    first, second, third = (window.tenants for window in Recorded.made[-1].shown)
-    assert [one.requests for one in (*first, *third)] == [0] * 4, "what was before the first look is not new"
+    node.wake_monitor()
+    node.wake_monitor()
+    first, second, third = (window.tenants for window in RecordingControl.instances[-1].windows)
+    assert [one.requests for one in (*first, *third)] == [0] * 4, "requests before the first read do not count"
     ours, theirs = second
     assert (ours.slot, ours.online, ours.slo_ns, ours.requests, ours.over) == (ONLINE, True, SLO_NS, 3, 2)
     assert (ours.priority, theirs.priority) == (2, 7)
     assert (ours.sum_ns, ours.oldest_ns) == (42 * MILLISECOND_NS, 7)
     assert ours.latencies == ((bucket_of(2 * MILLISECOND_NS), 1), (bucket_of(20 * MILLISECOND_NS), 2))
     assert (theirs.online, theirs.slo_ns, theirs.device_ns, theirs.requests) == (False, 0, 3000, 0)
-    shown = Recorded.made[-1].shown
+    shown = RecordingControl.instances[-1].windows
     assert [window.begin_ns for window in shown[1:]] == [window.end_ns for window in shown[:-1]]
 
 
@@ -158,11 +160,11 @@ def test_windows_contain_the_profile_of_the_tenant(node: Node) -> None:
     use = TaskUse(round_ns=MILLISECOND_NS)
     known = msgspec.structs.replace(SERVICE, spec=msgspec.structs.replace(SERVICE.spec, use=use))
     node.entry(known, TRAINING)
-    node.look()
-    assert Recorded.made[-1].uses == {ONLINE: use}
+    node.wake_monitor()
+    assert RecordingControl.instances[-1].uses == {ONLINE: use}
     node.entry(SERVICE, TRAINING)
-    node.look()
-    assert not Recorded.made[-1].uses
+    node.wake_monitor()
+    assert not RecordingControl.instances[-1].uses
 
 
 def test_profile_key_is_the_task_or_the_requested_name(node: Node) -> None:
@@ -173,45 +175,45 @@ def test_profile_key_is_the_task_or_the_requested_name(node: Node) -> None:
         (spec, None),
     ):
         node.entry(msgspec.structs.replace(SERVICE, spec=asked), TRAINING)
-        node.look()
-        assert (Recorded.made[-1].programs or {}) == ({ONLINE: program} if program else {})
+        node.wake_monitor()
+        assert (RecordingControl.instances[-1].programs or {}) == ({ONLINE: program} if program else {})
 
 
 def test_next_tenant_of_a_slot_starts_a_new_window(node: Node) -> None:
     node.entry(SERVICE)
     node.client(ONLINE).requested(SLO_NS, SLO_NS)
-    node.look()
+    node.wake_monitor()
     node.entry(tenant(ONLINE, Kind.ONLINE, SLO_NS, GENERATION + 1))
-    node.look()
-    [later] = Recorded.made[-1].shown[-1].tenants
+    node.wake_monitor()
+    [later] = RecordingControl.instances[-1].windows[-1].tenants
     assert (later.generation, later.requests, later.sum_ns) == (GENERATION + 1, 0, 0)
     node.entry(TRAINING)
     assert node.objectives.next_wakeup() is None
-    assert Recorded.made[-1].shown[-1].tenants == (), "the control hears that nobody is left"
+    assert RecordingControl.instances[-1].windows[-1].tenants == (), "control is notified that no tenant is left"
 
 
 def test_paused_tenant_is_not_judged(node: Node) -> None:
     other = tenant(OFFLINE, Kind.ONLINE, SLO_NS)
     node.entry(SERVICE, other)
-    node.look()
+    node.wake_monitor()
     paused = msgspec.structs.replace(SERVICE, paused=True)
     node.entry(paused, other)
-    node.look()
-    first, second = Recorded.made[-1].shown
+    node.wake_monitor()
+    first, second = RecordingControl.instances[-1].windows
     assert [[one.promised for one in window.tenants] for window in (first, second)] == [[True, True], [False, True]]
     node.entry(paused, TRAINING)
-    assert node.objectives.next_wakeup() is None, "nobody is left whose objective could be kept"
+    assert node.objectives.next_wakeup() is None, "no tenant with an objective is left"
 
 
 def test_decision_becomes_an_event(node: Node) -> None:
     node.setpoints[0] = OnlineShareSetpoint(0, 700_000)
     node.entry(SERVICE, TRAINING)
-    node.look()
-    control = Recorded.made[-1]
+    node.wake_monitor()
+    control = RecordingControl.instances[-1]
     assert control.restored == {0: 700_000}, "a node that was started again goes on from there"
     assert node.posted == []
     control.chosen = Adjustment(0, 800_000, next(iter(AdjustCause)), "because")
-    node.look()
+    node.wake_monitor()
     assert node.posted == [OnlineShareProposed(control.chosen)]
 
 

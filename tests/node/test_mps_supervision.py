@@ -33,7 +33,7 @@ pytestmark = pytest.mark.live
 
 
 class RecordingLoop(LiveLoop[Event]):
-    """A loop without a node: what is posted is kept."""
+    """A loop without a node that keeps the posted events."""
 
     def __init__(self) -> None:
         super().__init__(LiveClock(0), TimerFired())
@@ -57,7 +57,7 @@ class RecordingLoop(LiveLoop[Event]):
 
 
 class _Often:
-    """Keeps the loop turning, for what the test says to it from outside."""
+    """Wakes the loop often, so that it handles changes that the test makes."""
 
     def next_wakeup(self) -> int:
         return LiveClock(0).now() + 5_000_000
@@ -141,7 +141,7 @@ def test_next_node_takes_over_the_daemon(directory: Path) -> None:
     again.close()
 
 
-def test_a_tenants_environment_makes_it_a_client(tmp_path: Path) -> None:
+def test_environment_of_a_tenant_makes_it_an_mps_client(tmp_path: Path) -> None:
     harness = MpsHarness(tmp_path)
     try:
         program = MpsControl(tmp_path / "mps", os.environ, [harness.directory])

@@ -13,10 +13,10 @@ from tests.support.node_processes import NodeHarness
 
 pytestmark = pytest.mark.live
 
-LOOK = (sys.executable, str(Path(__file__).parents[1] / "programs" / "nvmlmemory.py"))
+NVML_PROGRAM = (sys.executable, str(Path(__file__).parents[1] / "programs" / "nvmlmemory.py"))
 HOOK_MODES = ("shim", "preload")
 GIB = 1 << 30
-TAKEN = 512 << 20
+ALLOCATED_BYTES = 512 << 20
 
 
 @pytest.fixture(scope="module")
@@ -29,44 +29,48 @@ def gpus() -> Iterator[NodeHarness]:
         node_harness.run("softgpu", "destroy")
 
 
-def seen(node_harness: NodeHarness, *words: str, **options: Any) -> dict[str, dict[str, int]]:
+def report_of(node_harness: NodeHarness, *words: str, **options: Any) -> dict[str, dict[str, int]]:
     done = node_harness.run(*words, **options)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 @pytest.mark.parametrize("mode", HOOK_MODES)
-def test_a_tenant_sees_its_quota(mode: str, gpus: NodeHarness) -> None:
-    found = seen(gpus, "run", "--gpu", "soft:1", "--memory", "4GiB", "--hook", mode, "--", *LOOK, "1")
-    before, after = found["before"], found["after"]
+def test_tenant_gets_its_quota_as_device_memory(mode: str, gpus: NodeHarness) -> None:
+    report = report_of(gpus, "run", "--gpu", "soft:1", "--memory", "4GiB", "--hook", mode, "--", *NVML_PROGRAM, "1")
+    before, after = report["before"], report["after"]
     assert (before["total"], before["used"], before["free"]) == (4 * GIB, 0, 4 * GIB)
-    for one in (before, after):
-        assert one["total"] == one["used"] + one["free"] == 4 * GIB
-        assert (one["total_v2"], one["used_v2"], one["free_v2"]) == (one["total"], one["used"], one["free"])
-        assert one["reserved_v2"] == 0
-    assert TAKEN <= after["used"] < 2 * GIB  # its context and what it asked for
-    assert found["cuda"] == {"total": after["total"], "free": after["free"]}
+    for memory in (before, after):
+        assert memory["total"] == memory["used"] + memory["free"] == 4 * GIB
+        assert (memory["total_v2"], memory["used_v2"], memory["free_v2"]) == (
+            memory["total"],
+            memory["used"],
+            memory["free"],
+        )
+        assert memory["reserved_v2"] == 0
+    assert ALLOCATED_BYTES <= after["used"] < 2 * GIB  # its context and its allocation
+    assert report["cuda"] == {"total": after["total"], "free": after["free"]}
 
 
 def test_other_devices_and_tenants_without_a_quota_are_unchanged(gpus: NodeHarness) -> None:
     for mode, words in zip(HOOK_MODES, (("--gpu", "soft:1", "--memory", "4GiB"), ("--gpu", "soft:0")), strict=True):
-        found = seen(gpus, "run", *words, "--hook", mode, "--", *LOOK, "0")
-        assert found["before"]["total"] == found["after"]["total"] == 16 * GIB
+        report = report_of(gpus, "run", *words, "--hook", mode, "--", *NVML_PROGRAM, "0")
+        assert report["before"]["total"] == report["after"]["total"] == 16 * GIB
 
 
 def test_nvml_outside_a_tenant_is_unchanged(gpus: NodeHarness) -> None:
     environ = {**gpus.environ, **manage.env(gpus.directories.runtime / "softgpu", base=gpus.environ)}
-    process = gpus.open(LOOK, env=environ)
+    process = gpus.open(NVML_PROGRAM, env=environ)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
-    found = json.loads(out)
-    assert found["before"]["total"] == 16 * GIB
-    assert found["after"]["used"] >= found["before"]["used"] + TAKEN
+    report = json.loads(out)
+    assert report["before"]["total"] == 16 * GIB
+    assert report["after"]["used"] >= report["before"]["used"] + ALLOCATED_BYTES
 
 
 @pytest.mark.parametrize("mode", HOOK_MODES)
 def test_machine_without_nvml_works(mode: str, gpus: NodeHarness) -> None:
-    """The driver alone: a program that looks for NVML does not find it, as without us, and all else works."""
+    """With the driver alone a program does not find NVML, as outside a tenant, and everything else works."""
     soft = gpus.directories.runtime / "softgpu"
     alone = gpus.home / f"alone-{mode}"
     alone.mkdir()

@@ -20,8 +20,8 @@ HOSTILE = (b"GET /metr", b"GET /metrics HTTP/1.1\r\nX: " + b"a" * (1 << 20), b"\
 
 
 def address_of(node_harness: NodeHarness, log: Path) -> str:
-    found = until(lambda: re.search(r"http://127\.0\.0\.1:\d+/metrics", log.read_text()))
-    return str(found[0])
+    match = until(lambda: re.search(r"http://127\.0\.0\.1:\d+/metrics", log.read_text()))
+    return str(match[0])
 
 
 def scrape(address: str) -> str:
@@ -38,9 +38,9 @@ def scrape(address: str) -> str:
 
 
 def sample(page: str, name: str) -> float:
-    found = re.search(rf"^{re.escape(name)} (\S+)$", page, re.MULTILINE)
-    assert found, name
-    return float(found[1])
+    match = re.search(rf"^{re.escape(name)} (\S+)$", page, re.MULTILINE)
+    assert match, name
+    return float(match[1])
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ def test_one_directory_may_be_runtime_and_state(node_harness: NodeHarness) -> No
     assert node.poll() is None
 
 
-def test_a_node_that_was_killed_leaves_no_lock(node_harness: NodeHarness) -> None:
+def test_killed_node_leaves_no_lock(node_harness: NodeHarness) -> None:
     node_harness.node()
     node_harness.kill_node()
     assert node_harness.directories.socket.exists()
@@ -120,7 +120,7 @@ def test_tenant_waits_for_a_node_that_is_starting(node_harness: NodeHarness) -> 
 
 
 def test_loser_of_the_lock_waits_until_its_holder_is_known(tmp_path: Path) -> None:
-    """Else those who started the loser would see a lock of nobody, and take the winner for one that failed."""
+    """Otherwise the processes that started the loser would find a lock without a holder and assume a failed start."""
     path = tmp_path / "node.lock"
     refusals: queue.Queue[str] = queue.Queue()
 
@@ -132,7 +132,7 @@ def test_loser_of_the_lock_waits_until_its_holder_is_known(tmp_path: Path) -> No
 
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        print("4194999", file=lock, flush=True)  # of one that died before: no process has that number
+        print("4194999", file=lock, flush=True)  # the pid of a node that died: no process has this number
         loser = threading.Thread(target=lose)
         loser.start()
         with pytest.raises(queue.Empty):

@@ -18,7 +18,7 @@ def capacity(index: int, memory_gib: int, share_percent: int, tenants: int) -> G
     return GpuCapacity(index, memory_gib * GIB, share_percent * 10_000, tenants)
 
 
-# name: the rooms, whom spread chooses, whom pack chooses
+# name: the capacities, the device that spread chooses, the device that pack chooses
 CHOICES = {
     "all alike: the lowest index": ([capacity(0, 16, 100, 0), capacity(1, 16, 100, 0)], 0, 0),
     "more free share": ([capacity(0, 16, 50, 1), capacity(1, 16, 100, 1)], 1, 0),
@@ -33,13 +33,13 @@ CHOICES = {
 
 
 @pytest.mark.parametrize("name", CHOICES)
-def test_each_policy_chooses(name: str) -> None:
-    rooms, spread, pack = CHOICES[name]
-    chosen = {policy: min(rooms, key=rank).index for policy, (rank, _) in place.POLICIES.items()}
+def test_each_policy_chooses_the_expected_device(name: str) -> None:
+    capacities, spread, pack = CHOICES[name]
+    chosen = {policy: min(capacities, key=rank).index for policy, (rank, _) in place.POLICIES.items()}
     assert chosen == {"spread": spread, "pack": pack, "predict": spread}
 
 
-rooms = st.lists(
+capacities = st.lists(
     st.builds(
         GpuCapacity,
         st.just(0),
@@ -49,39 +49,41 @@ rooms = st.lists(
     ),
     min_size=1,
     max_size=6,
-).map(lambda found: [GpuCapacity(index, *_rest(one)) for index, one in enumerate(found)])
+).map(lambda devices: [GpuCapacity(index, *_free_and_tenants(device)) for index, device in enumerate(devices)])
 
 
-def _rest(one: GpuCapacity) -> tuple[int, int, int]:
-    return one.memory_free_bytes, one.share_free_ppm, one.tenants
+def _free_and_tenants(device: GpuCapacity) -> tuple[int, int, int]:
+    return device.memory_free_bytes, device.share_free_ppm, device.tenants
 
 
-@given(rooms)
-def test_spread_takes_the_most_free_share(found: list[GpuCapacity]) -> None:
-    best = min(found, key=place.POLICIES["spread"].rank)
-    assert best.share_free_ppm == max(one.share_free_ppm for one in found)
-    alike = [one for one in found if one.share_free_ppm == best.share_free_ppm]
-    assert best.memory_free_bytes == max(one.memory_free_bytes for one in alike)
+@given(capacities)
+def test_spread_takes_the_most_free_share(devices: list[GpuCapacity]) -> None:
+    best = min(devices, key=place.POLICIES["spread"].rank)
+    assert best.share_free_ppm == max(device.share_free_ppm for device in devices)
+    alike = [device for device in devices if device.share_free_ppm == best.share_free_ppm]
+    assert best.memory_free_bytes == max(device.memory_free_bytes for device in alike)
 
 
-@given(rooms)
-def test_pack_takes_the_most_tenants(found: list[GpuCapacity]) -> None:
-    best = min(found, key=place.POLICIES["pack"].rank)
-    assert best.tenants == max(one.tenants for one in found)
-    assert best.share_free_ppm == min(one.share_free_ppm for one in found if one.tenants == best.tenants)
+@given(capacities)
+def test_pack_takes_the_most_tenants(devices: list[GpuCapacity]) -> None:
+    best = min(devices, key=place.POLICIES["pack"].rank)
+    assert best.tenants == max(device.tenants for device in devices)
+    assert best.share_free_ppm == min(device.share_free_ppm for device in devices if device.tenants == best.tenants)
 
 
 @pytest.mark.parametrize("policy", place.POLICIES)
-@given(found=rooms, shuffle=st.randoms(use_true_random=False))
-def test_the_choice_has_no_ties_and_no_order(policy: str, found: list[GpuCapacity], shuffle: random.Random) -> None:
+@given(devices=capacities, shuffle=st.randoms(use_true_random=False))
+def test_choice_is_unique_and_independent_of_the_order(
+    policy: str, devices: list[GpuCapacity], shuffle: random.Random
+) -> None:
     rank = place.POLICIES[policy].rank
-    assert len({rank(one) for one in found}) == len(found)
-    shuffled = list(found)
+    assert len({rank(device) for device in devices}) == len(devices)
+    shuffled = list(devices)
     shuffle.shuffle(shuffled)
-    assert min(shuffled, key=rank) == min(found, key=rank)
+    assert min(shuffled, key=rank) == min(devices, key=rank)
 
 
-def test_the_config_knows_every_policy() -> None:
+def test_config_accepts_every_policy() -> None:
     for policy in place.POLICIES:
         assert decode_config(f"node.place = '{policy}'", "x").node.place == policy
     assert NodeConfig().place in place.POLICIES

@@ -41,39 +41,43 @@ def service(use: TaskUse | None, slo_ms: int = 0) -> TenantSpec:
     return TenantSpec(Kind.ONLINE, 2, slo_ns=slo_ms * MILLISECOND_NS, use=use)
 
 
-def rooms_of(*devices: list[TenantSpec]) -> Capacity:
-    rooms = Capacity(NodeSettings(9, 0, place="predict", gpus=(Gpu("x", 100),) * len(devices)), (), GateRules())
+def capacity_with(*devices: list[TenantSpec]) -> Capacity:
+    capacity = Capacity(NodeSettings(9, 0, place="predict", gpus=(Gpu("x", 100),) * len(devices)), (), GateRules())
     for gpu, tenants in enumerate(devices):
         for tenant in tenants:
-            rooms.occupy(gpu, tenant, 1)
-    return rooms
+            capacity.occupy(gpu, tenant, 1)
+    return capacity
 
 
-# who comes, who is where, which device it gets
+# name: the new tenant, the tenants of each device, the chosen device
 CHOICES = {
     "all alike: the lowest": (training(HOG), ([], []), 0),
     "an empty one": (training(HOG), ([training(IDLER)], []), 1),
-    "beside the one that leaves most": (training(HOG), ([training(HOG)], [training(IDLER)]), 1),
-    "nobody known: the emptier": (training(None), ([training(None)], []), 1),
-    "beside the calmer service": (training(HOG), ([service(BUSY_WEB, 100)], [service(CALM_WEB, 100)]), 1),
-    "beside the service that may be slowed more": (
+    "with the tenant that leaves most": (training(HOG), ([training(HOG)], [training(IDLER)]), 1),
+    "without profiles: the emptier": (training(None), ([training(None)], []), 1),
+    "with the calmer service": (training(HOG), ([service(BUSY_WEB, 100)], [service(CALM_WEB, 100)]), 1),
+    "with the service that may be slowed more": (
         training(HOG),
         ([service(CALM_WEB, 13)], [service(CALM_WEB, 90)]),
         1,
     ),
-    "two services that need it all are kept apart": (
+    "two services that need a whole device are separated": (
         service(BUSY_WEB, 60),
         ([service(BUSY_WEB, 60)], [training(HOG)]),
         1,
     ),
-    "an unknown service has its own": (service(None, 60), ([service(CALM_WEB, 60)], [training(HOG)]), 1),
+    "a service without a profile gets its own device": (
+        service(None, 60),
+        ([service(CALM_WEB, 60)], [training(HOG)]),
+        1,
+    ),
 }
 
 
 @pytest.mark.parametrize("name", CHOICES)
-def test_it_chooses(name: str) -> None:
+def test_predict_chooses_the_expected_device(name: str) -> None:
     newcomer, devices, expected = CHOICES[name]
-    choice = rooms_of(*devices).find(newcomer, BARS)
+    choice = capacity_with(*devices).find(newcomer, BARS)
     assert not isinstance(choice, Reject)
     assert choice.gpu == expected
     assert choice.why.startswith(f"GPU {expected}: goodput +")
@@ -95,47 +99,48 @@ sharings = st.builds(Sharing, st.sampled_from(GatePolicy), st.integers(10_000, W
 
 @given(st.lists(tenants(), max_size=5), sharings, st.randoms(use_true_random=False))
 @settings(deadline=None)
-def test_the_answer_is_the_same_in_any_order_and_within_bounds(
-    there: list[TenantSpec], sharing: Sharing, shuffle: random.Random
+def test_forecast_is_bounded_and_independent_of_the_order(
+    co_tenants: list[TenantSpec], sharing: Sharing, shuffle: random.Random
 ) -> None:
-    reported = forecast_sharing(there, sharing)
-    online = sum(one.kind is Kind.ONLINE for one in there)
-    assert 0 <= reported.online <= online + 1e-9
-    assert 0 <= reported.offline <= len(there) - online + 1e-9
-    shuffled = list(there)
+    forecast = forecast_sharing(co_tenants, sharing)
+    online = sum(spec.kind is Kind.ONLINE for spec in co_tenants)
+    assert 0 <= forecast.online <= online + 1e-9
+    assert 0 <= forecast.offline <= len(co_tenants) - online + 1e-9
+    shuffled = list(co_tenants)
     shuffle.shuffle(shuffled)
-    assert forecast_sharing(shuffled, sharing) == reported
+    assert forecast_sharing(shuffled, sharing) == forecast
 
 
 @given(tenants(), st.lists(tenants(), max_size=4), sharings)
 @settings(deadline=None)
 def test_no_tenant_has_more_goodput_with_others_than_alone(
-    newcomer: TenantSpec, there: list[TenantSpec], sharing: Sharing
+    newcomer: TenantSpec, co_tenants: list[TenantSpec], sharing: Sharing
 ) -> None:
     alone = forecast_sharing([newcomer], sharing)
-    before, after = forecast_sharing(there, sharing), forecast_sharing([*there, newcomer], sharing)
+    before, after = forecast_sharing(co_tenants, sharing), forecast_sharing([*co_tenants, newcomer], sharing)
     assert after.goodput - before.goodput <= alone.goodput + 1e-6
     assert after.needs_ppm - before.needs_ppm >= (alone.needs_ppm if sharing.policy is not GatePolicy.OPEN else 0)
 
 
 @given(st.lists(st.lists(tenants(), max_size=3), min_size=1, max_size=4), tenants())
 @settings(deadline=None)
-def test_whom_the_rooms_choose_is_the_one_of_least_cost(devices: list[list[TenantSpec]], newcomer: TenantSpec) -> None:
-    rooms = rooms_of(*devices)
-    choice = rooms.find(newcomer, BARS)
+def test_chosen_device_has_the_least_cost(devices: list[list[TenantSpec]], newcomer: TenantSpec) -> None:
+    capacity = capacity_with(*devices)
+    choice = capacity.find(newcomer, BARS)
     assert not isinstance(choice, Reject)
     sharing = Sharing(kept_ppm=980_392)
     costs = [
-        score(forecast_sharing(there, sharing), forecast_sharing([*there, newcomer], sharing)).cost for there in devices
+        score(forecast_sharing(co_tenants, sharing), forecast_sharing([*co_tenants, newcomer], sharing)).cost
+        for co_tenants in devices
     ]
     assert costs[choice.gpu] == min(costs)
-    for tenant in devices[choice.gpu]:  # what comes and goes leaves no trace
-        rooms.occupy(choice.gpu, tenant, -1)
-        rooms.occupy(choice.gpu, tenant, 1)
-    assert rooms.find(newcomer, BARS) == choice
+    for tenant in devices[choice.gpu]:  # removing and adding a tenant does not change the choice
+        capacity.occupy(choice.gpu, tenant, -1)
+        capacity.occupy(choice.gpu, tenant, 1)
+    assert capacity.find(newcomer, BARS) == choice
 
 
-def test_an_objective_beyond_reach_needs_more_than_the_whole() -> None:
+def test_unreachable_objective_needs_more_than_the_whole_device() -> None:
     assert required_share_ppm(service(BUSY_WEB, 1), Sharing()) == 2 * WHOLE_PPM
     assert required_share_ppm(service(None, 50), Sharing()) == WHOLE_PPM
     assert required_share_ppm(service(CALM_WEB), Sharing()) is None

@@ -49,7 +49,7 @@ sys.exit(int(sys.argv[2]) if count < int(sys.argv[3]) else 0)
 
 
 class RunningProgram:
-    """A program under `cotenant run`, and what it says of itself."""
+    """A program under `cotenant run`, and the file to which it writes its process and signal numbers."""
 
     def __init__(self, node_harness: NodeHarness, *options: str, stubborn: bool = False) -> None:
         self.output_file = node_harness.home / "said"
@@ -64,7 +64,7 @@ class RunningProgram:
         return self.output_file.read_text().split()[2:]
 
     def end(self) -> tuple[int, str]:
-        """Its code and what was said of it, once nothing of it is left."""
+        """Return its exit code and the messages, once all its processes have ended."""
         err = self.run.communicate(timeout=BOUND_S)[1]
         assert not any(alive(pid) for pid in self.pids), "the program and all it started are gone before we are"
         return self.run.returncode, err
@@ -153,7 +153,7 @@ def test_node_slow_to_resume_a_tenant_is_asked_once(node_harness: NodeHarness) -
 
 
 def test_program_that_ends_on_the_signal_leaves_nothing(node_harness: NodeHarness) -> None:
-    """The shell ends at once, what it started does not: it gets its own signal, and the time to obey it."""
+    """The shell ends at once; the process that it started gets its own signal and its grace."""
     output_file = node_harness.home / "said"
     script = f"{sys.executable} -c '{PROGRAM}' {output_file} & wait"
     with ScriptedTenants(node_harness.directories) as node:
@@ -178,10 +178,10 @@ def test_killed_parent_takes_all_processes_along(node_harness: NodeHarness) -> N
 def test_detached_process_lives_on(node_harness: NodeHarness) -> None:
     node_harness.node()
     done = node_harness.run("run", "--name", "a", "--", "sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!")
-    left = int(done.stdout)
+    detached = int(done.stdout)
     assert (done.returncode, done.stderr) == (0, "")
-    assert alive(left), "it has nothing to do with the GPU"
-    os.kill(left, signal.SIGKILL)
+    assert alive(detached), "it has nothing to do with the GPU"
+    os.kill(detached, signal.SIGKILL)
 
 
 def test_variables_of_the_node_reach_the_program(node_harness: NodeHarness) -> None:
@@ -219,7 +219,9 @@ def test_program_restarts_in_its_slot(
         assert runs(node_harness) == expected
         node.receive(wire.Join)
         reports = [node.receive(wire.RestartReport) for _ in range(expected - 1)]
-        assert [(one.ending, one.restarts) for one in reports] == [(f"exit {code}", n + 1) for n in range(expected - 1)]
+        assert [(report.ending, report.restarts) for report in reports] == [
+            (f"exit {code}", n + 1) for n in range(expected - 1)
+        ]
         assert node.receive(wire.Leave).ending == f"exit {last}"
     waits = [line.rpartition(" ")[2] for line in err.splitlines() if "starting it again in" in line]
     assert waits == ["1ms", "2ms", "4ms"][: expected - 1], "each wait is longer than the one before"

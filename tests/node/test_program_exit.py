@@ -15,7 +15,7 @@ WELL_NS = 60 * SECOND_NS
 
 def test_node_decides_every_step() -> None:
     ending = ProgramExit(GRACE_NS)
-    assert ending.wanted(has_it=False, with_node=True, now=0) == [ExitStep.ASK_NODE]
+    assert ending.exit_requested(already_signalled=False, with_node=True, now=0) == [ExitStep.ASK_NODE]
     assert ending.node_requests("term") == [ExitStep.SIGNAL]
     assert ending.node_requests("kill") == [ExitStep.KILL]
     assert ending.next_wakeup() is None
@@ -23,7 +23,7 @@ def test_node_decides_every_step() -> None:
 
 def test_silent_node_is_waited_for_a_bounded_time() -> None:
     ending = ProgramExit(GRACE_NS)
-    ending.wanted(has_it=False, with_node=True, now=0)
+    ending.exit_requested(already_signalled=False, with_node=True, now=0)
     assert ending.wake(now=PATIENCE_NS - 1) == []
     assert ending.next_wakeup() == PATIENCE_NS
     assert ending.wake(now=PATIENCE_NS) == [ExitStep.SIGNAL]
@@ -33,44 +33,47 @@ def test_silent_node_is_waited_for_a_bounded_time() -> None:
 
 def test_steps_without_a_node_are_the_same() -> None:
     ending = ProgramExit(GRACE_NS)
-    assert ending.wanted(has_it=False, with_node=False, now=5) == [ExitStep.SIGNAL]
+    assert ending.exit_requested(already_signalled=False, with_node=False, now=5) == [ExitStep.SIGNAL]
     assert ending.wake(now=5 + GRACE_NS - 1) == []
     assert ending.wake(now=5 + GRACE_NS) == [ExitStep.KILL]
 
 
 def test_signal_sent_by_a_terminal_is_not_repeated() -> None:
     ending = ProgramExit(GRACE_NS)
-    assert ending.wanted(has_it=True, with_node=True, now=0) == [ExitStep.ASK_NODE]
+    assert ending.exit_requested(already_signalled=True, with_node=True, now=0) == [ExitStep.ASK_NODE]
     assert ending.node_requests("term") == []
     assert ending.node_requests("kill") == [ExitStep.KILL]
     alone = ProgramExit(GRACE_NS)
-    assert alone.wanted(has_it=True, with_node=False, now=0) == []
+    assert alone.exit_requested(already_signalled=True, with_node=False, now=0) == []
     assert alone.wake(now=GRACE_NS) == [ExitStep.KILL]
 
 
 def test_second_signal_shortens_the_grace() -> None:
     ending = ProgramExit(GRACE_NS)
-    ending.wanted(has_it=False, with_node=True, now=0)
-    assert ending.wanted(has_it=False, with_node=True, now=1) == [ExitStep.HURRY_NODE, ExitStep.SIGNAL]
+    ending.exit_requested(already_signalled=False, with_node=True, now=0)
+    assert ending.exit_requested(already_signalled=False, with_node=True, now=1) == [
+        ExitStep.HURRY_NODE,
+        ExitStep.SIGNAL,
+    ]
     assert ending.wake(now=1 + HURRY_NS) == [ExitStep.KILL]
     alone = ProgramExit(GRACE_NS)
-    alone.wanted(has_it=False, with_node=False, now=0)
-    assert alone.wanted(has_it=False, with_node=False, now=1) == []
+    alone.exit_requested(already_signalled=False, with_node=False, now=0)
+    assert alone.exit_requested(already_signalled=False, with_node=False, now=1) == []
     assert alone.wake(now=1) == [ExitStep.KILL]
 
 
 def test_parent_continues_when_the_node_dies() -> None:
     before = ProgramExit(GRACE_NS)
-    before.wanted(has_it=False, with_node=True, now=0)
-    before.left_alone(now=1)
+    before.exit_requested(already_signalled=False, with_node=True, now=0)
+    before.node_lost(now=1)
     assert before.wake(now=1) == [ExitStep.SIGNAL]
     after = ProgramExit(GRACE_NS)
     after.node_requests("term")
     assert after.next_wakeup() is None, "the node may give it longer than we know"
-    after.left_alone(now=1)
+    after.node_lost(now=1)
     assert after.wake(now=1 + GRACE_NS) == [ExitStep.KILL]
     untouched = ProgramExit(GRACE_NS)
-    untouched.left_alone(now=1)
+    untouched.node_lost(now=1)
     assert not untouched.is_begun
     assert untouched.next_wakeup() is None
 
@@ -102,11 +105,11 @@ def test_each_signal_is_sent_once_and_the_program_ends(moves: list[tuple[str, ob
         now += SECOND_NS
         match kind:
             case "wanted":
-                steps += ending.wanted(has_it=bool(first), with_node=bool(second), now=now)
+                steps += ending.exit_requested(already_signalled=bool(first), with_node=bool(second), now=now)
             case "told":
                 steps += ending.node_requests("term" if first == "term" else "kill")
             case "alone":
-                ending.left_alone(now=now)
+                ending.node_lost(now=now)
             case "ended":
                 steps += ending.program_ended(now=now)
     while (wakeup := ending.next_wakeup()) is not None:

@@ -7,16 +7,16 @@ from cotenant.node.model.protection import WHY_LIMIT, clipped
 
 
 @given(some.text(max_size=3 * WHY_LIMIT), some.integers(2, WHY_LIMIT))
-def test_what_does_not_fit_says_so(text: str, limit: int) -> None:
-    reported = clipped(text, limit)
-    assert len(reported) <= limit
+def test_clipped_text_ends_with_an_ellipsis(text: str, limit: int) -> None:
+    result = clipped(text, limit)
+    assert len(result) <= limit
     if len(text) <= limit:
-        assert reported == text
+        assert result == text
     else:
-        assert reported.endswith("…")
-        assert text.startswith(reported[:-1])
+        assert result.endswith("…")
+        assert text.startswith(result[:-1])
 
 
-def test_a_sentence_is_cut_after_a_word() -> None:
+def test_text_is_clipped_after_a_word() -> None:
     assert clipped("it does not answer since", 20) == "it does not answer…"
     assert clipped("averyveryverylongname", 10) == "averyvery…"

@@ -18,25 +18,25 @@ def offline(slot: int, priority: int, held: int, joined: int, mode: OnPressure =
     return Candidate(slot, Kind.OFFLINE, priority, held, mode, joined)
 
 
-# name: the tenants, what is needed, who gives way
+# name: the tenants, the bytes needed, the slots of the victims
 CASES: dict[str, tuple[list[Candidate], int, list[int] | None]] = {
     "nothing is needed": ([offline(0, 7, 4, 1)], 0, []),
     "the lowest priority first": ([offline(0, 7, 4, 9), offline(1, 9, 4, 1)], 4, [1]),
     "then the youngest": ([offline(0, 7, 4, 1), offline(1, 7, 4, 2)], 3, [1]),
-    "then who is only suspended": (
+    "then a tenant that is only suspended": (
         [offline(0, 7, 4, 1), offline(1, 7, 4, 1, OnPressure.SUSPEND)],
         3,
         [1],
     ),
     "as many as it takes": ([offline(0, 7, 4, 1), offline(1, 7, 4, 2), offline(2, 7, 4, 3)], 7, [2, 1]),
     "a large one spares a small one": ([offline(0, 7, 8, 1), offline(1, 7, 1, 2)], 8, [0]),
-    "who holds nothing stays": ([offline(0, 9, 0, 5), offline(1, 7, 4, 1)], 4, [1]),
+    "a tenant without memory stays": ([offline(0, 9, 0, 5), offline(1, 7, 4, 1)], 4, [1]),
     "online never": ([Candidate(0, Kind.ONLINE, 9, 100, OnPressure.EVICT, 1), offline(1, 0, 4, 1)], 5, None),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_who_gives_way(name: str) -> None:
+def test_expected_victims_are_chosen_in_any_order(name: str) -> None:
     tenants, needed, expected = CASES[name]
     assert victims(tenants, needed) == expected
     assert victims(tenants[::-1], needed) == expected
@@ -53,39 +53,41 @@ candidates = st.lists(
         st.integers(0, 5),
     ),
     max_size=8,
-    unique_by=lambda one: one.slot,
+    unique_by=lambda candidate: candidate.slot,
 )
 
 
 @given(candidates, st.integers(0, 100))
-def test_no_tenant_goes_without_need_and_online_ones_never(tenants: list[Candidate], needed: int) -> None:
-    by_slot = {one.slot: one for one in tenants}
-    offline_bytes = sum(one.held_bytes for one in tenants if one.kind is Kind.OFFLINE)
+def test_victims_are_offline_sufficient_and_none_is_needless(tenants: list[Candidate], needed: int) -> None:
+    by_slot = {candidate.slot: candidate for candidate in tenants}
+    offline_bytes = sum(candidate.held_bytes for candidate in tenants if candidate.kind is Kind.OFFLINE)
     chosen = victims(tenants, needed)
     assert (chosen is None) == (offline_bytes < needed)
     if chosen is None:
         return
-    freed = [by_slot[slot].held_bytes for slot in chosen]
+    freed_bytes = [by_slot[slot].held_bytes for slot in chosen]
     assert len(set(chosen)) == len(chosen)
     assert all(by_slot[slot].kind is Kind.OFFLINE for slot in chosen)
-    assert sum(freed) >= needed
-    assert all(sum(freed) - one < needed for one in freed)
+    assert sum(freed_bytes) >= needed
+    assert all(sum(freed_bytes) - candidate < needed for candidate in freed_bytes)
     order = [(-by_slot[slot].priority, -by_slot[slot].joined_ns) for slot in chosen]
     assert order == sorted(order)
 
 
 @given(candidates, st.integers(1, 100))
-def test_a_higher_priority_goes_only_if_all_below_would_not_do(tenants: list[Candidate], needed: int) -> None:
+def test_higher_priority_is_chosen_only_if_all_lower_do_not_suffice(tenants: list[Candidate], needed: int) -> None:
     chosen = victims(tenants, needed)
     if not chosen:
         return
-    highest = min(one.priority for one in tenants if one.slot in chosen)
-    below = sum(one.held_bytes for one in tenants if one.kind is Kind.OFFLINE and one.priority > highest)
-    assert below < needed
+    highest = min(candidate.priority for candidate in tenants if candidate.slot in chosen)
+    lower_bytes = sum(
+        candidate.held_bytes for candidate in tenants if candidate.kind is Kind.OFFLINE and candidate.priority > highest
+    )
+    assert lower_bytes < needed
 
 
 @given(st.integers(-3, 200), st.integers(0, LARGEST), st.integers(0, LARGEST))
-def test_a_back_off_doubles_up_to_its_cap(attempt: int, base: int, cap: int) -> None:
+def test_backoff_doubles_up_to_its_cap(attempt: int, base: int, cap: int) -> None:
     wait = delay_ns(attempt, base, cap)
     assert 0 <= wait <= cap
     assert wait <= delay_ns(attempt + 1, base, cap)
@@ -96,7 +98,7 @@ def test_a_back_off_doubles_up_to_its_cap(attempt: int, base: int, cap: int) -> 
         assert wait == 0
 
 
-def test_back_offs_in_seconds() -> None:
+def test_example_backoffs() -> None:
     assert [delay_ns(attempt, 30, 900) for attempt in range(8)] == [0, 30, 60, 120, 240, 480, 900, 900]
 
 
@@ -107,12 +109,12 @@ HANGS = ProtectLimits(hang_factor=100, hang_least_ns=10 * SECOND_NS, hang_unknow
     "expected_s, waited_s, hangs",
     [(1, 100, False), (1, 101, True), (0.001, 9, False), (0.001, 11, True), (0, 600, False), (0, 601, True)],
 )
-def test_what_hangs(expected_s: float, waited_s: float, hangs: bool) -> None:
+def test_hang_thresholds(expected_s: float, waited_s: float, hangs: bool) -> None:
     assert is_hung(int(expected_s * SECOND_NS), int(waited_s * SECOND_NS), HANGS) is hangs
 
 
 @given(st.integers(0, LARGEST), st.integers(0, LARGEST), st.integers(0, LARGEST))
-def test_who_hangs_goes_on_hanging(expected: int, waited: int, more: int) -> None:
+def test_longer_wait_never_ends_a_hang(expected: int, waited: int, more: int) -> None:
     assert is_hung(expected, waited + more, HANGS) or not is_hung(expected, waited, HANGS)
     never = ProtectLimits(hang_unknown_ns=0)
     assert not is_hung(0, waited, never)

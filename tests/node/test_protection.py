@@ -32,7 +32,7 @@ class HarnessWithGpu(NodeHarness):
 def harness() -> Iterator[HarnessWithGpu]:
     with HarnessWithGpu() as node_harness:
         assert node_harness.run("softgpu", "create", "--gpu", "v100", "--memory", "1GiB").returncode == 0
-        # Short, but not too short for a busy machine: what is aside stays there as long as others have to make room.
+        # Short, but not too short for a busy machine: a suspended tenant stays so for at least the time of --make-room.
         node_harness.node("--watch-period", "100ms", "--make-room", "12s")
         yield node_harness
         node_harness.run("softgpu", "destroy")
@@ -47,8 +47,8 @@ def gpu(harness: HarnessWithGpu) -> Iterator[HarnessWithGpu]:
     until(lambda: not harness.names())
 
 
-def keep(node_harness: HarnessWithGpu, name: str, *options: str) -> subprocess.Popen[str]:
-    """A program that watches over its device memory, once it has some."""
+def run_memory_holder(node_harness: HarnessWithGpu, name: str, *options: str) -> subprocess.Popen[str]:
+    """Start a program that allocates device memory and checks its content; return when it has allocated."""
     checks = node_harness.home / name
     checks.unlink(missing_ok=True)
     run = node_harness.start(
@@ -60,13 +60,13 @@ def keep(node_harness: HarnessWithGpu, name: str, *options: str) -> subprocess.P
     return run
 
 
-def looks(node_harness: NodeHarness, name: str) -> int:
+def check_count(node_harness: NodeHarness, name: str) -> int:
     return int((node_harness.home / name).read_text())
 
 
-def goes_on(node_harness: NodeHarness, name: str) -> None:
-    seen = looks(node_harness, name)
-    until(lambda: looks(node_harness, name) > seen)
+def assert_progress(node_harness: NodeHarness, name: str) -> None:
+    before = check_count(node_harness, name)
+    until(lambda: check_count(node_harness, name) > before)
 
 
 def actions_of(node_harness: HarnessWithGpu, *kinds: type[Action]) -> list[Action]:
@@ -84,43 +84,43 @@ def signals(node_harness: HarnessWithGpu) -> list[str]:
 
 def lifecycle(node_harness: NodeHarness, name: str) -> str:
     tenant_list = node_harness.tenant_list()
-    found = [] if tenant_list is None else [view.tenant for view in tenant_list.tenants if view.tenant.name == name]
-    return found[0].lifecycle.phase.value if found else "gone"
+    tenants = [] if tenant_list is None else [view.tenant for view in tenant_list.tenants if view.tenant.name == name]
+    return tenants[0].lifecycle.phase.value if tenants else "gone"
 
 
 def test_suspended_program_keeps_its_memory(gpu: HarnessWithGpu) -> None:
-    offline = keep(gpu, "off", "--memory", "700MiB", "--on-pressure", "suspend")
-    online = keep(gpu, "on", "--online", "--memory", "600MiB")
+    offline = run_memory_holder(gpu, "off", "--memory", "700MiB", "--on-pressure", "suspend")
+    online = run_memory_holder(gpu, "on", "--online", "--memory", "600MiB")
     assert lifecycle(gpu, "off") == "suspended"
     parked = [client["parked_bytes"] for client in gpu.json("softgpu", "inspect", "0")["clients"]]
     assert min(parked) == 0 < max(parked), "one of the two has its memory on the host"
-    goes_on(gpu, "on")
+    assert_progress(gpu, "on")
     assert gpu.run("evict", "on").stdout == "evicting: on\n"
     assert online.wait(BOUND_S) == 5
-    goes_on(gpu, "off")  # it asserts itself that nothing is lost
+    assert_progress(gpu, "off")  # it asserts itself that nothing is lost
     offline.send_signal(signal.SIGTERM)
     assert offline.wait(BOUND_S) == 5
     assert [type(action) for action in actions_of(gpu, SuspendTenant, RestoreTenant)] == [SuspendTenant, RestoreTenant]
     assert signals(gpu) == ["term", "term"]
 
 
-def test_a_suspended_program_can_be_ended(gpu: HarnessWithGpu) -> None:
-    offline = keep(gpu, "off", "--memory", "700MiB", "--on-pressure", "suspend", "--grace", "200ms")
-    online = keep(gpu, "on", "--online", "--memory", "600MiB")
+def test_suspended_program_can_be_ended(gpu: HarnessWithGpu) -> None:
+    offline = run_memory_holder(gpu, "off", "--memory", "700MiB", "--on-pressure", "suspend", "--grace", "200ms")
+    online = run_memory_holder(gpu, "on", "--online", "--memory", "600MiB")
     assert lifecycle(gpu, "off") == "suspended"
     offline.send_signal(signal.SIGTERM)
     offline.wait(BOUND_S)
     until(lambda: gpu.names() == ["on"])
-    goes_on(gpu, "on")
+    assert_progress(gpu, "on")
     online.send_signal(signal.SIGTERM)
     assert online.wait(BOUND_S) == 5
 
 
 def test_evicted_program_returns_when_memory_is_free(gpu: HarnessWithGpu) -> None:
     again = ("--restart", "on-failure", "--restart-delay", "50ms")
-    offline = keep(gpu, "off", "--memory", "700MiB", *again)
+    offline = run_memory_holder(gpu, "off", "--memory", "700MiB", *again)
     first = gpu.slots()["off"]
-    online = keep(gpu, "on", "--online", "--memory", "600MiB")
+    online = run_memory_holder(gpu, "on", "--online", "--memory", "600MiB")
     assert "off" not in gpu.names()
     (gpu.home / "off").unlink()
     online.send_signal(signal.SIGTERM)
@@ -128,9 +128,9 @@ def test_evicted_program_returns_when_memory_is_free(gpu: HarnessWithGpu) -> Non
     until((gpu.home / "off").exists)
     assert gpu.slots()["off"] != first, "it is another tenancy"
     assert gpu.json("evict", "off") == {"tenants": ["off"]}
-    _, said = offline.communicate(timeout=BOUND_S)
+    _, messages = offline.communicate(timeout=BOUND_S)
     assert offline.returncode == 5
-    assert said.index("needs 600MiB") < said.index("retrying") < said.index("requested it"), said
+    assert messages.index("needs 600MiB") < messages.index("retrying") < messages.index("requested it"), messages
 
 
 def test_program_that_ignores_the_request_is_killed_after_the_grace(gpu: HarnessWithGpu) -> None:
@@ -166,8 +166,8 @@ def test_hami_variables_set_the_grant(gpu: HarnessWithGpu) -> None:
     environ = {**gpu.environ, "CUDA_DEVICE_MEMORY_LIMIT_0": "512m", "CUDA_DEVICE_SM_LIMIT": "30"}
     grant = ("--", sys.executable, "-m", "cotenant", "self", "--json")
     done = gpu.run("run", *grant, env=environ)
-    found = json.loads(done.stdout)
-    assert (found["memory_bytes"], found["share_ppm"]) == (512 << 20, 300_000)
+    granted = json.loads(done.stdout)
+    assert (granted["memory_bytes"], granted["share_ppm"]) == (512 << 20, 300_000)
     assert "memory 512MiB by CUDA_DEVICE_MEMORY_LIMIT_0" in done.stderr
     done = gpu.run("run", "--memory", "1MiB", *grant, env=environ)
     assert json.loads(done.stdout)["memory_bytes"] == 1 << 20

@@ -15,16 +15,16 @@ from cotenant.units.histogram import Histogram
 pytestmark = pytest.mark.live
 
 
-def test_what_online_keeps_is_said_device_by_device_with_the_names_of_those_who_divide_it() -> None:
+def test_online_shares_are_listed_by_device_with_the_shares_of_peers() -> None:
     spec = TenantSpec(Kind.ONLINE, 2, "web", slo_ns=10**6)
-    here = [
+    tenants = [
         TenantView(Tenant(name, Grant(slot, 1, Kind.ONLINE, 2, 10**6, 0, 0, 0), spec, 10, 0, 0), True)
         for slot, name in enumerate(("web", "api"))
     ]
     setpoints = [OnlineShareSetpoint(1, 500_000), OnlineShareSetpoint(0, 980_000, ((0, 600_000), (1, 400_000)))]
     gpus = [Gpu("a", 1 << 30), Gpu("b", 1 << 30)]
     tenant_list = wire.TenantList(
-        wire.VERSION, "1", 9, here, [], 10, 1, 64, gpus, Histogram(), GateRules(), [], setpoints
+        wire.VERSION, "1", 9, tenants, [], 10, 1, 64, gpus, Histogram(), GateRules(), [], setpoints
     )
     console = Console(width=80, record=True, force_terminal=False)
     with console.capture() as captured:

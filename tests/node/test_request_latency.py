@@ -42,7 +42,7 @@ def served(node_harness: NodeHarness) -> int:
 
 
 def looked_at(node_harness: NodeHarness) -> dict[str, int]:
-    """What the service did while `top` looked; nothing, if it was stalled just then."""
+    """Return the requests of the service during one interval of `top`; empty if it was stalled meanwhile."""
     shown = node_harness.json("top", "--once")["devices"][0]["tenants"]
     [online] = [one["served"] for one in shown if one["name"] == "web"]
     return dict(online) if online["requests"] else {}

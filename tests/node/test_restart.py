@@ -62,10 +62,10 @@ def test_tenants_resume_their_slots_after_a_stop_of_the_daemon(node_harness: Nod
 def test_slot_of_a_dead_tenant_is_freed_after_the_grace(node_harness: NodeHarness) -> None:
     options = ("--reconnect-grace", "8s")  # enough for the one that stays, on a busy machine too
     node_harness.node(*options)
-    gone, stays = node_harness.tenant("gone"), node_harness.tenant("stays")
+    killed, stays = node_harness.tenant("gone"), node_harness.tenant("stays")
     node_harness.kill_node()
-    gone.kill()
-    gone.wait(BOUND_S)
+    killed.kill()
+    killed.wait(BOUND_S)
     node_harness.node(*options)
     until(lambda: node_harness.names() == ["stays"])
     assert node_harness.endings() == {"gone": "lost: did not reconnect in time"}
@@ -120,8 +120,8 @@ def test_daemon_without_its_journal_admits_its_tenants_anew(node_harness: NodeHa
     _, stderr = node.communicate(timeout=BOUND_S)
     assert "journal.damaged-1" in stderr
     tenant.send_signal(signal.SIGTERM)
-    _, said = tenant.communicate(timeout=BOUND_S)
-    assert "the node had no record of this tenant" in said
+    _, messages = tenant.communicate(timeout=BOUND_S)
+    assert "the node had no record of this tenant" in messages
 
 
 def test_torn_journal_is_repaired_and_reported(node_harness: NodeHarness) -> None:

@@ -220,9 +220,9 @@ REFUSALS: dict[str, tuple[list[str], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSALS)
-def test_refusal_has_a_reason(node_harness: NodeHarness, what: str) -> None:
-    options, reason = REFUSALS[what]
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refusal_has_a_reason(node_harness: NodeHarness, name: str) -> None:
+    options, reason = REFUSALS[name]
     node_harness.node("--gpu", "v100=16GiB")
     node_harness.tenant("a", "--memory", "4GiB", "--share", "50%", "--", "sleep", "600")
     done = node_harness.run("run", *options, "--", "true")
@@ -253,7 +253,7 @@ def test_invalid_last_message_of_a_node_keeps_the_exit_code(node_harness: NodeHa
     listener = listen(node_harness.directories.socket, -1)
 
     def serve() -> None:
-        with listener.accept()[0]:  # ensure_node looks whether somebody is there
+        with listener.accept()[0]:  # ensure_node checks whether a node answers
             pass
         with listener.accept()[0] as peer:
             peer.recv(1 << 16)

@@ -51,8 +51,8 @@ from tests.support.node_setup import FOUND, node_settings, picks, specs, steps
 from tests.support.tenant_lifecycle import Life
 
 
-class NodeLife(Life):
-    """What can happen to it."""
+class NodeStateMachine(Life):
+    """The events that a node receives, in any order."""
 
     # -- what can happen ------------------------------------------------------------------------------------------
 
@@ -68,11 +68,11 @@ class NodeLife(Life):
             assert action.grant.slot == free[0]
             assert (action.tenant == spec.name) or not spec.name
         devices = self.settings.gpus
-        meant = [index for index, gpu in enumerate(devices) if gpu.is_called(spec.gpu, index)][:1]
+        requested = [index for index, gpu in enumerate(devices) if gpu.is_called(spec.gpu, index)][:1]
         if isinstance(action, IssueGrant) and spec.gpu and devices:
-            assert [action.grant.gpu] == meant
+            assert [action.grant.gpu] == requested
         elif isinstance(action, Refuse) and action.reject.reason is Reason.UNKNOWN_GPU:
-            assert meant == []
+            assert requested == []
 
     @precondition(lambda self: len(self.settings.gpus) < 4)
     @rule(gpu=st.sampled_from(FOUND))
@@ -99,7 +99,7 @@ class NodeLife(Life):
         assert action.peer == (NO_PEER if lost else holder.peer)
 
     @rule(lost=st.booleans())
-    def a_stranger_ends(self, lost: bool) -> None:
+    def end_unknown_peer(self, lost: bool) -> None:
         peer = self.new_number()
         assert self.tell(PeerLost(peer) if lost else TenantLeft(peer, "exit 0")) == []
 
@@ -115,7 +115,7 @@ class NodeLife(Life):
 
     @precondition(lambda self: self.held)
     @rule(pick=picks, wrong=st.sampled_from(["pid", "uid", "generation", "slot", "again"]), by=st.sampled_from([-1, 1]))
-    def resume_wrongly(self, pick: int, wrong: str, by: int) -> None:
+    def resume_invalid_slot(self, pick: int, wrong: str, by: int) -> None:
         holder = [self.held[slot] for slot in sorted(self.held)][pick % len(self.held)]
         pid, uid, slot, generation = holder.pid, 1000, holder.grant.slot, holder.grant.generation
         expected = Reason.ALREADY_HERE if holder.peer != NO_PEER else None
@@ -138,7 +138,7 @@ class NodeLife(Life):
     @rule(
         picked=st.lists(picks, max_size=3), paused=st.booleans(), uid=st.sampled_from([1000, 1001]), owner=st.booleans()
     )
-    def pause_or_go_on(self, picked: list[int], paused: bool, uid: int, owner: bool) -> None:
+    def pause_or_resume(self, picked: list[int], paused: bool, uid: int, owner: bool) -> None:
         holders = [self.held[slot] for slot in sorted(self.held)]
         chosen = list(dict.fromkeys(holders[pick % len(holders)] for pick in picked))
         names = tuple(holder.name for holder in chosen)
@@ -168,7 +168,7 @@ class NodeLife(Life):
         self.held |= {slot: holder._replace(paused=paused) for slot, holder in offline.items()}
 
     @rule(name=st.sampled_from(["", "nobody", "web"]), paused=st.booleans())
-    def pause_somebody_unknown(self, name: str, paused: bool) -> None:
+    def pause_unknown_tenant(self, name: str, paused: bool) -> None:
         if all(holder.name != name for holder in self.held.values()):
             before = dict(self.tables)
             (action,) = self.tell(TenantsPaused(9, 1000, True, (name,), all_offline=False, paused=paused))
@@ -189,7 +189,7 @@ class NodeLife(Life):
     @precondition(lambda self: self.held)
     @rule(pick=picks, slo_ns=st.sampled_from([0, 0, 5, 50]))
     def change_objective(self, pick: int, slo_ns: int) -> None:
-        """Nobody is adjusted for once the last objective is gone; the table then says so in the same turn."""
+        """Adjustment ends with the last objective; the table changes in the same turn."""
         holder = [self.held[slot] for slot in sorted(self.held)][pick % len(self.held)]
         grant = holder.grant
         reported = self.tell(ObjectiveChanged(9, 1000, False, holder.name, slo_ns))
@@ -213,7 +213,7 @@ class NodeLife(Life):
         shares=st.dictionaries(st.integers(0, 4), st.sampled_from([1, 300_000, WHOLE_PPM]), max_size=4),
     )
     def adjust(self, gpu: int, online_ppm: int, shares: dict[int, int]) -> None:
-        """What control proposes may come too late: nobody may be left there, or others."""
+        """A proposal may arrive when its tenants have left or others have joined."""
         proposed = Adjustment(gpu, online_ppm, AdjustCause.HEADROOM, "room", tuple(sorted(shares.items())))
         was_ppm = share_of(self.in_force.delay_ppm)
         if gpu in self.setpoints:
@@ -229,7 +229,7 @@ class NodeLife(Life):
 
     @rule(step=steps)
     def wake(self, step: int) -> None:
-        """Also too early and too late: a clock may ring when nobody asked."""
+        """Fire the timer, also early, late or without a deadline."""
         self.now += step
         due = self.machines[0].next_wakeup()
         actions = self.tell(TimerFired())
@@ -267,16 +267,16 @@ class NodeLife(Life):
     def snapshot(self) -> None:
         """A new segment begins; a machine restored from its head must continue exactly as the others."""
         head = NodeTurn(self.now, self.machines[0].snapshot(), [])
-        twin = NodeMachine()
-        assert twin.handle(head.event, now=head.now) == []
-        self.machines = [*self.machines[:2], twin]
+        restored = NodeMachine()
+        assert restored.handle(head.event, now=head.now) == []
+        self.machines = [*self.machines[:2], restored]
         self.segment = [head]
         self.turns.append(head)
 
     # -- what is always true --------------------------------------------------------------------------------------
 
     @invariant()
-    def the_model_and_the_machine_agree(self) -> None:
+    def model_and_machine_agree(self) -> None:
         for machine in self.machines:
             views = machine.tenants()
             assert [view.tenant.grant for view in views] == [self.held[slot].grant for slot in sorted(self.held)]
@@ -289,9 +289,9 @@ class NodeLife(Life):
 
     @invariant()
     def every_page_counts_the_others_on_its_device(self) -> None:
-        places = [holder.grant.gpu for holder in self.held.values()]
-        right = {slot: places.count(holder.grant.gpu) - 1 for slot, holder in self.held.items()}
-        assert self.neighbours == {slot: min(others, NEIGHBOURS_LIMIT) for slot, others in right.items()}
+        devices = [holder.grant.gpu for holder in self.held.values()]
+        expected = {slot: devices.count(holder.grant.gpu) - 1 for slot, holder in self.held.items()}
+        assert self.neighbours == {slot: min(others, NEIGHBOURS_LIMIT) for slot, others in expected.items()}
 
     @invariant()
     def every_table_lists_the_tenants_of_its_device(self) -> None:
@@ -300,9 +300,9 @@ class NodeLife(Life):
         for slot, holder in sorted(self.held.items()):
             grant = holder.grant
             is_online = grant.kind is Kind.ONLINE
-            said = dict(self.setpoints[grant.gpu].shares) if grant.gpu in self.setpoints else {}
+            shares = dict(self.setpoints[grant.gpu].shares) if grant.gpu in self.setpoints else {}
             entry = GateEntry(slot, grant.generation, grant.priority, is_online, holder.paused, grant.share_ppm)
-            entry = msgspec.structs.replace(entry, limit_ppm=said.get(slot, 0))
+            entry = msgspec.structs.replace(entry, limit_ppm=shares.get(slot, 0))
             entries.setdefault(grant.gpu, []).append(entry)
         for gpu, listed in entries.items():
             if gpu >= 0:
@@ -314,13 +314,13 @@ class NodeLife(Life):
         assert all(not rules.entries for gpu, rules in self.tables.items() if gpu not in entries)
 
     @invariant()
-    def all_twins_are_equal(self) -> None:
+    def all_machines_are_equal(self) -> None:
         first, *others = self.machines
         assert all(other.snapshot() == first.snapshot() for other in others)
         assert all(other.next_wakeup() == first.next_wakeup() for other in others)
 
     @invariant()
-    def who_is_away_is_waited_for(self) -> None:
+    def disconnected_tenants_have_a_deadline(self) -> None:
         if self.away():
             assert self.machines[0].next_wakeup() is not None
 
@@ -335,5 +335,5 @@ class NodeLife(Life):
             assert machine.snapshot() == self.machines[0].snapshot()
 
 
-NodeLife.TestCase.settings = settings(max_examples=examples(100, 2500), stateful_step_count=50, deadline=None)
-TestNodeLife = NodeLife.TestCase
+NodeStateMachine.TestCase.settings = settings(max_examples=examples(100, 2500), stateful_step_count=50, deadline=None)
+TestNodeStateMachine = NodeStateMachine.TestCase

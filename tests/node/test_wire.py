@@ -36,14 +36,14 @@ from tests.support.strategies import (
 )
 
 
-def test_a_newline_after_a_name_is_not_part_of_a_name() -> None:
+def test_name_with_a_trailing_newline_is_rejected() -> None:
     spec = msgspec.structs.replace(TenantSpec(Kind.OFFLINE, 5), name="web\n")
     with pytest.raises(PeerError):
         wire.decode_request(wire.encode(wire.Join(wire.VERSION, spec))[4:])
 
 
-def test_a_command_that_is_no_text_can_still_join() -> None:
-    spec = spec_of(RunConfig(task="t\udcff"), ["./caf\udce9", "x"])  # how Python gives us the bytes of a Latin-1 name
+def test_command_that_is_not_utf8_can_join() -> None:
+    spec = spec_of(RunConfig(task="t\udcff"), ["./caf\udce9", "x"])  # Python's text for the bytes of a Latin-1 name
     assert wire.decode_request(wire.encode(wire.Join(wire.VERSION, spec))[4:]) == wire.Join(wire.VERSION, spec)
     assert (spec.task, spec.command) == ("t?", "./caf? x")
 
@@ -93,13 +93,13 @@ answers: st.SearchStrategy[wire.Answer] = st.one_of(
 
 
 @given(requests)
-def test_requests_survive_the_wire(request: wire.Request) -> None:
+def test_requests_survive_encoding_and_decoding(request: wire.Request) -> None:
     (payload,) = wire.Frames().feed(wire.encode(request))
     assert wire.decode_request(payload) == request
 
 
 @given(answers)
-def test_answers_survive_the_wire(answer: wire.Answer) -> None:
+def test_answers_survive_encoding_and_decoding(answer: wire.Answer) -> None:
     (payload,) = wire.Frames(wire.ANSWER_LIMIT_BYTES).feed(wire.encode(answer))
     assert wire.decode_answer(payload) == answer
 
@@ -121,15 +121,15 @@ def test_any_chunks_give_the_same_frames(payloads: list[bytes], cuts: list[int])
     stream = b"".join(map(framed, payloads))
     edges = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     frames = wire.Frames()
-    found = []
+    received = []
     for begin, end in itertools.pairwise(edges):
-        found += frames.feed(stream[begin:end])
-    assert found == payloads
+        received += frames.feed(stream[begin:end])
+    assert received == payloads
     assert not frames.partial
 
 
 @given(st.lists(st.binary(min_size=1, max_size=9), min_size=1, max_size=3))
-def test_a_frame_is_partial_until_its_last_byte(payloads: list[bytes]) -> None:
+def test_frame_is_partial_until_its_last_byte(payloads: list[bytes]) -> None:
     frames = wire.Frames()
     for payload in payloads:
         for byte in framed(payload)[:-1]:
@@ -140,19 +140,19 @@ def test_a_frame_is_partial_until_its_last_byte(payloads: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 101, 1 << 31, (1 << 32) - 1])
-def test_a_frame_that_cannot_be_is_refused_by_its_length_alone(length: int) -> None:
+def test_frame_of_invalid_length_is_rejected_by_its_header(length: int) -> None:
     frames = wire.Frames(limit_bytes=100)
     frames.feed(length.to_bytes(4, "little")[:3])
     with pytest.raises(PeerError, match=f"announces {length}$"):
         frames.feed(length.to_bytes(4, "little")[3:])
 
 
-def test_a_frame_of_the_limit_is_taken() -> None:
+def test_frame_of_the_maximum_length_is_accepted() -> None:
     assert wire.Frames(limit_bytes=100).feed(framed(bytes(100))) == [bytes(100)]
 
 
 @given(st.integers(1, 200), st.integers(1, 64))
-def test_no_more_than_one_frame_and_one_chunk_is_held(limit: int, chunk: int) -> None:
+def test_buffer_holds_at_most_one_frame(limit: int, chunk: int) -> None:
     frames = wire.Frames(limit_bytes=limit)
     stream = framed(bytes(limit)) * 3
     for begin in range(0, len(stream), chunk):
@@ -186,7 +186,7 @@ def mutations(draw: st.DrawFn) -> bytes:
         mutations(),
     )
 )
-def test_garbage_is_the_peers_error_and_nothing_else(payload: bytes) -> None:
+def test_invalid_message_raises_only_peer_error(payload: bytes) -> None:
     for decode in (wire.decode_request, wire.decode_answer):
         try:
             decode(payload)
@@ -195,7 +195,7 @@ def test_garbage_is_the_peers_error_and_nothing_else(payload: bytes) -> None:
 
 
 @pytest.mark.parametrize("nest", [b"\x91", b"\x81\xa1x", b"\xdc\x00\x01", b"\xdd\x00\x00\x00\x01"])
-def test_a_deep_nest_is_the_peers_error(nest: bytes) -> None:
+def test_deeply_nested_message_raises_peer_error(nest: bytes) -> None:
     for payload in (nest * 10_000, b"\x81\xa4type" + nest * 10_000, b"\x82\xa4type\xa4join\xa4spec" + nest * 10_000):
         for decode in (wire.decode_request, wire.decode_answer):
             with pytest.raises(PeerError):
@@ -203,13 +203,13 @@ def test_a_deep_nest_is_the_peers_error(nest: bytes) -> None:
 
 
 @given(st.binary(max_size=300))
-def test_any_stream_is_frames_or_the_peers_error(stream: bytes) -> None:
+def test_any_stream_gives_frames_or_peer_error(stream: bytes) -> None:
     frames = wire.Frames(limit_bytes=50)
     try:
-        found = frames.feed(stream)
+        payloads = frames.feed(stream)
     except PeerError:
         return
-    assert sum(len(payload) + 4 for payload in found) <= len(stream)
+    assert sum(len(payload) + 4 for payload in payloads) <= len(stream)
 
 
 SPEC: dict[str, Any] = {
@@ -225,7 +225,7 @@ SPEC: dict[str, Any] = {
 }
 
 # field: values just beyond its limits
-BEYOND: list[tuple[str, object]] = [
+OUT_OF_RANGE: list[tuple[str, object]] = [
     ("kind", "batch"),
     ("kind", None),
     ("kind", "offline"),  # with an slo
@@ -255,7 +255,7 @@ BEYOND: list[tuple[str, object]] = [
 ]
 
 
-USES_BEYOND: list[object] = [
+INVALID_USES: list[object] = [
     [-1],
     [1_000_001],
     [0, [[1_000_001, 0]]],
@@ -273,20 +273,20 @@ def join_of(spec: dict[str, Any], *more: object) -> bytes:
     return msgspec.msgpack.encode({"type": "join", "version": wire.VERSION, "spec": [*spec.values(), *more]})
 
 
-@pytest.mark.parametrize("field, value", BEYOND)
-def test_a_request_out_of_bounds_is_rejected_by_the_decoder(field: str, value: object) -> None:
+@pytest.mark.parametrize("field, value", OUT_OF_RANGE)
+def test_out_of_range_field_is_rejected_by_the_decoder(field: str, value: object) -> None:
     with pytest.raises(PeerError):
         wire.decode_request(join_of({**SPEC, field: value}))
 
 
-@pytest.mark.parametrize("use", USES_BEYOND, ids=str)
-def test_an_impossible_profile_is_rejected_by_the_decoder(use: object) -> None:
-    whole = [*SPEC.values(), *["", "evict", 0, "off"][len(SPEC) - 8 :], use]
+@pytest.mark.parametrize("use", INVALID_USES, ids=str)
+def test_invalid_profile_is_rejected_by_the_decoder(use: object) -> None:
+    spec = [*SPEC.values(), *["", "evict", 0, "off"][len(SPEC) - 8 :], use]
     with pytest.raises(PeerError):
-        wire.decode_request(msgspec.msgpack.encode({"type": "join", "version": wire.VERSION, "spec": whole}))
+        wire.decode_request(msgspec.msgpack.encode({"type": "join", "version": wire.VERSION, "spec": spec}))
 
 
-def test_a_spec_without_a_use_is_one_of_whom_nothing_is_known() -> None:
+def test_profile_in_a_spec_is_optional() -> None:
     request = wire.decode_request(join_of(SPEC))
     assert isinstance(request, wire.Join)
     assert request.spec.use is None
@@ -311,7 +311,7 @@ def test_a_spec_without_a_use_is_one_of_whom_nothing_is_known() -> None:
         ("command", "x" * 512),
     ],
 )
-def test_the_limits_themselves_are_within(field: str, value: object) -> None:
+def test_limit_values_are_accepted(field: str, value: object) -> None:
     request = wire.decode_request(join_of({**SPEC, field: value}))
     assert isinstance(request, wire.Join)
     assert getattr(request.spec, field) == value
@@ -331,19 +331,19 @@ def test_the_limits_themselves_are_within(field: str, value: object) -> None:
         [],
     ],
 )
-def test_other_shapes_are_refused(message: object) -> None:
+def test_message_with_wrong_fields_is_rejected(message: object) -> None:
     with pytest.raises(PeerError):
         wire.decode_request(msgspec.msgpack.encode(message))
 
 
-def test_a_field_too_many_is_refused() -> None:
+def test_spec_with_an_extra_field_is_rejected() -> None:
     with pytest.raises(PeerError):
         wire.decode_request(join_of(SPEC, "more"))
 
 
-def test_a_message_of_another_version_is_answered_with_the_version() -> None:
+def test_message_of_another_version_raises_an_error_with_the_version() -> None:
     older = wire.encode(wire.ListTenants(wire.VERSION - 1))[4:]
-    assert wire.decode_request(older) == wire.ListTenants(wire.VERSION - 1)  # the door itself looks at the number
+    assert wire.decode_request(older) == wire.ListTenants(wire.VERSION - 1)  # the listener compares the version
     newer = msgspec.msgpack.encode({"type": "join", "version": wire.VERSION + 1, "spec": [1, 2, 3], "colour": "blue"})
     with pytest.raises(PeerError, match=f"version {wire.VERSION} of the protocol, not {wire.VERSION + 1}"):
         wire.decode_request(newer)

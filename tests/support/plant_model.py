@@ -106,7 +106,7 @@ class Run:
                 tenants.append(TenantWindow(9, 1, online=False, device_ns=spare_ns, waited_ns=PERIOD_NS // 2))
             window = DeviceWindow(0, begin_ns, begin_ns + PERIOD_NS, tuple(tenants))
             self.windows.append(window)
-            change = control.seen(window, window.end_ns)
+            change = control.on_window(window, window.end_ns)
             if change is not None:
                 self.steps.append(((window.end_ns) / 1e9, change))
                 online_ppm = change.online_ppm

@@ -37,14 +37,14 @@ class ProtectedNode:
 
     def __init__(self, gpus: tuple[Gpu, ...] = (Gpu("a", 100),), limits: ProtectLimits = LIMITS) -> None:
         self.machine = NodeMachine()
-        self.tell(NodeStarted(NodeSettings(4, 1000, gpus=gpus, limits=limits), "1", 0), 0)
+        self.handle(NodeStarted(NodeSettings(4, 1000, gpus=gpus, limits=limits), "1", 0), 0)
 
     @property
     def turn(self) -> int:
         return self.machine.turn
 
-    def tell(self, event: Event, now: int) -> list[Action]:
-        """Handle an event; return the actions without changes of neighbour counts."""
+    def handle(self, event: Event, now: int) -> list[Action]:
+        """Handle an event and return its actions, without changes of neighbour counts."""
         actions = self.machine.handle(event, now=now)
         self.machine.check()
         restored = NodeMachine()
@@ -55,24 +55,24 @@ class ProtectedNode:
         return [action for action in actions if not isinstance(action, SetNeighbourCount)]
 
     def join(self, peer: int, spec: TenantSpec = JOB, now: int = 1, **changes: Any) -> list[Action]:
-        changed = msgspec.structs.replace(spec, **changes)
-        return self.tell(TenantJoined(peer, 10 + peer, 1000, changed), now)
+        requested = msgspec.structs.replace(spec, **changes)
+        return self.handle(TenantJoined(peer, 10 + peer, 1000, requested), now)
 
     def wake(self, now: int) -> list[Action]:
-        """Deliver the wake-up event at the requested instant."""
+        """Fire the timer, which must be due at this instant."""
         assert self.machine.next_wakeup() == now
-        return self.tell(TimerFired(), now)
+        return self.handle(TimerFired(), now)
 
     def restart(self, now: int) -> list[Action]:
         return [
             action
-            for action in self.tell(NodeStarted(self.machine.settings, "1", 0), now)
+            for action in self.handle(NodeStarted(self.machine.settings, "1", 0), now)
             if not isinstance(action, SetTenantTable)
         ]
 
     def resume(self, peer: int, slot: int, now: int) -> list[Action]:
-        holder = self.machine.registry.holders[slot]
-        return self.tell(TenantResumed(peer, holder.pid, holder.uid, slot, holder.grant.generation), now)
+        held = self.machine.registry.holders[slot]
+        return self.handle(TenantResumed(peer, held.pid, held.uid, slot, held.grant.generation), now)
 
     def phase(self, slot: int = 0) -> ExitPhase:
         return self.lifecycle(slot).phase
@@ -86,5 +86,5 @@ def entry(slot: int, spec: TenantSpec, *, paused: bool = False, generation: int 
 
 
 def ending(slot: int, generation: int = 1) -> GateEntry:
-    """Return the entry of a tenant that is ending, which ranks after all others."""
+    """Return the table entry of a terminating tenant, which has the lowest priority."""
     return GateEntry(slot, generation, 9, online=False, ending=True)

@@ -55,8 +55,8 @@ class DeviceSnapshot(msgspec.Struct, frozen=True):
 
     def counts_of(self, entry: GateEntry) -> GateCounts:
         """Return the counters of an entry's tenant; all zero if the page is still of an earlier generation."""
-        found = self.counts.get(entry.slot, _NOTHING)
-        return found if found.generation == entry.generation else _NOTHING
+        counts = self.counts.get(entry.slot, _NO_COUNTS)
+        return counts if counts.generation == entry.generation else _NO_COUNTS
 
 
 class GateState(enum.Enum):
@@ -106,20 +106,22 @@ class TenantActivity(msgspec.Struct, frozen=True):
     """Launches that passed because no work had ended for too long, since the tenant began."""
 
 
-_NOTHING = GateCounts()
+_NO_COUNTS = GateCounts()
 
 
 def activity_between(before: DeviceSnapshot, after: DeviceSnapshot) -> list[TenantActivity]:
     """Return the activity of the tenants of the second snapshot, highest priority first."""
     elapsed_ns = max(1, after.at_ns - before.at_ns)
     entries = sorted(after.rules.entries, key=lambda entry: (entry.priority, entry.slot))
-    passed = {entry.slot: _between(before.counts_of(entry), after.counts_of(entry)) for entry in entries}
-    paces = []
+    deltas = {entry.slot: _counts_between(before.counts_of(entry), after.counts_of(entry)) for entry in entries}
+    activities = []
     for entry in entries:
-        higher = [passed[other.slot].device_ns for other in entries if other.priority < entry.priority]
+        higher = [deltas[other.slot].device_ns for other in entries if other.priority < entry.priority]
         idle_ns = max(0, elapsed_ns - sum(higher)) if higher else 0
-        paces.append(_pace(entry, after.counts_of(entry), passed[entry.slot], (elapsed_ns, idle_ns, after.at_ns)))
-    return paces
+        activities.append(
+            _activity(entry, after.counts_of(entry), deltas[entry.slot], (elapsed_ns, idle_ns, after.at_ns))
+        )
+    return activities
 
 
 def quantile_bound(buckets: Sequence[int], part: float) -> int:
@@ -136,7 +138,7 @@ def quantile_bound(buckets: Sequence[int], part: float) -> int:
     return 0
 
 
-def _pace(entry: GateEntry, now: GateCounts, passed: GateCounts, times: tuple[int, int, Instant]) -> TenantActivity:
+def _activity(entry: GateEntry, now: GateCounts, delta: GateCounts, times: tuple[int, int, Instant]) -> TenantActivity:
     elapsed_ns, idle_ns, at_ns = times
 
     def per_s(count: int) -> float:
@@ -150,41 +152,43 @@ def _pace(entry: GateEntry, now: GateCounts, passed: GateCounts, times: tuple[in
         generation=entry.generation,
         priority=entry.priority,
         is_online=entry.online,
-        state=_state(entry, now, passed, at_ns),
-        launches_per_s=per_s(passed.launches),
-        device_ppm=share(passed.device_ns),
-        filled_ppm=share(passed.filled_ns),
-        filled_of_idle_ppm=passed.filled_ns * WHOLE_PPM // idle_ns if idle_ns else None,
-        waits_per_s=per_s(passed.waits),
-        waited_p50_ns=quantile_bound(passed.waited, 0.5),
-        waited_p99_ns=quantile_bound(passed.waited, 0.99),
-        overruns_per_s=per_s(passed.overruns),
-        overrun_p50_ns=quantile_bound(passed.overrun, 0.5),
-        overrun_p99_ns=quantile_bound(passed.overrun, 0.99),
-        overrun_ppm=share(passed.overrun_ns),
-        early_ppm=passed.early * WHOLE_PPM // passed.forecasts if passed.forecasts else None,
-        miss_ns=passed.miss_ns // passed.forecasts if passed.forecasts else None,
-        spun_ppm=share(passed.spun_ns),
-        late_per_s=per_s(passed.late),
+        state=_state(entry, now, delta, at_ns),
+        launches_per_s=per_s(delta.launches),
+        device_ppm=share(delta.device_ns),
+        filled_ppm=share(delta.filled_ns),
+        filled_of_idle_ppm=delta.filled_ns * WHOLE_PPM // idle_ns if idle_ns else None,
+        waits_per_s=per_s(delta.waits),
+        waited_p50_ns=quantile_bound(delta.waited, 0.5),
+        waited_p99_ns=quantile_bound(delta.waited, 0.99),
+        overruns_per_s=per_s(delta.overruns),
+        overrun_p50_ns=quantile_bound(delta.overrun, 0.5),
+        overrun_p99_ns=quantile_bound(delta.overrun, 0.99),
+        overrun_ppm=share(delta.overrun_ns),
+        early_ppm=delta.early * WHOLE_PPM // delta.forecasts if delta.forecasts else None,
+        miss_ns=delta.miss_ns // delta.forecasts if delta.forecasts else None,
+        spun_ppm=share(delta.spun_ns),
+        late_per_s=per_s(delta.late),
         stale=now.stale,
         stuck=now.stuck,
     )
 
 
-def _state(entry: GateEntry, now: GateCounts, passed: GateCounts, at_ns: Instant) -> GateState:
+def _state(entry: GateEntry, now: GateCounts, delta: GateCounts, at_ns: Instant) -> GateState:
     if entry.paused:
         return GateState.PAUSED
     if now.wanted_ns:
         return GateState.WAITING
-    return GateState.RUNNING if passed.launches or at_ns < now.quiet_ns else GateState.QUIET
+    return GateState.RUNNING if delta.launches or at_ns < now.quiet_ns else GateState.QUIET
 
 
-def _between(before: GateCounts, after: GateCounts) -> GateCounts:
+def _counts_between(before: GateCounts, after: GateCounts) -> GateCounts:
     """Return the difference of the counters. A snapshot may catch an update half done, so no difference is negative."""
 
-    def added(old: Sequence[int], new: Sequence[int]) -> tuple[int, ...]:
+    def increase(old: Sequence[int], new: Sequence[int]) -> tuple[int, ...]:
         return tuple(max(0, count - (old[index] if index < len(old) else 0)) for index, count in enumerate(new))
 
     names = ("launches", "device_ns", "filled_ns", "waits", "spun_ns", "overruns", "overrun_ns", "late", "forecasts")
-    plain = {name: max(0, getattr(after, name) - getattr(before, name)) for name in (*names, "early", "miss_ns")}
-    return GateCounts(**plain, overrun=added(before.overrun, after.overrun), waited=added(before.waited, after.waited))
+    differences = {name: max(0, getattr(after, name) - getattr(before, name)) for name in (*names, "early", "miss_ns")}
+    return GateCounts(
+        **differences, overrun=increase(before.overrun, after.overrun), waited=increase(before.waited, after.waited)
+    )

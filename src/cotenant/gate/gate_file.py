@@ -51,9 +51,9 @@ class LiveTenantTables:
         # A restarted node may have fewer slots than its tenants hold, and may have lost the file.
         file = self._file(gpu, max((entry.slot + 1 for entry in rules.entries), default=0))
         memory = memoryview(file.memory)
-        known = {(entry.slot, entry.generation) for entry in tenant_table.read_tenant_table(memory).entries}
+        present = {(entry.slot, entry.generation) for entry in tenant_table.read_tenant_table(memory).entries}
         for entry in rules.entries:
-            if (entry.slot, entry.generation) not in known:
+            if (entry.slot, entry.generation) not in present:
                 _clear_page(memory, entry.slot)
         tenant_table.write_tenant_table(memory, rules)
 
@@ -135,8 +135,8 @@ class LiveTenantTables:
         except OSError as error:
             raise WorldError(f"cannot create the gate file {path}: {error.strerror}; repair its directory") from None
         _format(memoryview(memory), size_bytes)
-        made = self._files[gpu] = _File(memory, reading, writing)
-        return made
+        file = self._files[gpu] = _File(memory, reading, writing)
+        return file
 
 
 def _slot_of(entry: GateEntry) -> int:

@@ -51,7 +51,7 @@ class LiveGrantPages:
 
     def set_neighbour_count(self, gpu: int, neighbours: int) -> None:
         """Change the number of other tenants on the pages of a device."""
-        for slot in [slot for slot, place in self._gpu_of.items() if place == gpu]:
+        for slot in [slot for slot, device in self._gpu_of.items() if device == gpu]:
             page = memoryview(self._page(slot)[0])
             held = grant_page.read_grant(page)
             if held is not None:
@@ -63,19 +63,19 @@ class LiveGrantPages:
 
     def generations(self) -> dict[int, int]:
         """Return the latest generation on each page, granted or revoked; they survive the loss of the journal."""
-        found = {}
+        generations = {}
         for file in sorted(self._directory.glob(_PREFIX + "*")):
             number = file.name.removeprefix(_PREFIX)
             if number.isdigit():
-                found[int(number)] = grant_page.read_generation(memoryview(self._page(int(number))[0]))
-        return found
+                generations[int(number)] = grant_page.read_generation(memoryview(self._page(int(number))[0]))
+        return generations
 
     def keep_only(self, slots: list[int]) -> None:
         """Revoke the grants that an earlier process left in slots other than these."""
-        held = dict.fromkeys(slots)
+        kept = dict.fromkeys(slots)
         for file in sorted(self._directory.glob(_PREFIX + "*")):
             number = file.name.removeprefix(_PREFIX)
-            if number.isdigit() and int(number) not in held and (grant := self.read(int(number))) is not None:
+            if number.isdigit() and int(number) not in kept and (grant := self.read(int(number))) is not None:
                 self.revoke(int(number), grant.generation)
 
     def close(self) -> None:
@@ -86,16 +86,15 @@ class LiveGrantPages:
         self._pages.clear()
 
     def _page(self, slot: int) -> tuple[mmap.mmap, int]:
-        known = self._pages.get(slot)
-        if known is not None:
-            return known
+        opened = self._pages.get(slot)
+        if opened is not None:
+            return opened
         path = self._directory / f"{_PREFIX}{slot:04d}"
         try:
             writable = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
-                os.posix_fallocate(
-                    writable, 0, grant_page.PAGE_BYTES
-                )  # a full disk is reported here, not by SIGBUS later
+                # A full disk is reported here, not by SIGBUS later.
+                os.posix_fallocate(writable, 0, grant_page.PAGE_BYTES)
                 page = mmap.mmap(writable, grant_page.PAGE_BYTES)
             finally:
                 os.close(writable)
@@ -126,12 +125,12 @@ def own_grant(environ: Mapping[str, str]) -> Grant:
 
     Raise `ConfigError` outside a tenant and `WorldError` if the grant was revoked.
     """
-    named, held = environ.get(GRANT_VARIABLE, ""), environ.get(SLOT_VARIABLE, "")
-    if not (named.isascii() and named.isdigit() and len(named) < 20):
+    descriptor, slot = environ.get(GRANT_VARIABLE, ""), environ.get(SLOT_VARIABLE, "")
+    if not (descriptor.isascii() and descriptor.isdigit() and len(descriptor) < 20):
         raise ConfigError(
-            GRANT_VARIABLE, named, "this process is no tenant; run the program with: cotenant run -- COMMAND"
+            GRANT_VARIABLE, descriptor, "this process is no tenant; run the program with: cotenant run -- COMMAND"
         )
-    grant = read_grant_descriptor(int(named))
-    if grant is None or held not in ("", slot_text(grant)):  # the slot may have another holder
+    grant = read_grant_descriptor(int(descriptor))
+    if grant is None or slot not in ("", slot_text(grant)):  # the slot may have another holder
         raise WorldError("the node revoked the grant: the tenant lost its slot and should end")
     return grant

@@ -1,4 +1,4 @@
-"""Find why a tenant waits at the gate, by asking the gate over a copy of its file."""
+"""Find why a tenant waits at the gate, by running the gate's admission on a copy of its file."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def find_hold(file: bytes, slot: int, generation: int, now: Instant) -> HeldLaun
     gate = _native.Gate(bytearray(file), slot, generation)
     passes, reason, again_ns = gate.admit((needed_ns, needed_ns, 0, 0, int(may_fill)), now, now)
     entries = read_tenant_table(file).entries
-    own = next((entry.priority for entry in entries if entry.slot == slot), -1)
-    higher = [entry for entry in entries if entry.priority < own]
+    own_priority = next((entry.priority for entry in entries if entry.slot == slot), -1)
+    higher = [entry for entry in entries if entry.priority < own_priority]
     active = [entry.slot for entry in higher if _is_active(_page(file, entry.slot), entry.generation, now)]
     return HeldLaunch(HoldReason.BOUND if passes else HoldReason(reason), again_ns, tuple(active))
 
@@ -67,5 +67,5 @@ def _is_active(page: dict[str, int], generation: int, now: Instant) -> bool:
 
 def _page(file: bytes, slot: int) -> dict[str, int]:
     begin = page_offset(slot)
-    found = read_page(file[begin : begin + PAGE_BYTES])
-    return {name: word for name, word in found.items() if isinstance(word, int)}
+    fields = read_page(file[begin : begin + PAGE_BYTES])
+    return {name: word for name, word in fields.items() if isinstance(word, int)}

@@ -54,10 +54,10 @@ class LiveLedgers:
         if file is None:
             return {}
         accounts = ((slot, _native.ledger_account(file.memory, slot)[2]) for slot in range(_slots_of(file)))
-        found = Counter({slot: before for slot, before in accounts if before})
+        counts = Counter({slot: before for slot, before in accounts if before})
         for line in _lines(file.memory):
-            found[line.slot] += line.denied
-        return found
+            counts[line.slot] += line.denied
+        return counts
 
     def handles(self, gpu: int) -> tuple[int, ...]:
         """Return the descriptors for a tenant; empty on a node without devices."""
@@ -132,8 +132,8 @@ class LiveLedgers:
         except OSError as error:
             raise WorldError(f"cannot create the ledger {path}: {error.strerror}; repair its directory") from None
         _native.ledger_init(memory, slots)
-        made = self._files[gpu] = _File(memory, reading, writing)
-        return made
+        file = self._files[gpu] = _File(memory, reading, writing)
+        return file
 
 
 def ledger_path(directory: Path, gpu: int) -> Path:

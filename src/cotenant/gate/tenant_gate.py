@@ -20,7 +20,7 @@ SHORT_NS: Final = 100 * MICROSECOND_NS
 
 
 class LaunchEstimate(Value, frozen=True):
-    """What is known about a launch in advance."""
+    """The expected duration of a launch and the conditions under which it may run in a gap."""
 
     expect_ns: int
     sure_ns: int
@@ -152,8 +152,8 @@ class TenantGate:
             forecast.learn(max(now_ns - self._last_ns, 0))
         work = self._steps[step]
         self._key = self._after(work)
-        expect_ns, sure_ns, how = self._works[work]
-        self._request = (expect_ns, sure_ns, *self._forecast(), *how)
+        expect_ns, sure_ns, preemption = self._works[work]
+        self._request = (expect_ns, sure_ns, *self._forecast(), *preemption)
         self._since_ns = now_ns
         self.sleeps = self.spins = False
 

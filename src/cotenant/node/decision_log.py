@@ -81,8 +81,8 @@ _VERBS: Final = ("ended", "evicted", "killed", "suspended")
 
 def describe_turn(now: Instant, event: Event, actions: Sequence[Action]) -> str:
     """Return the whole turn as one line."""
-    decided = "; ".join(describe_action(action) for action in actions) or "no action"
-    return printable(f"{now // SECOND_NS}.{now % SECOND_NS:09d} {describe_event(event)} -> {decided}")
+    described_actions = "; ".join(describe_action(action) for action in actions) or "no action"
+    return printable(f"{now // SECOND_NS}.{now % SECOND_NS:09d} {describe_event(event)} -> {described_actions}")
 
 
 def printable(line: str) -> str:
@@ -129,14 +129,14 @@ def describe_objective(slo_ns: Duration) -> str:
 def describe_rules(rules: GateRules | GateChange) -> str:
     """Return gate rules, or what changes about them."""
     words = [] if rules.policy is None else [rules.policy.value]
-    for name, value, written in (
+    for name, value, format_value in (
         ("bound", rules.bound_ns, format_duration),
         ("delay", rules.delay_ppm, format_share),
         ("patience", rules.patience_ns, format_duration),
         ("switch", rules.switch_ns, format_duration),
         ("spin", rules.spin_ppm, format_share),
     ):
-        words += [] if value is None else [f"{name} {written(value)}"]
+        words += [] if value is None else [f"{name} {format_value(value)}"]
     return ", ".join(words) or "no change"
 
 
@@ -180,8 +180,8 @@ def _command(event: Event) -> str:
     """Return a command of an operator or of a tenant's parent in words."""
     match event:
         case TenantsPaused(peer=peer, names=names, all_offline=all_offline, paused=paused):
-            whom = "all offline tenants" if all_offline else ", ".join(names)
-            return f"peer {peer} {'pauses' if paused else 'resumes'} {whom}"
+            targets = "all offline tenants" if all_offline else ", ".join(names)
+            return f"peer {peer} {'pauses' if paused else 'resumes'} {targets}"
         case PriorityChanged(peer=peer, name=name, priority=priority):
             return f"peer {peer} sets the priority of {name} to {priority}"
         case ShareChanged(peer=peer, name=name):
@@ -243,18 +243,18 @@ def _measurement(event: Event) -> str:
             return f"control proposes for GPU {adjustment.gpu} online share {describe_adjustment(adjustment)}"
         case TenantDrained(slot=slot, generation=generation):
             return f"slot {slot}/{generation} is drained"
-        case MemoryRequested(slot=slot, generation=generation, bytes=wanted):
-            return f"slot {slot}/{generation} requests {round_size(wanted)} of device memory"
+        case MemoryRequested(slot=slot, generation=generation, bytes=requested):
+            return f"slot {slot}/{generation} requests {round_size(requested)} of device memory"
         case _:
             return "timer fired"
 
 
 def describe_adjustment(adjustment: Adjustment) -> str:
     """Return the online share, its division among peers, and the cause."""
-    divided = ", ".join(f"slot {slot} {round_share(share_ppm)}" for slot, share_ppm in adjustment.shares)
-    peers = f" ({divided} among peers)" if divided else ""
-    whose = f" slot {adjustment.slot}/{adjustment.generation}" if adjustment.slot >= 0 else ""
-    return f"{round_share(adjustment.online_ppm)}{peers}: {adjustment.cause.value}{whose}{_because(adjustment.detail)}"
+    shares = ", ".join(f"slot {slot} {round_share(share_ppm)}" for slot, share_ppm in adjustment.shares)
+    peers = f" ({shares} among peers)" if shares else ""
+    tenant = f" slot {adjustment.slot}/{adjustment.generation}" if adjustment.slot >= 0 else ""
+    return f"{round_share(adjustment.online_ppm)}{peers}: {adjustment.cause.value}{tenant}{_because(adjustment.detail)}"
 
 
 def describe_sample(sample: GpuSample) -> str:
@@ -279,10 +279,10 @@ def _or_more(count: int) -> str:
 
 def _neighbour_count(where: int | tuple[int, ...], count: int) -> str:
     if isinstance(where, tuple):
-        whom = f"slot {', '.join(map(str, where))}"
+        targets = f"slot {', '.join(map(str, where))}"
     else:
-        whom = f"GPU {where}" if where >= 0 else "the tenants without a GPU"
-    return f"set neighbour count of {whom} to {_or_more(count)}"
+        targets = f"GPU {where}" if where >= 0 else "the tenants without a GPU"
+    return f"set neighbour count of {targets} to {_or_more(count)}"
 
 
 def _table_change(action: SetTenantTable | UpsertEntry | RemoveEntry) -> str:
@@ -331,8 +331,8 @@ def _protection(
     """Return an action of protection, control or placement in words."""
     match action:
         case SignalTenant(peer=peer, slot=slot, generation=generation, kind=kind, why=why):
-            whom = f"slot {slot}/{generation}" if peer == NO_PEER else f"peer {peer} of slot {slot}/{generation}"
-            return f"ask {whom} to {'terminate' if kind == 'term' else 'kill'} its program: {why}"
+            target = f"slot {slot}/{generation}" if peer == NO_PEER else f"peer {peer} of slot {slot}/{generation}"
+            return f"ask {target} to {'terminate' if kind == 'term' else 'kill'} its program: {why}"
         case KillTenant(slot=slot, pid=pid, why=why):
             return f"kill process {pid} of slot {slot}: {why}"
         case SuspendTenant(peer=peer, slot=slot, why=why):

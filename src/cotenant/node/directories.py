@@ -89,21 +89,21 @@ def resolve_directories(config: DirectoriesConfig, environ: Mapping[str, str], u
         runtime = Path(config.runtime)
     if config.state:
         state = Path(config.state)
-    found = Directories(runtime.absolute(), state.absolute())
-    if len(os.fsencode(found.socket)) > _SOCKET_PATH_LIMIT:
+    directories = Directories(runtime.absolute(), state.absolute())
+    if len(os.fsencode(directories.socket)) > _SOCKET_PATH_LIMIT:
         remedy = f"is too long for a socket, choose a directory of at most {_SOCKET_PATH_LIMIT - 10} bytes"
-        raise ConfigError("directories.runtime", str(found.runtime), remedy)
-    return found
+        raise ConfigError("directories.runtime", str(directories.runtime), remedy)
+    return directories
 
 
 def _in_shared_directory(uid: int) -> Path:
     """Return a directory in /tmp; raise `ConfigError` if another user owns that name."""
     path = Path(f"/tmp/cotenant-{uid}")  # noqa: S108  the owner is checked
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return path
-    if found.st_uid != uid or not stat.S_ISDIR(found.st_mode):
+    if status.st_uid != uid or not stat.S_ISDIR(status.st_mode):
         remedy = "is not a directory of yours; set XDG_RUNTIME_DIR, or name one with --runtime-dir"
         raise ConfigError("directories.runtime", str(path), remedy)
     return path
@@ -122,9 +122,9 @@ def client_directories(own: Directories, environ: Mapping[str, str], config: Dir
 
 def config_file(environ: Mapping[str, str], uid: int, given: str = "") -> tuple[Path, bool]:
     """Return the path of the config file, and whether it must exist because it was named explicitly."""
-    named = given or environ.get("COTENANT_CONFIG", "")
-    if named:
-        return Path(named), True
+    path = given or environ.get("COTENANT_CONFIG", "")
+    if path:
+        return Path(path), True
     if uid == 0:
         return Path("/etc/cotenant/config.toml"), False
     home = environ.get("XDG_CONFIG_HOME", "") or str(Path(environ.get("HOME", "/")) / ".config")
@@ -149,12 +149,12 @@ def make_directory(path: Path, field: str) -> None:
     """Create a directory; refuse one of another user. The mode of an existing directory stays."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         raise ConfigError(field, str(path), f"cannot be used: {error.strerror}; choose another") from None
-    if found.st_uid != os.geteuid():
-        raise ConfigError(field, str(path), f"belongs to user {found.st_uid}; choose a directory of your own")
-    if found.st_mode & stat.S_IWOTH:
+    if status.st_uid != os.geteuid():
+        raise ConfigError(field, str(path), f"belongs to user {status.st_uid}; choose a directory of your own")
+    if status.st_mode & stat.S_IWOTH:
         raise ConfigError(field, str(path), "is writable by everyone; choose a directory that only cotenant uses")
 
 
@@ -178,8 +178,11 @@ def group_id_of(name: str) -> int:
         raise ConfigError("node.group", name, "there is no such group; create it or name another") from None
 
 
-def take_lock(path: Path, who: str = "a node") -> int:
-    """Take the lock of a directory for a node (or `who`); it is held while the returned descriptor is open."""
+def take_lock(path: Path, holder_name: str = "a node") -> int:
+    """Take the lock of a directory; it is held while the returned descriptor is open.
+
+    `holder_name` is the subject of the error message if another process holds the lock.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -188,13 +191,12 @@ def take_lock(path: Path, who: str = "a node") -> int:
         holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
         os.close(descriptor)
         raise WorldError(
-            f"{who} already runs on {path.parent} (pid {holder}); "
+            f"{holder_name} already runs on {path.parent} (pid {holder}); "
             "stop it, or choose others with --runtime-dir and --state-dir"
         ) from None
     line = f"{os.getpid()}\n".encode()
-    os.pwrite(
-        descriptor, line, 0
-    )  # the file is never empty between two holders, so that a reader always finds a holder
+    # The file is never empty between two holders, so that a reader always finds a holder.
+    os.pwrite(descriptor, line, 0)
     os.ftruncate(descriptor, len(line))
     return descriptor
 

@@ -39,9 +39,9 @@ _HEAD: Final = msgspec.json.Decoder(_Head)
 _ENTRY: Final = msgspec.json.Decoder(_Entry)
 
 
-def encode_profiles(known: Mapping[Program, DiurnalProfile]) -> bytes:
+def encode_profiles(profiles: Mapping[Program, DiurnalProfile]) -> bytes:
     """Return the file with the most recent programs, one line each."""
-    latest = list(known.items())[-PROGRAMS_LIMIT:]
+    latest = list(profiles.items())[-PROGRAMS_LIMIT:]
     lines = b",\n".join(msgspec.json.encode(_Entry(*program, day)) for program, day in latest)
     head = f'{{"format":"{FORMAT}","version":{VERSION},"parts":{BINS_PER_DAY},"programs":[\n'
     return head.encode() + lines + b"\n]}\n"
@@ -61,7 +61,7 @@ def decode_profiles(data: bytes) -> tuple[dict[Program, DiurnalProfile], str]:
         return {}, f"has version {head.version}, but this cotenant reads version {VERSION}"
     if head.parts != BINS_PER_DAY:
         return {}, f"divides a day into {head.parts} parts, but this cotenant uses {BINS_PER_DAY}"
-    known: dict[Program, DiurnalProfile] = {}
+    profiles: dict[Program, DiurnalProfile] = {}
     wrong, why = 0, ""
     for raw in head.programs:
         try:
@@ -69,5 +69,5 @@ def decode_profiles(data: bytes) -> tuple[dict[Program, DiurnalProfile], str]:
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             wrong, why = wrong + 1, why or str(error)
         else:
-            known[Program(entry.uid, entry.task)] = entry.day
-    return known, f"is damaged at {wrong} of {len(head.programs)} programs ({why})" if wrong else ""
+            profiles[Program(entry.uid, entry.task)] = entry.day
+    return profiles, f"is damaged at {wrong} of {len(head.programs)} programs ({why})" if wrong else ""

@@ -83,7 +83,7 @@ class NodeEffects:
         )
 
     def _grant(self, action: IssueGrant) -> None:
-        """Write the page before the peer is told, so that the peer reads the new grant."""
+        """Write the page before the peer is notified, so that the peer reads the new grant."""
         grant = action.grant
         page = self._pages.publish(grant, action.neighbours)
         if grant.gpu >= 0:
@@ -129,13 +129,13 @@ class NodeEffects:
         self._listener.restore(action.peer)
 
     def _watch(self, action: ReportGpuHealth) -> None:
-        """Has no effect of its own; observers of the turn log it."""
+        """Do nothing; observers of the turn log the change."""
 
     def _adjusted(self, action: SetOnlineShare) -> None:
-        """Has no effect of its own; the tenant table of the same turn puts the share into effect."""
+        """Do nothing; the tenant table of the same turn puts the share into effect."""
 
     def _placed(self, action: RecordPlacement) -> None:
-        """Has no effect of its own; the grant of the same turn put the placement into effect."""
+        """Do nothing; the grant of the same turn put the placement into effect."""
 
     def _mps_restart(self, action: RestartMps) -> None:
         self._enforcer.restart_mps(action.gpu)

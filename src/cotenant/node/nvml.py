@@ -62,9 +62,9 @@ class GpuReading:
 
 def softgpu_directory(environ: Mapping[str, str], configured: Path) -> Path | None:
     """Return the directory of the software GPUs in use: the one that the environment names, or the configured one."""
-    named = environ.get("COTENANT_SOFTGPU")
-    if named:
-        return Path(named)
+    directory = environ.get("COTENANT_SOFTGPU")
+    if directory:
+        return Path(directory)
     return configured if any(gpu.alive for gpu in manage.gpus(configured)) else None
 
 
@@ -96,10 +96,10 @@ def read_gpus(soft: Path | None) -> list[GpuReading]:
         raise WorldError(f"NVML does not answer: {error}") from error
 
 
-def query(question: Callable[..., Any], *arguments: Any) -> Any:
+def query(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return the answer of an NVML function; None for a function that this GPU does not support."""
     try:
-        return question(*arguments)
+        return function(*arguments)
     except pynvml.NVMLError as error:
         if error.value not in _NOT_AVAILABLE:
             raise
@@ -162,8 +162,8 @@ def _processes(handle: Any) -> tuple[GpuProcess, ...]:
 
 def process_use(handle: Any, recent_us: int = _RECENT_US) -> dict[int, int]:
     """Return utilization by process over `recent_us`; NVML omits processes that were idle."""
-    found = query(pynvml.nvmlDeviceGetSamples, handle, pynvml.NVML_GPU_UTILIZATION_SAMPLES, 0)
-    stamps = [sample.timeStamp for sample in found[1]] if found else []
+    samples = query(pynvml.nvmlDeviceGetSamples, handle, pynvml.NVML_GPU_UTILIZATION_SAMPLES, 0)
+    stamps = [sample.timeStamp for sample in samples[1]] if samples else []
     since = max(stamps) - recent_us if stamps else 0
     try:
         return {use.pid: use.smUtil for use in pynvml.nvmlDeviceGetProcessUtilization(handle, since)}

@@ -244,10 +244,10 @@ def decode_request(payload: bytes) -> Request:
     try:
         return _requests.decode(payload)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise PeerError(_newer(payload) or f"this message cannot be read: {error}") from None
+        raise PeerError(_version_error(payload) or f"this message cannot be read: {error}") from None
 
 
-def _newer(payload: bytes) -> str:
+def _version_error(payload: bytes) -> str:
     """Return an error about the protocol version, if that differs, or an empty string."""
     try:
         version = _versions.decode(payload).version

@@ -66,7 +66,7 @@ class Steering:
         window = self._windows.window(now_ns, self._occupants, pages)
         if self._watch is not None:
             self._watch(window)
-        adjustment = self._control.seen(window, now_ns)
+        adjustment = self._control.on_window(window, now_ns)
         if adjustment is not None:
             self.adjust(adjustment, now_ns)
 

@@ -107,7 +107,7 @@ class ProgramSupervisor:
             for push in self._membership.receive_pushed(readable=True):
                 self._handle_push(push)
         if not was_disconnected and self._membership.fileno() < 0:
-            self._ending.left_alone(now=monotonic_ns())
+            self._ending.node_lost(now=monotonic_ns())
 
     def _resume_slot(self) -> bool:
         """Resume the slot. A node that admitted the tenant anew does not know of suspended memory, so restore it."""
@@ -145,7 +145,9 @@ class ProgramSupervisor:
                         f"{name}: the program has {format_duration(self._grace_ns)} to end; send it again to hurry"
                     )
                 with_node = self._membership.fileno() >= 0
-                self._run_steps(self._ending.wanted(has_it=has_it, with_node=with_node, now=monotonic_ns()))
+                self._run_steps(
+                    self._ending.exit_requested(already_signalled=has_it, with_node=with_node, now=monotonic_ns())
+                )
             elif not has_it and self._child is not None:
                 self._child.send_signal(number)
 
@@ -188,7 +190,7 @@ class ProgramSupervisor:
 
     def _quit(self, grace_ns: Duration) -> None:
         if not self._membership.send(wire.Quit(grace_ns)):
-            self._ending.left_alone(now=monotonic_ns())
+            self._ending.node_lost(now=monotonic_ns())
 
     def _signal(self) -> None:
         if self._child is not None:

@@ -110,7 +110,7 @@ class Monitoring:
         """Post an event; a sample that changes nothing causes no turn, which keeps the journal short."""
         if isinstance(event, GpuSampled):
             self._on_sample(event.gpu, event.sample)
-            if not self._machine.is_moved_by(event, self._clock.now()):
+            if not self._machine.is_changed_by(event, self._clock.now()):
                 return
         self._loop.post(event)
 

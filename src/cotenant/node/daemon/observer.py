@@ -82,7 +82,7 @@ class TurnObserver:
 
     def _add_departed_work(self, action: Revoke) -> None:
         """Add the counters of a departed tenant to the sums, before the slot is reused and its page cleared."""
-        resident = self._event_log.residents.get(action.slot)
+        resident = self._event_log.tenants.get(action.slot)
         if resident is None or resident.grant.generation != action.generation:
             return
         grant = resident.grant

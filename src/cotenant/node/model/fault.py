@@ -9,7 +9,7 @@ from cotenant.units.value import Value
 
 
 class Source(enum.Enum):
-    """Who reports an error; each source has its own codes."""
+    """The component that reports an error; each source has its own codes."""
 
     SIGNAL = "signal"
     CUDA = "cuda"

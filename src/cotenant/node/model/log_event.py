@@ -12,7 +12,7 @@ NO_GPU: Final = -1
 
 
 class LogLevel(enum.Enum):
-    """Severity of a log event: no action needed, worth a look, something was lost."""
+    """Severity of a log event: no action is needed, attention may be needed, or something was lost."""
 
     INFO = "info"
     WARNING = "warning"

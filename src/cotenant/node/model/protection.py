@@ -77,7 +77,7 @@ class GpuWatch(Value, frozen=True):
 
 
 class ExitPhase(enum.Enum):
-    """Where a tenant is in its lifecycle: running, exiting or suspended."""
+    """The phases of a tenant's lifecycle, from running to exited or suspended."""
 
     RUNNING = "running"
     DRAINING = "draining"

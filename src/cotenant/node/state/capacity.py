@@ -31,12 +31,12 @@ class Choice(NamedTuple):
 
 
 class Capacity:
-    """Free capacity and rank of each device; a rank is recomputed only when its device changes.
+    """Free capacity and rank of each device; the rank is recomputed only when the capacity changes.
 
     The specs of the tenants on each device are kept as well, unordered, for policies that predict.
     """
 
-    __slots__ = ("_judge", "_policy", "_predicted", "_ranks", "_sharing", "_there", "devices")
+    __slots__ = ("_admit", "_policy", "_predicted", "_ranks", "_sharing", "_specs", "devices")
 
     def __init__(self, settings: NodeSettings, tenants: Iterable[Tenant], rules: GateRules) -> None:
         """Derive the capacity from the devices, the tenants on them and the rules in force."""
@@ -46,17 +46,17 @@ class Capacity:
         ):
             if name not in policies:
                 raise InvariantError(f"the journal names the {verb} policy {name!r}, which this version lacks")
-        self._judge = admit.POLICIES[settings.admit]
+        self._admit = admit.POLICIES[settings.admit]
         self._policy = place.POLICIES[settings.place]
         control = settings.control
         self._sharing = Sharing(
             is_mps=settings.is_mps, quantile_ppm=control.quantile_ppm, headroom_ppm=control.headroom_ppm
         )
-        self.devices = [_whole(index, gpu) for index, gpu in enumerate(settings.gpus)]
+        self.devices = [_unreserved(index, gpu) for index, gpu in enumerate(settings.gpus)]
         self._ranks = [self._policy.rank(capacity) for capacity in self.devices]
-        self._there: list[list[TenantSpec]] = [[] for _ in self.devices]
+        self._specs: list[list[TenantSpec]] = [[] for _ in self.devices]
         self._predicted: dict[int, SharingForecast] = {}  # by device, until its tenants change
-        self.ruled(rules)
+        self.set_rules(rules)
         for tenant in tenants:
             self.occupy(tenant.grant.gpu, tenant.spec, 1)
             if tenant.lifecycle.suspended:
@@ -69,7 +69,7 @@ class Capacity:
         if self._policy.score is None or len(ranks) == 1:
             objection = self.objection(spec, best, barred)
             if objection is None:
-                return self.here(spec, best)
+                return self.choice_on(spec, best)
             fitting = [rank for index, rank in enumerate(ranks) if self.objection(spec, index, barred) is None]
             return Choice(ranks.index(min(fitting))) if fitting else objection
         scores = {
@@ -79,24 +79,24 @@ class Capacity:
         }
         if not scores:
             return self.objection(spec, best, barred) or Choice(best)
-        first, *rest = sorted(scores, key=lambda index: (scores[index].cost, ranks[index]))
-        why = f"GPU {first}: {scores[first].why}"
+        chosen, *rest = sorted(scores, key=lambda index: (scores[index].cost, ranks[index]))
+        why = f"GPU {chosen}: {scores[chosen].why}"
         why += f"; next best GPU {rest[0]}: {scores[rest[0]].why}" if rest else ""
-        return Choice(first, why, scores[first].shortfall_ppm)
+        return Choice(chosen, why, scores[chosen].shortfall_ppm)
 
-    def here(self, spec: TenantSpec, gpu: int) -> Choice:
+    def choice_on(self, spec: TenantSpec, gpu: int) -> Choice:
         """Return the choice of a given device, with a warning if it is predicted to miss an objective."""
-        scores = None if self._policy.score is None else self._score(spec, gpu)
-        if scores is None or not scores.shortfall_ppm:
+        score = None if self._policy.score is None else self._score(spec, gpu)
+        if score is None or not score.shortfall_ppm:
             return Choice(gpu)
-        return Choice(gpu, f"GPU {gpu}: {scores.why}", scores.shortfall_ppm)
+        return Choice(gpu, f"GPU {gpu}: {score.why}", score.shortfall_ppm)
 
     def _score(self, spec: TenantSpec, gpu: int) -> DeviceScore:
         assert self._policy.score is not None
-        there = self._there[gpu]
+        specs = self._specs[gpu]
         if gpu not in self._predicted:
-            self._predicted[gpu] = forecast_sharing(there, self._sharing)
-        return self._policy.score(self._predicted[gpu], forecast_sharing((*there, spec), self._sharing))
+            self._predicted[gpu] = forecast_sharing(specs, self._sharing)
+        return self._policy.score(self._predicted[gpu], forecast_sharing((*specs, spec), self._sharing))
 
     def objection(self, spec: TenantSpec, gpu: int, barred: dict[int, Reject]) -> Reject | None:
         """Return why a tenant cannot join this device: barred, full, or too little capacity."""
@@ -106,17 +106,17 @@ class Capacity:
         if capacity.tenants >= ENTRIES_LIMIT:
             detail = f"GPU {capacity.index} has {capacity.tenants} tenants, the maximum per GPU"
             return Reject(Reason.GPU_FULL, f"{detail}; wait for one to leave or add a GPU to the node")
-        return self._judge(spec, capacity)
+        return self._admit(spec, capacity)
 
     def has_capacity(self, gpu: int, spec: TenantSpec) -> bool:
         """Return whether a suspended tenant's reservation fits again; true for a device that was removed."""
-        return not 0 <= gpu < len(self.devices) or self._judge(spec, self.devices[gpu]) is None
+        return not 0 <= gpu < len(self.devices) or self._admit(spec, self.devices[gpu]) is None
 
     def would_fit(self, gpu: int, spec: TenantSpec, memory_bytes: int, share_ppm: int) -> bool:
         """Return whether a tenant would be admitted if this much more memory and share were free."""
         capacity = self.devices[gpu]
         freed = (capacity.memory_free_bytes + memory_bytes, capacity.share_free_ppm + share_ppm)
-        return self._judge(spec, GpuCapacity(gpu, *freed, capacity.tenants)) is None
+        return self._admit(spec, GpuCapacity(gpu, *freed, capacity.tenants)) is None
 
     def objection_to_change(self, gpu: int, before: TenantSpec, after: TenantSpec) -> Reject | None:
         """Return why a tenant cannot change its reservation; a smaller share is always possible."""
@@ -124,9 +124,9 @@ class Capacity:
             return None
         capacity = self.devices[gpu]
         freed = (capacity.memory_free_bytes + before.memory_bytes, capacity.share_free_ppm + before.share_ppm)
-        return self._judge(after, GpuCapacity(gpu, *freed, capacity.tenants))
+        return self._admit(after, GpuCapacity(gpu, *freed, capacity.tenants))
 
-    def ruled(self, rules: GateRules) -> None:
+    def set_rules(self, rules: GateRules) -> None:
         """Apply other gate rules to the predictions."""
         kept_ppm = share_of(rules.delay_ppm)
         self._sharing = msgspec.structs.replace(self._sharing, policy=rules.policy, kept_ppm=kept_ppm)
@@ -136,8 +136,8 @@ class Capacity:
         """Add (1) or remove (-1) a tenant with its reservation."""
         self._change(gpu, spec, sign, sign)
         if 0 <= gpu < len(self.devices):
-            there = self._there[gpu]
-            there.append(spec) if sign > 0 else there.remove(spec)
+            specs = self._specs[gpu]
+            specs.append(spec) if sign > 0 else specs.remove(spec)
             self._predicted.pop(gpu, None)
 
     def reserve(self, gpu: int, spec: TenantSpec, sign: int) -> None:
@@ -159,5 +159,5 @@ class Capacity:
         self._ranks[gpu] = self._policy.rank(capacity)
 
 
-def _whole(index: int, gpu: Gpu) -> GpuCapacity:
+def _unreserved(index: int, gpu: Gpu) -> GpuCapacity:
     return GpuCapacity(index, gpu.memory_bytes, WHOLE_PPM, 0)

@@ -1,4 +1,4 @@
-"""Commands of operators that change tenants or rules while the node runs, and who may give them."""
+"""Operator commands that change tenants or rules while the node runs, and the users that may give them."""
 
 from __future__ import annotations
 
@@ -38,21 +38,20 @@ class OperatorCommands:
         del now
         registry = self._registry
         if event.all_offline:
-            everybody = [
-                registry.holders[slot] for slot in sorted(registry.holders)
-            ]  # by slot, because the journal records the order
-            chosen = [tenant for tenant in everybody if tenant.grant.kind is Kind.OFFLINE]
+            # by slot, because the journal records the order
+            tenants = [registry.holders[slot] for slot in sorted(registry.holders)]
+            chosen = [tenant for tenant in tenants if tenant.grant.kind is Kind.OFFLINE]
             chosen = [tenant for tenant in chosen if event.is_owner or tenant.uid == event.uid]
             chosen = [tenant for tenant in chosen if tenant.grant.gpu != NO_GPU]
         else:
-            found = self._find_all(event)
-            if isinstance(found, Reject):
-                return [Refuse(self._context.turn, event.peer, found)]
-            ungated = [tenant.name for tenant in found if tenant.grant.gpu == NO_GPU]
+            named = self._find_all(event)
+            if isinstance(named, Reject):
+                return [Refuse(self._context.turn, event.peer, named)]
+            ungated = [tenant.name for tenant in named if tenant.grant.gpu == NO_GPU]
             if ungated:
                 detail = f"{ungated[0]!r} cannot be paused: the node has no GPU; start the node with --gpu NAME=MEMORY"
                 return registry.refuse(event.peer, Reason.NO_GATE, detail)
-            chosen = found
+            chosen = named
         for tenant in chosen:
             if tenant.paused != event.paused:
                 registry.replace(msgspec.structs.replace(tenant, paused=event.paused))
@@ -60,14 +59,14 @@ class OperatorCommands:
 
     def evict(self, event: EvictionRequested, now: Instant) -> list[Action]:
         """Begin the exit of the named tenants; the confirmation does not wait for its end."""
-        found = self._find_all(event)
-        if isinstance(found, Reject):
-            return [Refuse(self._context.turn, event.peer, found)]
+        tenants = self._find_all(event)
+        if isinstance(tenants, Reject):
+            return [Refuse(self._context.turn, event.peer, tenants)]
         actions: list[Action] = []
         why = f"evicted: user {event.uid} requested it"
-        for tenant in found:
+        for tenant in tenants:
             actions += self._exits.begin(tenant.grant.slot, why, now, grace_ns=event.grace_ns, may_restart=False)
-        return [*actions, self._registry.confirm(event.peer, *found)]
+        return [*actions, self._registry.confirm(event.peer, *tenants)]
 
     def set_priority(self, event: PriorityChanged, now: Instant) -> list[Action]:
         """Change a tenant's priority."""
@@ -104,7 +103,7 @@ class OperatorCommands:
             objection = registry.capacity.objection_to_change(gpu, tenant.spec, spec)
             if objection is not None:
                 return [Refuse(self._context.turn, event.peer, objection)]
-        tenant = self._promise(tenant, grant, spec)
+        tenant = self._set_reservation(tenant, grant, spec)
         return [registry.issue_grant(NO_PEER, tenant), registry.confirm(event.peer, tenant)]
 
     def set_objective(self, event: ObjectiveChanged, now: Instant) -> list[Action]:
@@ -120,10 +119,9 @@ class OperatorCommands:
         if tenant.grant.slo_ns == event.slo_ns:
             return [registry.confirm(event.peer, tenant)]
         grant = msgspec.structs.replace(tenant.grant, slo_ns=event.slo_ns)
-        tenant = self._promise(tenant, grant, msgspec.structs.replace(tenant.spec, slo_ns=event.slo_ns))
-        if (
-            not event.slo_ns and grant.gpu in registry.tables.setpoints
-        ):  # no entry changes, but the set-point of the device depends on it
+        tenant = self._set_reservation(tenant, grant, msgspec.structs.replace(tenant.spec, slo_ns=event.slo_ns))
+        if not event.slo_ns and grant.gpu in registry.tables.setpoints:
+            # No entry changes, but the set-point of the device depends on it.
             registry.tables.mark_all(grant.gpu)
         return [registry.issue_grant(NO_PEER, tenant), registry.confirm(event.peer, tenant)]
 
@@ -137,11 +135,11 @@ class OperatorCommands:
         rules = event.change.applied(self._context.rules)
         if rules != self._context.rules:
             self._context.rules = rules
-            registry.capacity.ruled(rules)
+            registry.capacity.set_rules(rules)
             registry.mark_all()
         return [registry.confirm(event.peer)]
 
-    def _promise(self, tenant: Tenant, grant: Grant, spec: TenantSpec) -> Tenant:
+    def _set_reservation(self, tenant: Tenant, grant: Grant, spec: TenantSpec) -> Tenant:
         """Replace a tenant's grant and spec, and update capacity and predictions."""
         registry, gpu = self._registry, grant.gpu
         registry.capacity.occupy(gpu, tenant.spec, -1)
@@ -155,10 +153,10 @@ class OperatorCommands:
 
     def _find_all(self, event: TenantsPaused | EvictionRequested) -> list[Tenant] | Reject:
         """Return all named tenants, or the refusal for the first that the user may not change."""
-        chosen = []
+        tenants = []
         for name in event.names:
-            found = self._registry.find_tenant(name, event.uid, is_owner=event.is_owner)
-            if isinstance(found, Reject):
-                return found
-            chosen.append(found)
-        return chosen
+            tenant = self._registry.find_tenant(name, event.uid, is_owner=event.is_owner)
+            if isinstance(tenant, Reject):
+                return tenant
+            tenants.append(tenant)
+        return tenants

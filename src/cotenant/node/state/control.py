@@ -23,37 +23,38 @@ from cotenant.units.instant import Instant
 
 
 class _DeviceControl:
-    """What is known of one device."""
+    """The adjuster of one device, with the loads, programs and shares of its tenants by slot."""
 
-    __slots__ = ("adjuster", "equals", "here", "known", "loads", "needs", "programs", "shares")
+    __slots__ = ("adjuster", "generations", "loads", "measured", "needs", "peers", "programs", "shares")
 
     def __init__(self, adjuster: Adjuster, needs: ShareNeeds) -> None:
         self.adjuster = adjuster
         self.needs = needs
-        self.here: dict[int, int] = {}
+        self.generations: dict[int, int] = {}
         self.loads: dict[int, Load] = {}
         self.programs: Mapping[int, Program] = {}
         self.shares: Shares = ()
-        self.equals: tuple[PeerTenant, ...] = ()
-        self.known: frozenset[int] = frozenset()
+        self.peers: tuple[PeerTenant, ...] = ()
+        self.measured: frozenset[int] = frozenset()
 
     def division(self, window: DeviceWindow) -> tuple[Shares, bool]:
-        """How equals would divide the device now, and whether they must though the policy changes nothing.
+        """Return the shares of peers, and whether they must be applied even though the policy made no decision.
 
-        They must where one of them came, left, has another priority or limit, or is known by now. Not whenever needs
-        change: they always do.
+        They must be applied if a peer joined, left, or changed its priority or limit, or if the need of a peer was
+        measured for the first time. A changed need alone is no reason: needs change in every window.
         """
-        promised = Counter(one.priority for one in window.tenants if one.promised)
-        tenants = [one for one in window.tenants if promised[one.priority] > 1]
-        equals = tuple(
-            PeerTenant(one.slot, one.generation, one.priority, one.promised, one.limit_ppm) for one in tenants
+        promised = Counter(tenant.priority for tenant in window.tenants if tenant.promised)
+        divided = [tenant for tenant in window.tenants if promised[tenant.priority] > 1]
+        peers = tuple(
+            PeerTenant(tenant.slot, tenant.generation, tenant.priority, tenant.promised, tenant.limit_ppm)
+            for tenant in divided
         )
         needs = self.adjuster.needs()
-        known = frozenset(slot for slot, need_ppm in needs.items() if need_ppm > 0)
-        is_other = equals != self.equals or (bool(self.shares) and known != self.known)
-        self.equals, self.known = equals, known
-        shares = shares_among(equals, needs)
-        return shares, is_other and shares != self.shares
+        measured = frozenset(slot for slot, need_ppm in needs.items() if need_ppm > 0)
+        has_changed = peers != self.peers or (bool(self.shares) and measured != self.measured)
+        self.peers, self.measured = peers, measured
+        shares = shares_among(peers, needs)
+        return shares, has_changed and shares != self.shares
 
 
 class Control:
@@ -75,7 +76,7 @@ class Control:
         for device in self._devices.values():
             self._learn_profiles(device, device.loads, now)
 
-    def seen(
+    def on_window(
         self,
         window: DeviceWindow,
         now: Instant,
@@ -85,9 +86,9 @@ class Control:
         """Handle one window; return the adjustment, if any. `uses` and `programs` are by slot."""
         promised = {tenant.slot: tenant for tenant in window.tenants if tenant.promised}
         if not promised or not self._limits.enabled:
-            gone = self._devices.pop(window.gpu, None)
-            if gone is not None:
-                self._learn_profiles(gone, gone.loads, now)
+            removed = self._devices.pop(window.gpu, None)
+            if removed is not None:
+                self._learn_profiles(removed, removed.loads, now)
             return None
         device = self._devices.get(window.gpu)
         is_new = device is None and window.gpu not in self._restored
@@ -102,7 +103,7 @@ class Control:
         for slot, tenant in promised.items():
             load = device.loads.get(slot) or self._profiles.load(device.programs.get(slot), self._limits.period_ns)
             device.loads[slot] = load = load.after(tenant.requests, window.begin_ns + ahead_ns)
-            need_ppm = device.needs.of(tenant, window, load, (uses or {}).get(slot), device.adjuster.online_ppm)
+            need_ppm = device.needs.update(tenant, window, load, (uses or {}).get(slot), device.adjuster.online_ppm)
             at_peak_ppm, tolerable_ppm = device.needs.at_peak_ppm(slot), device.needs.tolerable_ppm(slot)
             forecasts[slot] = Forecast(load.next_window(window.end_ns + ahead_ns), need_ppm, at_peak_ppm, tolerable_ppm)
         decision = device.adjuster.step(window, forecasts, now)
@@ -142,15 +143,15 @@ class Control:
         divided_among = f"; {len(device.shares)} peers divide the device" if device.shares else ""
         return f"{device.adjuster.why()}{divided_among}"
 
-    def _forget_others(self, device: _DeviceControl, here: dict[int, int], now: Instant) -> None:
+    def _forget_others(self, device: _DeviceControl, generations: dict[int, int], now: Instant) -> None:
         """Forget the loads of tenants that left; their diurnal profiles belong to the programs."""
-        gone = [slot for slot, generation in device.here.items() if here.get(slot) != generation]
-        self._learn_profiles(device, gone, now)
-        for slot in gone:
+        departed = [slot for slot, generation in device.generations.items() if generations.get(slot) != generation]
+        self._learn_profiles(device, departed, now)
+        for slot in departed:
             device.loads.pop(slot, None)
-        device.here = here
+        device.generations = generations
 
     def _learn_profiles(self, device: _DeviceControl, slots: Iterable[int], now: Instant) -> None:
         for slot in slots:
             if slot in device.loads:
-                self._profiles.saw(device.programs.get(slot), device.loads[slot], self._limits.period_ns, now)
+                self._profiles.add_load(device.programs.get(slot), device.loads[slot], self._limits.period_ns, now)

@@ -33,13 +33,16 @@ from cotenant.units.text import round_duration
 
 _KERNEL_LIMIT: Final = 80
 """Kernel names are cut to this length: template names would leave no space for the message."""
-_WELL: Final = (Health.INIT, Health.HEALTHY)
+_ADMITTING: Final = (Health.INIT, Health.HEALTHY)
 
 
 class DeviceHealth:
     """Monitor state of each device, and the online tenants that return first after an MPS server died."""
 
-    __slots__ = ("_context", "_exits", "_pressure", "_registry", "_suspensions", "is_well", "online_first", "watches")
+    __slots__ = (
+        *("_context", "_exits", "_pressure", "_registry", "_suspensions"),
+        *("admits_all", "online_first", "watches"),
+    )
 
     def __init__(
         self,
@@ -57,7 +60,8 @@ class DeviceHealth:
         self._pressure = pressure
         self.watches: list[GpuWatch] = []
         self.online_first: dict[int, OnlineFirst] = {}
-        self.is_well = True  # no device bars any tenant
+        self.admits_all = True
+        """Whether every device admits tenants of every kind."""
 
     # -- start ------------------------------------------------------------------------------------------------
 
@@ -65,15 +69,14 @@ class DeviceHealth:
         """Load the state of a snapshot; journals of older versions have none."""
         missing = len(self._context.settings.gpus) - len(watches)
         self.watches = [*watches, *([GpuWatch()] * missing)]
-        self.online_first = {one.gpu: one for one in online_first}
-        self._judge()
+        self.online_first = {entry.gpu: entry for entry in online_first}
+        self._update_admits_all()
 
     def started(self, before: tuple[Gpu, ...], now: Instant) -> list[Action]:
         """Reset the blocks that the monitor will report again if they still hold.
 
         Overlimit states and drains stay, because only the node knows of them. A device that is not the one that had the
-        same
-        index before begins anew.
+        same index before begins anew.
         """
         actions: list[Action] = []
         known = self.watches
@@ -81,58 +84,60 @@ class DeviceHealth:
         for index, gpu in enumerate(self._context.settings.gpus):
             is_same = index < min(len(before), len(known)) and before[index] == gpu
             watch = known[index] if is_same else GpuWatch()
-            blocked = tuple(one for one in watch.blocked if one is Block.DRAIN)
+            blocked = tuple(block for block in watch.blocked if block is Block.DRAIN)
             self.watches.append(watch)
             if blocked != watch.blocked:
                 actions += self._block(index, blocked, "", now)
         limits = self._context.settings.limits
         self.online_first = {
-            gpu: msgspec.structs.replace(one, until_ns=now + limits.online_first_ns)
-            for gpu, one in self.online_first.items()
+            gpu: msgspec.structs.replace(entry, until_ns=now + limits.online_first_ns)
+            for gpu, entry in self.online_first.items()
             if gpu < len(self.watches)
         }
-        self._judge()
+        self._update_admits_all()
         return actions
 
-    def found(self, count: int) -> None:
+    def add_devices(self, count: int) -> None:
         """Add devices without any samples."""
         self.watches += [GpuWatch()] * count
 
-    def _knows(self, gpu: int) -> bool:
+    def _has_device(self, gpu: int) -> bool:
         return 0 <= gpu < len(self.watches)
 
-    def looks_well(self) -> bool:
-        """Return whether no device bars any tenant."""
-        return not self.online_first and all(watch.health in _WELL for watch in self.watches)
+    def compute_admits_all(self) -> bool:
+        """Return whether every device admits tenants of every kind."""
+        return not self.online_first and all(watch.health in _ADMITTING for watch in self.watches)
 
-    def _judge(self) -> None:
-        self.is_well = self.looks_well()
+    def _update_admits_all(self) -> None:
+        self.admits_all = self.compute_admits_all()
 
     # -- admission ----------------------------------------------------------------------------------------------
 
     def bars(self, kind: Kind, now: Instant) -> dict[int, Reject]:
         """Return the devices that admit no tenant of this kind now, each with the refusal."""
-        found = [(gpu, self._bar(gpu, kind, now)) for gpu in range(len(self.watches))]
-        return {gpu: reject for gpu, reject in found if reject is not None}
+        refusals = [(gpu, self._bar_for(gpu, kind, now)) for gpu in range(len(self.watches))]
+        return {gpu: reject for gpu, reject in refusals if reject is not None}
 
-    def _bar(self, gpu: int, kind: Kind, now: Instant) -> Reject | None:
+    def _bar_for(self, gpu: int, kind: Kind, now: Instant) -> Reject | None:
         limits = self._context.settings.limits
         watch = self.watches[gpu]
         if watch.health is Health.DISABLED:
-            return self._refusal(gpu, "admits no tenants", watch.why, 5 * limits.period_ns)
+            return self._unhealthy(gpu, "admits no tenants", watch.why, 5 * limits.period_ns)
         if kind is Kind.ONLINE:
             return None
         if watch.health is Health.OVERLIMIT:
             wait_ns = max(watch.until_ns - now, limits.period_ns)
-            return self._refusal(gpu, "is over its limit and admits no offline tenants", watch.why, wait_ns)
+            return self._unhealthy(gpu, "is over its limit and admits no offline tenants", watch.why, wait_ns)
         if watch.health is Health.UNHEALTHY:
             wait_ns = limits.calm_samples * limits.period_ns
-            return self._refusal(gpu, "is unhealthy and admits no new offline tenants", watch.why, wait_ns)
+            return self._unhealthy(gpu, "is unhealthy and admits no new offline tenants", watch.why, wait_ns)
         first = self.online_first.get(gpu)
         if first is not None and (first.until_ns == NEVER or now < first.until_ns):
             wait_ns = limits.online_first_ns if first.until_ns == NEVER else first.until_ns - now
-            whom = ", ".join(first.names)
-            return self._refusal(gpu, "admits its online tenants first", f"its MPS server died under {whom}", wait_ns)
+            names = ", ".join(first.names)
+            return self._unhealthy(
+                gpu, "admits its online tenants first", f"its MPS server died under {names}", wait_ns
+            )
         until_ns = self._pressure.bars(gpu)
         if until_ns is not None:
             detail = f"an online tenant waits for memory on GPU {gpu}"
@@ -142,42 +147,44 @@ class DeviceHealth:
             return Reject(Reason.NO_CAPACITY_YET, detail, max(limits.make_room_ns, limits.period_ns))
         return None
 
-    def _refusal(self, gpu: int, does: str, why: str, wait_ns: int) -> Reject:
-        return Reject(Reason.UNHEALTHY, f"GPU {gpu} {does}{f': {why}' if why else ''}", wait_ns)
+    def _unhealthy(self, gpu: int, state: str, why: str, wait_ns: int) -> Reject:
+        return Reject(Reason.UNHEALTHY, f"GPU {gpu} {state}{f': {why}' if why else ''}", wait_ns)
 
-    def came(self, tenant: Tenant) -> None:
+    def tenant_returned(self, tenant: Tenant) -> None:
         """Remove a tenant that joined or restarted from those that offline tenants wait for."""
         first = self.online_first.get(tenant.grant.gpu)
         if first is None or tenant.grant.kind is not Kind.ONLINE:
             return
-        back = tenant.name if tenant.name in first.names else first.names[0]
-        names = tuple(name for name in first.names if name != back)
+        returned = tenant.name if tenant.name in first.names else first.names[0]
+        names = tuple(name for name in first.names if name != returned)
         if names:
             self.online_first[first.gpu] = msgspec.structs.replace(first, names=names)
         else:
             del self.online_first[first.gpu]
-            self._judge()
+            self._update_admits_all()
 
     # -- samples ---------------------------------------------------------------------------------------------
 
     def sampled(self, event: GpuSampled, now: Instant) -> list[Action]:
         """Handle a sample; on a healthy device, suspended tenants may be restored."""
         gpu = event.gpu
-        if not self._knows(gpu):
+        if not self._has_device(gpu):
             return []
         first = self.online_first.get(gpu)
         if first is not None and first.until_ns != NEVER and now >= first.until_ns:
             del self.online_first[gpu]
-            self._judge()
-        actions = self._move(gpu, monitor.observe(self.watches[gpu], event.sample, self._context.settings.limits, now))
-        if self.watches[gpu].health in _WELL and self._pressure.bars(gpu) is None:
+            self._update_admits_all()
+        actions = self._set_watch(
+            gpu, monitor.observe(self.watches[gpu], event.sample, self._context.settings.limits, now)
+        )
+        if self.watches[gpu].health in _ADMITTING and self._pressure.bars(gpu) is None:
             actions += self._suspensions.restore_fitting(gpu, event.sample, now)
         return actions
 
-    def is_moved_by(self, event: GpuSampled, now: Instant) -> bool:
-        """Return whether a sample would change the state; others need not be journaled."""
+    def is_changed_by(self, event: GpuSampled, now: Instant) -> bool:
+        """Return whether a sample would change the state; a sample that would not need not be journaled."""
         gpu = event.gpu
-        if not self._knows(gpu):
+        if not self._has_device(gpu):
             return False
         watch = self.watches[gpu]
         if watch.health is Health.OVERLIMIT or gpu in self.online_first or self._pressure.waiting:
@@ -186,52 +193,52 @@ class DeviceHealth:
             return True
         return monitor.observe(watch, event.sample, self._context.settings.limits, now) != watch
 
-    def _move(self, gpu: int, watch: GpuWatch) -> list[Action]:
+    def _set_watch(self, gpu: int, watch: GpuWatch) -> list[Action]:
         """Store the new state; return an action only if the health changed."""
         before = self.watches[gpu]
         if watch.health is before.health:
             self.watches[gpu] = watch
             return []
         watch = self.watches[gpu] = msgspec.structs.replace(watch, turn=self._context.turn)
-        self._judge()
+        self._update_admits_all()
         return [ReportGpuHealth(self._context.turn, gpu, watch)]
 
     def _block(self, gpu: int, blocked: tuple[Block, ...], why: str, now: Instant) -> list[Action]:
-        """Set what prevents tenants from joining a device; without any block its health begins anew."""
+        """Set the conditions that prevent tenants from joining a device; without any, its health begins anew."""
         watch = msgspec.structs.replace(self.watches[gpu], blocked=blocked)
         self.watches[gpu] = msgspec.structs.replace(self.watches[gpu], blocked=blocked)
-        actions = self._move(gpu, monitor.disabled(watch, why, now) if blocked else monitor.recovered(watch, now))
-        bar = self._bar(gpu, Kind.ONLINE, now)
-        return actions if bar is None else [*actions, *self._pressure.turn_away(gpu, bar)]
+        actions = self._set_watch(gpu, monitor.disabled(watch, why, now) if blocked else monitor.recovered(watch, now))
+        bar = self._bar_for(gpu, Kind.ONLINE, now)
+        return actions if bar is None else [*actions, *self._pressure.refuse_waiting(gpu, bar)]
 
     def _add_block(self, gpu: int, block: Block, why: str, now: Instant) -> list[Action]:
         blocked = self.watches[gpu].blocked
         return [] if block in blocked else self._block(gpu, (*blocked, block), why, now)
 
-    def _take_block(self, gpu: int, block: Block, now: Instant) -> list[Action]:
+    def _remove_block(self, gpu: int, block: Block, now: Instant) -> list[Action]:
         blocked = self.watches[gpu].blocked
         if block not in blocked:
             return []
-        return self._block(gpu, tuple(one for one in blocked if one is not block), "", now)
+        return self._block(gpu, tuple(other for other in blocked if other is not block), "", now)
 
     def settle(self, now: Instant) -> list[Action]:
         """Remove offline tenants from devices over their limit; end drains whose tenants have left."""
         actions: list[Action] = []
         for gpu, watch in enumerate(self.watches):
             if watch.health is Health.OVERLIMIT:
-                actions += self._clear(gpu, watch, now)
+                actions += self._evict_offline(gpu, watch, now)
             elif Block.DRAIN in watch.blocked and all(
                 _is_new(tenant, watch) for tenant in self._registry.tenants_on(gpu)
             ):
-                actions += self._take_block(gpu, Block.DRAIN, now)
+                actions += self._remove_block(gpu, Block.DRAIN, now)
         return actions
 
-    def _clear(self, gpu: int, watch: GpuWatch, now: Instant) -> list[Action]:
+    def _evict_offline(self, gpu: int, watch: GpuWatch, now: Instant) -> list[Action]:
         why = f"GPU {gpu} was over its limit ({watch.why})"
         actions: list[Action] = []
         for tenant in self._registry.tenants_on(gpu):
             if tenant.grant.kind is Kind.OFFLINE and tenant.lifecycle.phase is ExitPhase.RUNNING:
-                actions += self._pressure.give_way(tenant, why, 0, now)
+                actions += self._pressure.suspend_or_evict(tenant, why, 0, now)
         return actions
 
     # -- faults -------------------------------------------------------------------------------------------
@@ -239,9 +246,9 @@ class DeviceHealth:
     def lost(self, event: GpuLost, now: Instant) -> list[Action]:
         """Handle a device that does not respond."""
         detail = f": {event.detail}" if event.detail else ""
-        return self._lose(event.gpu, f"it does not respond{detail}", now) if self._knows(event.gpu) else []
+        return self._disable(event.gpu, f"it does not respond{detail}", now) if self._has_device(event.gpu) else []
 
-    def _lose(self, gpu: int, why: str, now: Instant, block: Block = Block.DEVICE) -> list[Action]:
+    def _disable(self, gpu: int, why: str, now: Instant, block: Block = Block.DEVICE) -> list[Action]:
         """Admit no tenants and end all tenants of the device without waiting for their work."""
         if block in self.watches[gpu].blocked:
             return []
@@ -252,12 +259,12 @@ class DeviceHealth:
 
     def recovered(self, event: GpuRecovered, now: Instant) -> list[Action]:
         """Handle a device that responds again."""
-        return self._take_block(event.gpu, Block.DEVICE, now) if self._knows(event.gpu) else []
+        return self._remove_block(event.gpu, Block.DEVICE, now) if self._has_device(event.gpu) else []
 
     def mps_changed(self, event: MpsStatusChanged, now: Instant) -> list[Action]:
         """Handle the start or exit of an MPS server; its clients learn that from their own calls."""
         gpu = event.gpu
-        if not self._knows(gpu):
+        if not self._has_device(gpu):
             return []
         if not event.is_ready:
             return self._server_died(gpu, f"its MPS server exited{f': {event.detail}' if event.detail else ''}", now)
@@ -265,7 +272,7 @@ class DeviceHealth:
         if first is not None and first.until_ns == NEVER:
             until_ns = now + self._context.settings.limits.online_first_ns
             self.online_first[gpu] = msgspec.structs.replace(first, until_ns=until_ns)
-        return self._take_block(gpu, Block.SERVER, now)
+        return self._remove_block(gpu, Block.SERVER, now)
 
     def _server_died(self, gpu: int, why: str, now: Instant) -> list[Action]:
         """Admit no tenants until the server is ready; then online tenants join first."""
@@ -274,54 +281,54 @@ class DeviceHealth:
             names = tuple(tenant.name for tenant in self._registry.tenants_on(gpu) if tenant.grant.kind is Kind.ONLINE)
             if names:
                 self.online_first[gpu] = OnlineFirst(gpu, names, NEVER)
-                self._judge()
+                self._update_admits_all()
         return [*actions, RestartMps(self._context.turn, gpu)]
 
     def device_faulted(self, event: GpuFaulted, now: Instant) -> list[Action]:
         """Handle an Xid of a tenant, if known, or of the device."""
-        if not self._knows(event.gpu):
+        if not self._has_device(event.gpu):
             return []
-        found = errors.classify(Source.XID, event.xid)
+        error = errors.classify(Source.XID, event.xid)
         tenant = self._registry.of_slot(event.slot, event.generation)
-        return self._apply_remedy(found, f"Xid {event.xid}", event.gpu, tenant, now)
+        return self._apply_remedy(error, f"Xid {event.xid}", event.gpu, tenant, now)
 
     def tenant_faulted(self, event: TenantFaulted, now: Instant) -> list[Action]:
         """Handle a fatal error of a tenant's process."""
         tenant = self._registry.of_slot(event.slot, event.generation)
         if tenant is None or event.source not in _SOURCES:
             return []
-        found = errors.classify(_SOURCES[event.source], event.code)
-        return self._apply_remedy(found, f"{source_label(event.source)} {event.code}", tenant.grant.gpu, tenant, now)
+        error = errors.classify(_SOURCES[event.source], event.code)
+        return self._apply_remedy(error, f"{source_label(event.source)} {event.code}", tenant.grant.gpu, tenant, now)
 
     def tenant_hung(self, event: TenantHung, now: Instant) -> list[Action]:
         """Handle a kernel that does not end; an online tenant is only reported."""
         tenant = self._registry.of_slot(event.slot, event.generation)
         if tenant is None or tenant.grant.kind is Kind.ONLINE:
             return []
-        known = f", {round_duration(event.expected_ns)} expected" if event.expected_ns else ""
+        expected = f", {round_duration(event.expected_ns)} expected" if event.expected_ns else ""
         kernel = f"kernel {clipped(event.kernel, _KERNEL_LIMIT)}" if event.kernel else "a kernel"
-        found = errors.classify(Source.HANG, 0)
-        what = f"{kernel} has run for {round_duration(event.waited_ns)}{known}"
-        return self._apply_remedy(found, what, tenant.grant.gpu, tenant, now)
+        error = errors.classify(Source.HANG, 0)
+        symptom = f"{kernel} has run for {round_duration(event.waited_ns)}{expected}"
+        return self._apply_remedy(error, symptom, tenant.grant.gpu, tenant, now)
 
     def _apply_remedy(
-        self, found: ErrorClass, what: str, gpu: int, tenant: Tenant | None, now: Instant
+        self, error: ErrorClass, symptom: str, gpu: int, tenant: Tenant | None, now: Instant
     ) -> list[Action]:
         """Apply the remedy of the error's class."""
-        gist = found.description.split(". ", 1)[0]  # docs/reference/errors.md has the whole description
-        why = clipped(f"{what} ({found.name}: {gist})")
-        if tenant is not None and found.remedy is Remedy.END:
-            return self._exits.begin_after_fault(tenant.grant.slot, f"ended: {why}", now, may_restart=found.restart)
-        if tenant is not None and found.remedy is Remedy.KILL:
-            return self._exits.kill(tenant.grant.slot, f"killed: {why}", now, may_restart=found.restart)
-        if not self._knows(gpu):
+        summary = error.description.split(". ", 1)[0]  # docs/reference/errors.md has the whole description
+        why = clipped(f"{symptom} ({error.name}: {summary})")
+        if tenant is not None and error.remedy is Remedy.END:
+            return self._exits.begin_after_fault(tenant.grant.slot, f"ended: {why}", now, may_restart=error.restart)
+        if tenant is not None and error.remedy is Remedy.KILL:
+            return self._exits.kill(tenant.grant.slot, f"killed: {why}", now, may_restart=error.restart)
+        if not self._has_device(gpu):
             return []
-        if found.remedy is Remedy.RESTART_SERVER:
+        if error.remedy is Remedy.RESTART_SERVER:
             return self._server_died(gpu, why, now)
-        if found.remedy is Remedy.DISABLE:
+        if error.remedy is Remedy.DISABLE:
             # Only the monitor reports whether the device responds: it may be reset before the next sample.
-            return self._lose(gpu, why, now, Block.DRAIN)
-        return self._drain(gpu, why, now) if found.remedy is Remedy.DRAIN else []
+            return self._disable(gpu, why, now, Block.DRAIN)
+        return self._drain(gpu, why, now) if error.remedy is Remedy.DRAIN else []
 
     def _drain(self, gpu: int, why: str, now: Instant) -> list[Action]:
         """Admit no tenants and evict offline ones; the device begins anew when all tenants have left."""

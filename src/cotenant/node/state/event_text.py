@@ -45,7 +45,7 @@ class TenantIdentity(NamedTuple):
 class LogText(NamedTuple):
     """The text and attributes of a log event; without a GPU, the tenant's GPU applies."""
 
-    what: LogEventKind
+    kind: LogEventKind
     text: str
     level: LogLevel = LogLevel.INFO
     gpu: int | None = None
@@ -62,100 +62,102 @@ def _because(detail: str) -> str:
 def _class_of(source: str, code: int) -> tuple[str, str]:
     """Return the name and description of an error's class."""
     try:
-        found = classify(Source(source), code)
+        error = classify(Source(source), code)
     except ValueError:
         return OTHER_FAULT, "an error of an unknown source"
-    return found.name, found.description
+    return error.name, error.description
 
 
-def _restarted(event: TenantRestarted, who: TenantIdentity) -> LogText:
+def _restarted(event: TenantRestarted, tenant: TenantIdentity) -> LogText:
     times = "once" if event.restarts == 1 else f"{event.restarts} times"
-    text = f"{who.name} was restarted ({times} so far) after: {event.ending}"
+    text = f"{tenant.name} was restarted ({times} so far) after: {event.ending}"
     return LogText(LogEventKind.RESTARTED, text, LogLevel.WARNING)
 
 
-def _killed(action: KillTenant, who: TenantIdentity) -> LogText:
-    return LogText(LogEventKind.KILLED, f"{who.name} is killed by the node: {cause_of(action.why)}", LogLevel.WARNING)
-
-
-def _suspending(action: SuspendTenant, who: TenantIdentity) -> LogText:
+def _killed(action: KillTenant, tenant: TenantIdentity) -> LogText:
     return LogText(
-        LogEventKind.SUSPENDING, f"{who.name} is asked to move its device memory to the host: {cause_of(action.why)}"
+        LogEventKind.KILLED, f"{tenant.name} is killed by the node: {cause_of(action.why)}", LogLevel.WARNING
     )
 
 
-def _suspended(event: TenantSuspended, who: TenantIdentity) -> LogText:
+def _suspending(action: SuspendTenant, tenant: TenantIdentity) -> LogText:
+    return LogText(
+        LogEventKind.SUSPENDING, f"{tenant.name} is asked to move its device memory to the host: {cause_of(action.why)}"
+    )
+
+
+def _suspended(event: TenantSuspended, tenant: TenantIdentity) -> LogText:
     if event.ok:
-        return LogText(LogEventKind.SUSPENDED, f"{who.name} is suspended: its device memory is on the host")
-    text = f"{who.name} could not be suspended{_because(event.detail)}"
+        return LogText(LogEventKind.SUSPENDED, f"{tenant.name} is suspended: its device memory is on the host")
+    text = f"{tenant.name} could not be suspended{_because(event.detail)}"
     return LogText(LogEventKind.SUSPEND_FAILED, text, LogLevel.WARNING)
 
 
-def _restoring(action: RestoreTenant, who: TenantIdentity) -> LogText:
+def _restoring(action: RestoreTenant, tenant: TenantIdentity) -> LogText:
     del action
-    return LogText(LogEventKind.RESTORING, f"{who.name} is asked to move its memory back to the device")
+    return LogText(LogEventKind.RESTORING, f"{tenant.name} is asked to move its memory back to the device")
 
 
-def _restored(event: TenantRestored, who: TenantIdentity) -> LogText:
+def _restored(event: TenantRestored, tenant: TenantIdentity) -> LogText:
     if event.ok:
-        return LogText(LogEventKind.RESTORED, f"{who.name} runs again: its memory is back on the device")
-    text = f"{who.name} could not be restored to the device{_because(event.detail)}"
+        return LogText(LogEventKind.RESTORED, f"{tenant.name} runs again: its memory is back on the device")
+    text = f"{tenant.name} could not be restored to the device{_because(event.detail)}"
     return LogText(LogEventKind.RESTORE_FAILED, text, LogLevel.WARNING)
 
 
-def _wanted(event: MemoryRequested, who: TenantIdentity) -> LogText:
+def _memory_requested(event: MemoryRequested, tenant: TenantIdentity) -> LogText:
     size = round_size(event.bytes)
-    text = f"{who.name} waits for {size} of device memory, which its quota allows and other tenants hold"
+    text = f"{tenant.name} waits for {size} of device memory, which its quota allows and other tenants hold"
     return LogText(LogEventKind.MEMORY_REQUESTED, text, LogLevel.WARNING)
 
 
-def _faulted(event: TenantFaulted, who: TenantIdentity) -> LogText:
-    name, words = _class_of(event.source, event.code)
-    text = f"{who.name} reported {source_label(event.source)} {event.code}: {words}"
+def _faulted(event: TenantFaulted, tenant: TenantIdentity) -> LogText:
+    name, description = _class_of(event.source, event.code)
+    text = f"{tenant.name} reported {source_label(event.source)} {event.code}: {description}"
     return LogText(LogEventKind.FAULTED, text, LogLevel.WARNING, why=name)
 
 
-def _hangs(event: TenantHung, who: TenantIdentity) -> LogText:
-    known = f", expected {round_duration(event.expected_ns)}" if event.expected_ns else ""
+def _hung(event: TenantHung, tenant: TenantIdentity) -> LogText:
+    expected = f", expected {round_duration(event.expected_ns)}" if event.expected_ns else ""
     kernel = f"kernel {event.kernel}" if event.kernel else "a kernel"
-    text = f"{who.name} hangs: {kernel} has run for {round_duration(event.waited_ns)}{known}"
+    text = f"{tenant.name} hangs: {kernel} has run for {round_duration(event.waited_ns)}{expected}"
     return LogText(LogEventKind.HUNG, text, LogLevel.WARNING, why=_class_of(Source.HANG.value, 0)[0])
 
 
-def _found(event: GpusFound, who: TenantIdentity) -> LogText:
-    del who
+def _gpus_found(event: GpusFound, tenant: TenantIdentity) -> LogText:
+    del tenant
     return LogText(LogEventKind.GPU_FOUND, f"new GPUs: {', '.join(gpu.name for gpu in event.gpus)}")
 
 
-def _watched(action: ReportGpuHealth, who: TenantIdentity) -> LogText:
-    del who
+def _gpu_health(action: ReportGpuHealth, tenant: TenantIdentity) -> LogText:
+    del tenant
     watch = action.watch
     text = f"GPU {action.gpu} is {watch.health.value}{_because(watch.why)}"
     level = _HEALTH_LEVELS.get(watch.health, LogLevel.INFO)
     return LogText(LogEventKind.GPU_STATE, text, level, action.gpu, watch.health.value)
 
 
-def _gpu_faulted(event: GpuFaulted, who: TenantIdentity) -> LogText:
-    name, words = _class_of(Source.XID.value, event.xid)
-    whose = f" of {who.name}" if who.name else ""
-    text = f"GPU {event.gpu} reported Xid {event.xid}{whose}: {words}"
+def _gpu_faulted(event: GpuFaulted, tenant: TenantIdentity) -> LogText:
+    name, description = _class_of(Source.XID.value, event.xid)
+    owner = f" of {tenant.name}" if tenant.name else ""
+    text = f"GPU {event.gpu} reported Xid {event.xid}{owner}: {description}"
     return LogText(LogEventKind.GPU_FAULTED, text, LogLevel.WARNING, event.gpu, name)
 
 
-def _gpu_lost(event: GpuLost, who: TenantIdentity) -> LogText:
-    del who
+def _gpu_lost(event: GpuLost, tenant: TenantIdentity) -> LogText:
+    del tenant
     return LogText(
         LogEventKind.GPU_LOST, f"GPU {event.gpu} does not respond{_because(event.detail)}", LogLevel.ERROR, event.gpu
     )
 
 
-def _gpu_back(event: GpuRecovered, who: TenantIdentity) -> LogText:
-    del who
+def _gpu_recovered(event: GpuRecovered, tenant: TenantIdentity) -> LogText:
+    del tenant
     return LogText(LogEventKind.GPU_RECOVERED, f"GPU {event.gpu} responds again", gpu=event.gpu)
 
 
-def _mps_seen(event: MpsStatusChanged, who: TenantIdentity) -> LogText:
-    del who
+def _mps_status(event: MpsStatusChanged, tenant: TenantIdentity) -> LogText:
+    del tenant
     if event.is_ready:
         return LogText(LogEventKind.MPS_READY, f"the MPS server of GPU {event.gpu} is ready", gpu=event.gpu)
     text = f"the MPS server of GPU {event.gpu} exited{_because(event.detail)}"
@@ -163,13 +165,13 @@ def _mps_seen(event: MpsStatusChanged, who: TenantIdentity) -> LogText:
     return LogText(LogEventKind.MPS_EXITED, text, LogLevel.ERROR, event.gpu, name)
 
 
-def _mps_restarted(action: RestartMps, who: TenantIdentity) -> LogText:
-    del who
+def _mps_restarted(action: RestartMps, tenant: TenantIdentity) -> LogText:
+    del tenant
     return LogText(LogEventKind.MPS_RESTART, f"the MPS server of GPU {action.gpu} is restarted", gpu=action.gpu)
 
 
-def _stopped(action: Stop, who: TenantIdentity) -> LogText:
-    del who
+def _stopped(action: Stop, tenant: TenantIdentity) -> LogText:
+    del tenant
     return LogText(LogEventKind.STOPPED, f"node stops: {action.reason}")
 
 
@@ -181,15 +183,15 @@ FORMATTERS: Final = dict(
         handler(TenantSuspended, _suspended),
         handler(RestoreTenant, _restoring),
         handler(TenantRestored, _restored),
-        handler(MemoryRequested, _wanted),
+        handler(MemoryRequested, _memory_requested),
         handler(TenantFaulted, _faulted),
-        handler(TenantHung, _hangs),
-        handler(GpusFound, _found),
-        handler(ReportGpuHealth, _watched),
+        handler(TenantHung, _hung),
+        handler(GpusFound, _gpus_found),
+        handler(ReportGpuHealth, _gpu_health),
         handler(GpuFaulted, _gpu_faulted),
         handler(GpuLost, _gpu_lost),
-        handler(GpuRecovered, _gpu_back),
-        handler(MpsStatusChanged, _mps_seen),
+        handler(GpuRecovered, _gpu_recovered),
+        handler(MpsStatusChanged, _mps_status),
         handler(RestartMps, _mps_restarted),
         handler(Stop, _stopped),
     )

@@ -37,16 +37,18 @@ def plan_of(context: NodeContext, registry: TenantRegistry) -> Plan:
 
 def check(context: NodeContext, registry: TenantRegistry, devices: DeviceHealth, pressure: MemoryPressure) -> None:
     """Raise `InvariantError` that lists the violated invariants."""
-    expected = [
+    comparisons = [
         *_of_slots(context, registry),
         *_of_devices(context, registry, devices),
         *_of_setpoints(context, registry),
         *_of_lifecycles(registry),
         *_of_waiting(registry, pressure),
     ]
-    wrong = [f"{what} are {found}, not {right}" for what, found, right in expected if found != right]
-    if wrong:
-        raise InvariantError(f"after turn {context.turn}: " + "; ".join(wrong))
+    violations = [
+        f"{subject} are {actual}, not {required}" for subject, actual, required in comparisons if actual != required
+    ]
+    if violations:
+        raise InvariantError(f"after turn {context.turn}: " + "; ".join(violations))
 
 
 def _of_slots(context: NodeContext, registry: TenantRegistry) -> list[tuple[str, object, object]]:
@@ -91,8 +93,8 @@ def _of_devices(
         ),
         ("watched devices", len(watches), len(context.settings.gpus)),
         ("blocked devices", [gpu for gpu, watch in watches if watch.blocked], disabled),
-        ("devices with too many evictions", [gpu for gpu, watch in watches if _remembers_too_much(watch)], []),
-        ("devices that are well", devices.is_well, devices.looks_well()),
+        ("devices with too many evictions", [gpu for gpu, watch in watches if _has_too_many_evictions(watch)], []),
+        ("devices that admit all tenants", devices.admits_all, devices.compute_admits_all()),
         (
             "online-first lists without names",
             [gpu for gpu, one in devices.online_first.items() if not one.names],
@@ -112,25 +114,27 @@ def _entry(registry: TenantRegistry, slot: int) -> GateEntry:
 
 def _of_setpoints(context: NodeContext, registry: TenantRegistry) -> list[tuple[str, object, object]]:
     setpoints = registry.tables.setpoints
-    kept = {gpu: [one for one in registry.tenants_on(gpu) if has_objective(one)] for gpu in setpoints}
-    equals = {gpu: peers_of(tenants) for gpu, tenants in kept.items()}
+    with_objective = {
+        gpu: [tenant for tenant in registry.tenants_on(gpu) if has_objective(tenant)] for gpu in setpoints
+    }
+    peers = {gpu: peers_of(tenants) for gpu, tenants in with_objective.items()}
     shares = {slot: share_ppm for setpoint in setpoints.values() for slot, share_ppm in setpoint.shares}
     return [
-        ("devices adjusted without objectives", [gpu for gpu, tenants in kept.items() if not tenants], []),
+        ("devices adjusted without objectives", [gpu for gpu, tenants in with_objective.items() if not tenants], []),
         ("devices adjusted while adjustment is off", bool(setpoints) and not context.settings.control.enabled, False),
         (
             "online shares out of range",
-            [gpu for gpu, one in setpoints.items() if not _is_part(one.online_ppm)],
+            [gpu for gpu, setpoint in setpoints.items() if not _is_valid_share(setpoint.online_ppm)],
             [],
         ),
         (
             "shares of tenants that left",
-            [s for gpu, one in setpoints.items() for s, _ in one.shares if s not in equals[gpu]],
+            [slot for gpu, setpoint in setpoints.items() for slot, _ in setpoint.shares if slot not in peers[gpu]],
             [],
         ),
         (
             "peer shares out of range",
-            [slot for slot, share_ppm in shares.items() if not _is_part(share_ppm)],
+            [slot for slot, share_ppm in shares.items() if not _is_valid_share(share_ppm)],
             [],
         ),
         (
@@ -141,23 +145,25 @@ def _of_setpoints(context: NodeContext, registry: TenantRegistry) -> list[tuple[
     ]
 
 
-def _is_part(ppm: int) -> bool:
+def _is_valid_share(ppm: int) -> bool:
     return 0 < ppm <= WHOLE_PPM
 
 
-def _remembers_too_much(watch: GpuWatch) -> bool:
+def _has_too_many_evictions(watch: GpuWatch) -> bool:
     return len(watch.evictions) > EVICTIONS_LIMIT
 
 
 def _of_lifecycles(registry: TenantRegistry) -> list[tuple[str, object, object]]:
     lifecycles = {slot: tenant.lifecycle for slot, tenant in sorted(registry.holders.items())}
-    suspended = [slot for slot, one in lifecycles.items() if one.phase is ExitPhase.SUSPENDED]
-    timeless = [slot for slot, one in lifecycles.items() if one.phase in _TIMELESS or slot not in registry.peer_of]
+    suspended = [slot for slot, lifecycle in lifecycles.items() if lifecycle.phase is ExitPhase.SUSPENDED]
+    timeless = [
+        slot for slot, lifecycle in lifecycles.items() if lifecycle.phase in _TIMELESS or slot not in registry.peer_of
+    ]
     return [
         (
             "deadlines",
             dict(sorted(registry.deadlines.items())),
-            {slot: one.until_ns for slot, one in lifecycles.items() if one.until_ns != NEVER},
+            {slot: lifecycle.until_ns for slot, lifecycle in lifecycles.items() if lifecycle.until_ns != NEVER},
         ),
         (
             "slots without a deadline",
@@ -166,17 +172,25 @@ def _of_lifecycles(registry: TenantRegistry) -> list[tuple[str, object, object]]
         ),
         (
             "deadlines in phases without one",
-            [slot for slot, one in lifecycles.items() if one.phase in _TIMELESS and slot in registry.deadlines],
+            [
+                slot
+                for slot, lifecycle in lifecycles.items()
+                if lifecycle.phase in _TIMELESS and slot in registry.deadlines
+            ],
             [],
         ),
         (
             "suspended slots",
             sorted(registry.suspended),
-            [slot for slot, one in lifecycles.items() if one.phase is ExitPhase.SUSPENDED],
+            [slot for slot, lifecycle in lifecycles.items() if lifecycle.phase is ExitPhase.SUSPENDED],
         ),
         (
             "suspended slots that run",
-            [slot for slot, one in lifecycles.items() if one.suspended and _runs(one.phase)],
+            [
+                slot
+                for slot, lifecycle in lifecycles.items()
+                if lifecycle.suspended and _is_running_phase(lifecycle.phase)
+            ],
             [],
         ),
         (
@@ -187,15 +201,15 @@ def _of_lifecycles(registry: TenantRegistry) -> list[tuple[str, object, object]]
     ]
 
 
-def _runs(phase: ExitPhase) -> bool:
+def _is_running_phase(phase: ExitPhase) -> bool:
     return phase in (ExitPhase.RUNNING, ExitPhase.SUSPENDING, ExitPhase.RESTORING)
 
 
 def _of_waiting(registry: TenantRegistry, pressure: MemoryPressure) -> list[tuple[str, object, object]]:
-    peers = [one.peer for one in pressure.waiting]
+    peers = [join.peer for join in pressure.waiting]
     return [
         ("peers that wait twice", len(set(peers)), len(peers)),
         ("peers that wait and are tenants", [peer for peer in peers if peer in registry.slot_of_peer], []),
         ("waiting peers beyond the limit", peers[WAITING_LIMIT:], []),
-        ("offline tenants that wait", [one.peer for one in pressure.waiting if one.spec.kind is Kind.OFFLINE], []),
+        ("offline tenants that wait", [join.peer for join in pressure.waiting if join.spec.kind is Kind.OFFLINE], []),
     ]

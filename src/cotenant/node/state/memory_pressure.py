@@ -41,64 +41,74 @@ class MemoryPressure:
     def make_room(self, event: TenantJoined, now: Instant, barred: dict[int, Reject]) -> list[Action] | None:
         """Make offline tenants give up memory for an online join, which waits; None: that would not suffice.
 
-        On the device where the fewest tenants must, unless the join requests a device.
+        Unless the join requests a device, this is the device on which the fewest tenants must give up memory.
         """
         spec = event.spec
         if len(self.waiting) >= WAITING_LIMIT:
             return None
         requested = self._registry.device_called(spec.gpu) if spec.gpu else None
         devices = range(len(self._context.settings.gpus)) if requested is None else [requested]
-        plans = [(gpu, plan) for gpu in devices if (plan := self._plan(spec, gpu, barred)) is not None]
+        plans = [
+            (gpu, victim_slots)
+            for gpu in devices
+            if (victim_slots := self._choose_victims(spec, gpu, barred)) is not None
+        ]
         if not plans:
             return None
-        gpu, plan = min(plans, key=lambda found: len(found[1]))
+        gpu, victim_slots = min(plans, key=lambda candidate: len(candidate[1]))
         until_ns = now + self._context.settings.limits.make_room_ns
         self.waiting.append(WaitingJoin(event.peer, event.pid, event.uid, spec, gpu, until_ns))
         name = f"online tenant {spec.name}" if spec.name else "an online tenant"
         why = f"{name} needs {format_size(spec.memory_bytes)} on GPU {gpu}"
         actions: list[Action] = []
-        for slot in plan:
+        for slot in victim_slots:
             tenant = self._registry.holders[slot]
-            actions += self.give_way(tenant, why, tenant.spec.memory_bytes, now)
+            actions += self.suspend_or_evict(tenant, why, tenant.spec.memory_bytes, now)
         return actions
 
-    def _plan(self, spec: TenantSpec, gpu: int, barred: dict[int, Reject]) -> list[int] | None:
+    def _choose_victims(self, spec: TenantSpec, gpu: int, barred: dict[int, Reject]) -> list[int] | None:
         """Return the further tenants that must give up memory for this join on this device."""
         objection = self._registry.capacity.objection(spec, gpu, barred)
         if objection is None or objection.reason is not Reason.NO_MEMORY:
             return None
-        here = self._registry.tenants_on(gpu)
-        leaving = [one for one in here if _gives_way(one)]
-        promised = [one.spec for one in self.waiting if one.gpu == gpu]
-        coming_bytes = _memory(one.spec for one in leaving) - _memory(promised)
-        short_bytes = spec.memory_bytes - self._registry.capacity.devices[gpu].memory_free_bytes - coming_bytes
+        tenants = self._registry.tenants_on(gpu)
+        leaving = [tenant for tenant in tenants if _is_freeing_memory(tenant)]
+        waiting = [join.spec for join in self.waiting if join.gpu == gpu]
+        freed_bytes = _memory_of(tenant.spec for tenant in leaving) - _memory_of(waiting)
+        short_bytes = spec.memory_bytes - self._registry.capacity.devices[gpu].memory_free_bytes - freed_bytes
         candidates = [
-            _candidate(one, one.spec.memory_bytes) for one in here if one.lifecycle.phase is ExitPhase.RUNNING
+            _candidate(tenant, tenant.spec.memory_bytes)
+            for tenant in tenants
+            if tenant.lifecycle.phase is ExitPhase.RUNNING
         ]
         chosen = victims(candidates, max(short_bytes, 0))
         if chosen is None:
             return None
-        gone = [*(one.spec for one in leaving), *(self._registry.holders[slot].spec for slot in chosen)]
-        coming_bytes = _memory(gone) - _memory(promised)
-        coming_ppm = sum(one.share_ppm for one in gone) - sum(one.share_ppm for one in promised)
-        return chosen if self._registry.capacity.would_fit(gpu, spec, coming_bytes, coming_ppm) else None
+        freed = [*(tenant.spec for tenant in leaving), *(self._registry.holders[slot].spec for slot in chosen)]
+        freed_bytes = _memory_of(freed) - _memory_of(waiting)
+        freed_ppm = sum(other.share_ppm for other in freed) - sum(other.share_ppm for other in waiting)
+        return chosen if self._registry.capacity.would_fit(gpu, spec, freed_bytes, freed_ppm) else None
 
     def memory_requested(self, event: MemoryRequested, now: Instant) -> list[Action]:
         """Make offline tenants give up the memory that an online tenant's allocation waits for."""
-        asking = self._registry.of_slot(event.slot, event.generation)
-        if asking is None or asking.grant.kind is not Kind.ONLINE or asking.lifecycle.phase in ENDING:
+        requester = self._registry.of_slot(event.slot, event.generation)
+        if requester is None or requester.grant.kind is not Kind.ONLINE or requester.lifecycle.phase in ENDING:
             return []
         held = dict(event.held)
-        here = [one for one in self._registry.tenants_on(asking.grant.gpu) if one.grant.slot in held]
-        coming_bytes = sum(held[one.grant.slot] for one in here if _gives_way(one))
-        candidates = [_candidate(one, held[one.grant.slot]) for one in here if one.lifecycle.phase is ExitPhase.RUNNING]
-        why = f"online tenant {asking.name} needs {round_size(event.bytes)} on GPU {asking.grant.gpu}"
+        tenants = [tenant for tenant in self._registry.tenants_on(requester.grant.gpu) if tenant.grant.slot in held]
+        freed_bytes = sum(held[tenant.grant.slot] for tenant in tenants if _is_freeing_memory(tenant))
+        candidates = [
+            _candidate(tenant, held[tenant.grant.slot])
+            for tenant in tenants
+            if tenant.lifecycle.phase is ExitPhase.RUNNING
+        ]
+        why = f"online tenant {requester.name} needs {round_size(event.bytes)} on GPU {requester.grant.gpu}"
         actions: list[Action] = []
-        for slot in victims(candidates, max(event.bytes - coming_bytes, 0)) or ():
-            actions += self.give_way(self._registry.holders[slot], why, held[slot], now)
+        for slot in victims(candidates, max(event.bytes - freed_bytes, 0)) or ():
+            actions += self.suspend_or_evict(self._registry.holders[slot], why, held[slot], now)
         return actions
 
-    def give_way(self, tenant: Tenant, why: str, held_bytes: int, now: Instant) -> list[Action]:
+    def suspend_or_evict(self, tenant: Tenant, why: str, held_bytes: int, now: Instant) -> list[Action]:
         """Suspend the tenant if it may be suspended, else evict it."""
         if tenant.spec.on_pressure is OnPressure.SUSPEND:
             return self._suspensions.begin(tenant.grant.slot, f"suspended: {why}", held_bytes, now)
@@ -108,53 +118,53 @@ class MemoryPressure:
 
     def bars(self, gpu: int) -> Instant | None:
         """Return until when offline tenants must not join a device because an online join waits for it."""
-        return max((one.until_ns for one in self.waiting if one.gpu == gpu), default=None)
+        return max((join.until_ns for join in self.waiting if join.gpu == gpu), default=None)
 
     def is_waiting(self, peer: int) -> bool:
         """Return whether a peer's join waits."""
-        return any(one.peer == peer for one in self.waiting)
+        return any(join.peer == peer for join in self.waiting)
 
     def forget(self, peer: int) -> None:
         """Drop the waiting join of a peer that disconnected."""
-        self.waiting = [one for one in self.waiting if one.peer != peer]
+        self.waiting = [join for join in self.waiting if join.peer != peer]
 
     def settle(self, now: Instant) -> list[Action]:
         """Admit waiting joins that fit now, in order, and refuse those whose time is over."""
         actions: list[Action] = []
-        for one in self.waiting.copy():
-            answer = self._answer(one, now)
+        for join in self.waiting.copy():
+            answer = self._answer(join, now)
             if answer:
-                self.waiting.remove(one)
+                self.waiting.remove(join)
                 actions += answer
         return actions
 
-    def _answer(self, one: WaitingJoin, now: Instant) -> list[Action]:
-        spec, registry = one.spec, self._registry
+    def _answer(self, join: WaitingJoin, now: Instant) -> list[Action]:
+        spec, registry = join.spec, self._registry
         if spec.name and spec.name in registry.slot_of_name:
-            return registry.refuse(one.peer, Reason.NAME_TAKEN, f"the name {spec.name!r} was taken while it waited")
-        if registry.free and registry.capacity.objection(spec, one.gpu, _NO_BARS) is None:
-            return registry.admit(TenantJoined(one.peer, one.pid, one.uid, spec), one.gpu, now)
-        return [Refuse(self._context.turn, one.peer, self._too_late(one.gpu))] if now >= one.until_ns else []
+            return registry.refuse(join.peer, Reason.NAME_TAKEN, f"the name {spec.name!r} was taken while it waited")
+        if registry.free and registry.capacity.objection(spec, join.gpu, _NO_BARS) is None:
+            return registry.admit(TenantJoined(join.peer, join.pid, join.uid, spec), join.gpu, now)
+        return [Refuse(self._context.turn, join.peer, self._timed_out(join.gpu))] if now >= join.until_ns else []
 
-    def _too_late(self, gpu: int) -> Reject:
+    def _timed_out(self, gpu: int) -> Reject:
         wait_ns = self._context.settings.limits.make_room_ns
         detail = f"the offline tenants of GPU {gpu} have not freed enough memory yet; try again"
         return Reject(Reason.NO_CAPACITY_YET, detail, wait_ns)
 
-    def turn_away(self, gpu: int, reject: Reject) -> list[Action]:
+    def refuse_waiting(self, gpu: int, reject: Reject) -> list[Action]:
         """Refuse the joins that wait for a device that admits no tenants any more."""
-        turned = [one for one in self.waiting if one.gpu == gpu]
-        self.waiting = [one for one in self.waiting if one.gpu != gpu]
-        return [Refuse(self._context.turn, one.peer, reject) for one in turned]
+        refused = [join for join in self.waiting if join.gpu == gpu]
+        self.waiting = [join for join in self.waiting if join.gpu != gpu]
+        return [Refuse(self._context.turn, join.peer, reject) for join in refused]
 
 
-def _gives_way(tenant: Tenant) -> bool:
+def _is_freeing_memory(tenant: Tenant) -> bool:
     """Return whether the tenant holds memory that will be free without a further request."""
     lifecycle = tenant.lifecycle
     return not lifecycle.suspended and (lifecycle.phase in ENDING or lifecycle.phase is ExitPhase.SUSPENDING)
 
 
-def _memory(specs: Iterable[TenantSpec]) -> int:
+def _memory_of(specs: Iterable[TenantSpec]) -> int:
     return sum(spec.memory_bytes for spec in specs)
 
 

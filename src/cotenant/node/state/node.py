@@ -85,7 +85,7 @@ class NodeMachine:
                 handler(TenantJoined, self._joined),
                 handler(TenantResumed, self._resumed),
                 handler(TenantLeft, self._left),
-                handler(PeerLost, self._lost),
+                handler(PeerLost, self._peer_lost),
                 handler(TenantsPaused, commands.pause),
                 handler(PriorityChanged, commands.set_priority),
                 handler(ShareChanged, commands.set_share),
@@ -94,7 +94,7 @@ class NodeMachine:
                 handler(OnlineShareProposed, online_shares.adjust),
                 handler(EvictionRequested, commands.evict),
                 handler(QuitRequested, self._quit),
-                handler(GpusFound, self._found),
+                handler(GpusFound, self._gpus_found),
                 handler(GpuSampled, devices.sampled),
                 handler(GpuFaulted, devices.device_faulted),
                 handler(GpuLost, devices.lost),
@@ -131,7 +131,7 @@ class NodeMachine:
         """Handle one event and return the actions to carry out, in this order."""
         self._context.turn += 1
         actions: list[Action] = self._handlers[type(event)](event, now)
-        if not self._devices.is_well or self._pressure.waiting:
+        if not self._devices.admits_all or self._pressure.waiting:
             actions = [*actions, *self._settle(event, now)]
         if self.registry.tables.setpoints and self.registry.tables.changed:
             self._online_shares.settle()
@@ -156,8 +156,8 @@ class NodeMachine:
             node = self.registry.idle_since + self._context.settings.idle_exit_ns
         if not self.registry.deadlines and not self._pressure.waiting:
             return node
-        due = [*self.registry.deadlines.values(), *(one.until_ns for one in self._pressure.waiting)]
-        return min(due if node is None else [node, *due])
+        deadlines = [*self.registry.deadlines.values(), *(join.until_ns for join in self._pressure.waiting)]
+        return min(deadlines if node is None else [node, *deadlines])
 
     def tenants(self) -> list[TenantView]:
         """Return all tenants, by slot."""
@@ -170,9 +170,9 @@ class NodeMachine:
         """Return the monitor state by device index."""
         return list(self._devices.watches)
 
-    def is_moved_by(self, event: GpuSampled, now: Instant) -> bool:
+    def is_changed_by(self, event: GpuSampled, now: Instant) -> bool:
         """Return whether a sample would change the state."""
-        return self._devices.is_moved_by(event, now)
+        return self._devices.is_changed_by(event, now)
 
     def snapshot(self) -> NodeRestored:
         """Return the whole state as the event that restores it."""
@@ -190,7 +190,7 @@ class NodeMachine:
             self._context.rules,
             tuple(self._devices.watches),
             tuple(self._pressure.waiting),
-            tuple(one for _, one in sorted(self._devices.online_first.items())),
+            tuple(entry for _, entry in sorted(self._devices.online_first.items())),
             tuple(setpoint for _, setpoint in sorted(self.registry.tables.setpoints.items())),
         )
 
@@ -208,9 +208,8 @@ class NodeMachine:
         """Handle a start: all known tenants are disconnected until they resume.
 
         Their grants are issued again without a peer, so that the pages agree with the journal. Rules that an operator
-        changed
-        outlive a restart unless the new settings have other rules than the old ones. Tenants that were exiting or being
-        suspended continue once their parents have reconnected; waiting joins are dropped.
+        changed outlive a restart unless the new settings have other rules than the old ones. Tenants that were exiting
+        or being suspended continue once their parents have reconnected; waiting joins are dropped.
         """
         if event.settings.gate != self._context.settings.gate:
             self._context.rules = event.settings.gate
@@ -254,13 +253,13 @@ class NodeMachine:
         self._devices.restore(event.watches, event.online_first)
         return []
 
-    def _found(self, event: GpusFound, now: Instant) -> list[Action]:
+    def _gpus_found(self, event: GpusFound, now: Instant) -> list[Action]:
         del now
-        known = self._context.settings.gpus
-        self._context.settings = msgspec.structs.replace(self._context.settings, gpus=(*known, *event.gpus))
+        known_gpus = self._context.settings.gpus
+        self._context.settings = msgspec.structs.replace(self._context.settings, gpus=(*known_gpus, *event.gpus))
         self.registry.capacity = Capacity(self._context.settings, self.registry.holders.values(), self._context.rules)
-        self._devices.found(len(event.gpus))
-        for gpu in range(len(known), len(self._context.settings.gpus)):
+        self._devices.add_devices(len(event.gpus))
+        for gpu in range(len(known_gpus), len(self._context.settings.gpus)):
             self.registry.tables.mark_all(gpu)
         return []
 
@@ -268,21 +267,21 @@ class NodeMachine:
         del event
         actions: list[Action] = []
         for slot in sorted(slot for slot, until_ns in self.registry.deadlines.items() if now >= until_ns):
-            actions += self._due(self.registry.holders[slot], now)
+            actions += self._deadline_reached(self.registry.holders[slot], now)
         if self.registry.disconnected_until != NEVER and now >= self.registry.disconnected_until:
             self.registry.disconnected_until = NEVER
-            away = [slot for slot in sorted(self.registry.holders) if slot not in self.registry.peer_of]
-            for slot in away:
-                actions += self._exits.given_up(self.registry.holders[slot])
+            disconnected = [slot for slot in sorted(self.registry.holders) if slot not in self.registry.peer_of]
+            for slot in disconnected:
+                actions += self._exits.reconnect_timed_out(self.registry.holders[slot])
                 actions += self.registry.release(slot, "lost: did not reconnect in time", NO_PEER, now)
-        patience = self._context.settings.idle_exit_ns
-        if patience and self.registry.idle_since != NEVER and now >= self.registry.idle_since + patience:
+        idle_exit_ns = self._context.settings.idle_exit_ns
+        if idle_exit_ns and self.registry.idle_since != NEVER and now >= self.registry.idle_since + idle_exit_ns:
             self.registry.idle_since = NEVER
             actions.append(Stop(self._context.turn, "idle: no tenant for the time of node.idle_exit"))
         return actions
 
     def _stopping(self, event: NodeStopping, now: Instant) -> list[Action]:
-        """Disconnected tenants keep their slots; the next start begins their grace period anew."""
+        """Stop the daemon; disconnected tenants keep their slots, and the next start begins their grace period anew."""
         del now
         self.registry.idle_since = NEVER
         return [Stop(self._context.turn, event.reason)]
@@ -292,7 +291,7 @@ class NodeMachine:
     def _joined(self, event: TenantJoined, now: Instant) -> list[Action]:
         spec, peer = event.spec, event.peer
         if peer in self.registry.slot_of_peer or (self._pressure.waiting and self._pressure.is_waiting(peer)):
-            return self._refuse_twice(peer)
+            return self._refuse_second_join(peer)
         if not self.registry.free:
             detail = (
                 f"all {self._context.settings.slots} slots are taken; wait for a tenant to leave or raise node.slots"
@@ -303,13 +302,13 @@ class NodeMachine:
             return self.registry.refuse(peer, Reason.NAME_TAKEN, detail)
         if not self._context.settings.gpus:
             return self.registry.admit(event, NO_GPU, now)
-        is_easy = self._devices.is_well and not self._pressure.waiting and not self.registry.suspended
-        barred = {} if is_easy else self._devices.bars(spec.kind, now)
+        is_unrestricted = self._devices.admits_all and not self._pressure.waiting and not self.registry.suspended
+        barred = {} if is_unrestricted else self._devices.bars(spec.kind, now)
         choice = self.registry.choose(spec, barred)
         if isinstance(choice, Reject):
-            makes_capacity = spec.kind is Kind.ONLINE and spec.memory_bytes > 0 and choice.reason is Reason.NO_MEMORY
-            waits = self._pressure.make_room(event, now, barred) if makes_capacity else None
-            return [Refuse(self._context.turn, peer, choice)] if waits is None else waits
+            may_reclaim = spec.kind is Kind.ONLINE and spec.memory_bytes > 0 and choice.reason is Reason.NO_MEMORY
+            reclaim = self._pressure.make_room(event, now, barred) if may_reclaim else None
+            return [Refuse(self._context.turn, peer, choice)] if reclaim is None else reclaim
         if choice.shortfall_ppm and self._context.settings.refuse_unmet and spec.slo_ns and spec.use is not None:
             detail = (
                 f"its objective of {format_duration(spec.slo_ns)} is predicted to be missed on every GPU: {choice.why}"
@@ -328,19 +327,19 @@ class NodeMachine:
                     choice.shortfall_ppm,
                 )
             )
-        if not is_easy:
-            self._devices.came(self.registry.holders[self.registry.slot_of_peer[peer]])
+        if not is_unrestricted:
+            self._devices.tenant_returned(self.registry.holders[self.registry.slot_of_peer[peer]])
         return actions
 
     def _resumed(self, event: TenantResumed, now: Instant) -> list[Action]:
         slot, generation = event.slot, event.generation
         tenant = self.registry.holders.get(slot)
         if event.peer in self.registry.slot_of_peer or self._pressure.is_waiting(event.peer):
-            return self._refuse_twice(event.peer)
+            return self._refuse_second_join(event.peer)
         if tenant is None or tenant.grant.generation != generation:
-            evicted = self._evicted(slot, generation, event.pid, event.uid)
-            if evicted is not None:
-                return self.registry.refuse(event.peer, Reason.EVICTED, evicted)
+            reason = self._eviction_reason(slot, generation, event.pid, event.uid)
+            if reason is not None:
+                return self.registry.refuse(event.peer, Reason.EVICTED, reason)
         if tenant is None:
             return self.registry.refuse(event.peer, Reason.UNKNOWN_SLOT, f"no tenant holds slot {slot}")
         if (tenant.pid, tenant.uid) != (event.pid, event.uid):
@@ -356,22 +355,22 @@ class NodeMachine:
         self.registry.slot_of_peer[event.peer] = slot
         if len(self.registry.peer_of) == len(self.registry.holders):
             self.registry.disconnected_until = NEVER
-        return [self.registry.issue_grant(event.peer, tenant), *self._go_on(tenant, now)]
+        return [self.registry.issue_grant(event.peer, tenant), *self._continue_phase(tenant, now)]
 
-    def _refuse_twice(self, peer: int) -> list[Action]:
-        what = "is already a tenant" if peer in self.registry.slot_of_peer else "already waits to become a tenant"
-        return self.registry.refuse(peer, Reason.ALREADY_HERE, f"this connection {what}")
+    def _refuse_second_join(self, peer: int) -> list[Action]:
+        state = "is already a tenant" if peer in self.registry.slot_of_peer else "already waits to become a tenant"
+        return self.registry.refuse(peer, Reason.ALREADY_HERE, f"this connection {state}")
 
-    def _evicted(self, slot: int, generation: int, pid: int, uid: int) -> str | None:
+    def _eviction_reason(self, slot: int, generation: int, pid: int, uid: int) -> str | None:
         """Return why a tenant that tries to resume was evicted while it was disconnected, if it was."""
-        for gone in self.registry.departed:
-            tenant, grant = gone.tenant, gone.tenant.grant
-            is_that = (grant.slot, grant.generation, tenant.pid, tenant.uid) == (slot, generation, pid, uid)
-            if is_that and tenant.lifecycle.phase in ENDING:
+        for departure in self.registry.departed:
+            tenant, grant = departure.tenant, departure.tenant.grant
+            is_same = (grant.slot, grant.generation, tenant.pid, tenant.uid) == (slot, generation, pid, uid)
+            if is_same and tenant.lifecycle.phase in ENDING:
                 return tenant.lifecycle.why
         return None
 
-    def _go_on(self, tenant: Tenant, now: Instant) -> list[Action]:
+    def _continue_phase(self, tenant: Tenant, now: Instant) -> list[Action]:
         """Continue a tenant's exit or suspension after its parent reconnected."""
         phase = tenant.lifecycle.phase
         if phase is ExitPhase.RUNNING:
@@ -385,7 +384,7 @@ class NodeMachine:
             return []
         return self.registry.release(slot, event.ending, event.peer, now)
 
-    def _lost(self, event: PeerLost, now: Instant) -> list[Action]:
+    def _peer_lost(self, event: PeerLost, now: Instant) -> list[Action]:
         slot = self.registry.slot_of_peer.get(event.peer)
         if slot is None:
             self._pressure.forget(event.peer)
@@ -415,7 +414,7 @@ class NodeMachine:
             return []
         tenant = msgspec.structs.replace(tenant, restarts=event.restarts)
         self.registry.replace(tenant)
-        self._devices.came(tenant)
+        self._devices.tenant_returned(tenant)
         phase = tenant.lifecycle.phase
         if phase is ExitPhase.RUNNING:  # a draining device needs to know when the new program started
             self.registry.replace(
@@ -424,6 +423,6 @@ class NodeMachine:
             return []
         return self._exits.restarted(tenant, now) if phase in ENDING else self._suspensions.restarted(tenant, now)
 
-    def _due(self, tenant: Tenant, now: Instant) -> list[Action]:
+    def _deadline_reached(self, tenant: Tenant, now: Instant) -> list[Action]:
         phase = tenant.lifecycle.phase
         return self._exits.due(tenant, now) if phase in ENDING else self._suspensions.due(tenant, now)

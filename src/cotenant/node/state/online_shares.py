@@ -22,10 +22,13 @@ def has_objective(tenant: Tenant) -> bool:
 
 
 def peers_of(tenants: Iterable[Tenant]) -> set[int]:
-    """The slots of those who have an objective, and an equal that has one, too: the node divides among these."""
-    kept = [tenant.grant for tenant in tenants if has_objective(tenant)]
-    priorities = Counter(grant.priority for grant in kept)
-    return {grant.slot for grant in kept if priorities[grant.priority] > 1}
+    """Return the slots of tenants with an objective that have a peer with one: the node divides the device among them.
+
+    Peers are tenants of the same priority.
+    """
+    grants = [tenant.grant for tenant in tenants if has_objective(tenant)]
+    priorities = Counter(grant.priority for grant in grants)
+    return {grant.slot for grant in grants if priorities[grant.priority] > 1}
 
 
 class OnlineShares:
@@ -43,13 +46,13 @@ class OnlineShares:
         del now
         registry, proposed = self._registry, event.adjustment
         gpu = proposed.gpu
-        here = registry.tenants_on(gpu) if 0 <= gpu < len(self._context.settings.gpus) else []
-        is_for_somebody = proposed.online_ppm > 0 and any(map(has_objective, here))
-        if not is_for_somebody or not self._context.settings.control.enabled:
+        tenants = registry.tenants_on(gpu) if 0 <= gpu < len(self._context.settings.gpus) else []
+        applies = proposed.online_ppm > 0 and any(map(has_objective, tenants))
+        if not applies or not self._context.settings.control.enabled:
             return []
-        known = registry.tables.setpoints.get(gpu)
-        was_ppm = share_of(self._context.rules.delay_ppm) if known is None else known.online_ppm
-        self._set(OnlineShareSetpoint(gpu, proposed.online_ppm, _of(peers_of(here), proposed.shares)))
+        setpoint = registry.tables.setpoints.get(gpu)
+        was_ppm = share_of(self._context.rules.delay_ppm) if setpoint is None else setpoint.online_ppm
+        self._set(OnlineShareSetpoint(gpu, proposed.online_ppm, _shares_of(peers_of(tenants), proposed.shares)))
         return [SetOnlineShare(self._context.turn, proposed, was_ppm)]
 
     def settle(self) -> None:
@@ -57,9 +60,9 @@ class OnlineShares:
         registry = self._registry
         for gpu in sorted(set(registry.tables.setpoints) & set(registry.tables.changed)):
             setpoint = registry.tables.setpoints[gpu]
-            here = registry.tenants_on(gpu)
-            shares = _of(peers_of(here), setpoint.shares)
-            if not any(map(has_objective, here)) or not self._context.settings.control.enabled:
+            tenants = registry.tenants_on(gpu)
+            shares = _shares_of(peers_of(tenants), setpoint.shares)
+            if not any(map(has_objective, tenants)) or not self._context.settings.control.enabled:
                 self._set(OnlineShareSetpoint(gpu, 0))
             elif shares != setpoint.shares:
                 self._set(OnlineShareSetpoint(gpu, setpoint.online_ppm, shares))
@@ -72,5 +75,5 @@ class OnlineShares:
         self._registry.tables.mark_all(setpoint.gpu)
 
 
-def _of(slots: set[int], shares: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+def _shares_of(slots: set[int], shares: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
     return tuple((slot, share_ppm) for slot, share_ppm in shares if slot in slots and 0 < share_ppm <= WHOLE_PPM)

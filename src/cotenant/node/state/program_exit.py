@@ -41,13 +41,13 @@ class ProgramExit:
         self._signal_ns = NEVER
         self._kill_ns = NEVER
 
-    def wanted(self, *, has_it: bool, with_node: bool, now: Instant) -> list[ExitStep]:
+    def exit_requested(self, *, already_signalled: bool, with_node: bool, now: Instant) -> list[ExitStep]:
         """Handle a request to end the program, which may have received the signal already; a second one hurries."""
         if self.is_own:
             self._kill_by(now + (HURRY_NS if with_node else 0))
             return ([ExitStep.HURRY_NODE] if with_node else []) + self._signal()
         self.is_begun = self.is_own = True
-        self._is_signalled |= has_it
+        self._is_signalled |= already_signalled
         if with_node:
             self._signal_ns = now + PATIENCE_NS
             self._kill_by(now + 2 * PATIENCE_NS + self._grace_ns)
@@ -61,7 +61,7 @@ class ProgramExit:
             return self._kill()
         return self._signal()
 
-    def left_alone(self, *, now: Instant) -> None:
+    def node_lost(self, *, now: Instant) -> None:
         """Continue without the node after its connection broke."""
         if self.is_begun and not self._is_signalled:
             self._signal_ns = now

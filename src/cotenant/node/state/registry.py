@@ -67,8 +67,8 @@ class TenantRegistry:
 
     def device_called(self, name: str) -> int | None:
         """Return the index of the device with this name."""
-        named = (index for index, gpu in enumerate(self._context.settings.gpus) if gpu.is_called(name, index))
-        return next(named, None)
+        matches = (index for index, gpu in enumerate(self._context.settings.gpus) if gpu.is_called(name, index))
+        return next(matches, None)
 
     def tenants_on(self, gpu: int) -> list[Tenant]:
         """Return all tenants of a device, by slot."""
@@ -100,10 +100,10 @@ class TenantRegistry:
             return self.capacity.find(spec, barred)
         index = self.device_called(spec.gpu)
         if index is not None:
-            return self.capacity.objection(spec, index, barred) or self.capacity.here(spec, index)
-        known = ", ".join(gpu.names(index)[0] for index, gpu in enumerate(self._context.settings.gpus))
+            return self.capacity.objection(spec, index, barred) or self.capacity.choice_on(spec, index)
+        names = ", ".join(gpu.names(index)[0] for index, gpu in enumerate(self._context.settings.gpus))
         return Reject(
-            Reason.UNKNOWN_GPU, f"the node has no GPU {spec.gpu!r}, only {known}; request one of them, or none"
+            Reason.UNKNOWN_GPU, f"the node has no GPU {spec.gpu!r}, only {names}; request one of them, or none"
         )
 
     # -- actions -------------------------------------------------------------------------------------------------
@@ -128,10 +128,10 @@ class TenantRegistry:
 
     def _neighbour_change(self, gpu: int, leaving: int = 0) -> list[Action]:
         """Return the new neighbour count for a device's tenants, unless it exceeds the limit."""
-        here = self.tables.count(gpu)
-        if not 0 < here <= NEIGHBOURS_LIMIT:
+        count = self.tables.count(gpu)
+        if not 0 < count <= NEIGHBOURS_LIMIT:
             return []
-        return [SetNeighbourCount(self._context.turn, gpu, here - leaving)]
+        return [SetNeighbourCount(self._context.turn, gpu, count - leaving)]
 
     # -- changes --------------------------------------------------------------------------------------------------
 
@@ -202,8 +202,10 @@ class TenantRegistry:
         self.tables = TenantTables(self.holders.values(), self.tables.setpoints.values())
         self.capacity = Capacity(settings, self.holders.values(), self._context.rules)
         lifecycles = {slot: tenant.lifecycle for slot, tenant in self.holders.items()}
-        self.deadlines = {slot: one.until_ns for slot, one in lifecycles.items() if one.until_ns != NEVER}
-        suspended = [slot for slot, one in lifecycles.items() if one.phase is ExitPhase.SUSPENDED]
+        self.deadlines = {
+            slot: lifecycle.until_ns for slot, lifecycle in lifecycles.items() if lifecycle.until_ns != NEVER
+        }
+        suspended = [slot for slot, lifecycle in lifecycles.items() if lifecycle.phase is ExitPhase.SUSPENDED]
         self.suspended = {slot: self.holders[slot].grant.gpu for slot in suspended}
 
 

@@ -30,11 +30,11 @@ class RestartPolicy:
 
         A program that ran for `well_ns` resets the count of failures.
         """
-        self._when, _, most = rule.partition(":")
-        self._most = int(most) if most else None
+        self._when, _, limit = rule.partition(":")
+        self._max_restarts = int(limit) if limit else None
         self._base_ns = base_ns
         self._well_ns = well_ns
-        self._in_a_row = 0
+        self._failures = 0
         self.total = 0
 
     @property
@@ -47,9 +47,9 @@ class RestartPolicy:
         if not self.is_on or (self._when == "on-failure" and not _is_failure(code)):
             return None
         if ran_ns >= self._well_ns:
-            self._in_a_row = 0
-        if self._most is not None and self._in_a_row >= self._most:
+            self._failures = 0
+        if self._max_restarts is not None and self._failures >= self._max_restarts:
             return None
-        self._in_a_row += 1
+        self._failures += 1
         self.total += 1
-        return delay_ns(self._in_a_row, self._base_ns, CAP_NS)
+        return delay_ns(self._failures, self._base_ns, CAP_NS)

@@ -35,13 +35,13 @@ class Suspensions:
 
     def drained(self, tenant: Tenant, now: Instant) -> list[Action]:
         """Ask for the suspension once the tenant has no work left."""
-        return [] if tenant.lifecycle.ignores_drain else self._ask(tenant, now)
+        return [] if tenant.lifecycle.ignores_drain else self._request_suspend(tenant, now)
 
     def due(self, tenant: Tenant, now: Instant) -> list[Action]:
         """Handle a deadline of draining, suspending or restoring."""
         lifecycle = tenant.lifecycle
         if lifecycle.phase is ExitPhase.SUSPENDING and not lifecycle.ignores_drain:
-            return self._ask(tenant, now)
+            return self._request_suspend(tenant, now)
         verb = "suspend" if lifecycle.phase is ExitPhase.SUSPENDING else "restore"
         return self._exits.begin(tenant.grant.slot, f"evicted: its parent did not {verb} it in time", now)
 
@@ -49,13 +49,13 @@ class Suspensions:
         """Repeat the current request after the parent reconnected."""
         match tenant.lifecycle.phase:
             case ExitPhase.SUSPENDING if tenant.lifecycle.ignores_drain:
-                return self._ask(tenant, now)
+                return self._request_suspend(tenant, now)
             case ExitPhase.SUSPENDING:
                 until_ns = now + self._context.settings.limits.drain_ns
                 self._registry.set_lifecycle(tenant, msgspec.structs.replace(tenant.lifecycle, until_ns=until_ns))
                 return []
             case ExitPhase.RESTORING:
-                return self._bring_back(tenant, now)
+                return self._request_restore(tenant, now)
         return []
 
     def suspended(self, event: TenantSuspended, now: Instant) -> list[Action]:
@@ -100,30 +100,31 @@ class Suspensions:
     def restore_fitting(self, gpu: int, sample: GpuSample, now: Instant) -> list[Action]:
         """Restore suspended tenants that fit on a healthy device and have waited long enough.
 
-        Highest priority first, then longest suspended; one that does not fit holds back those after it, so that a large
-        tenant
-        does not wait for ever.
+        The order is highest priority first, then longest suspended. A tenant that does not fit holds back those after
+        it, so that a large tenant does not wait for ever.
         """
         limits = self._context.settings.limits
-        suspended = [one for one in self._registry.tenants_on(gpu) if one.lifecycle.phase is ExitPhase.SUSPENDED]
-        suspended.sort(key=lambda one: (one.grant.priority, one.lifecycle.since_ns, one.grant.slot))
+        suspended = [
+            tenant for tenant in self._registry.tenants_on(gpu) if tenant.lifecycle.phase is ExitPhase.SUSPENDED
+        ]
+        suspended.sort(key=lambda tenant: (tenant.grant.priority, tenant.lifecycle.since_ns, tenant.grant.slot))
         actions: list[Action] = []
-        is_known = sample.memory_used_bytes >= 0 and sample.memory_bytes > 0
+        has_sample = sample.memory_used_bytes >= 0 and sample.memory_bytes > 0
         free_bytes = sample.memory_bytes * limits.memory_calm_ppm // WHOLE_PPM - sample.memory_used_bytes
         for tenant in suspended:
             wanted_bytes = tenant.lifecycle.held_bytes or tenant.spec.memory_bytes
-            waited = now - tenant.lifecycle.since_ns >= limits.make_room_ns
+            has_waited = now - tenant.lifecycle.since_ns >= limits.make_room_ns
             has_capacity = self._registry.capacity.has_capacity(gpu, tenant.spec) and (
-                not is_known or wanted_bytes <= free_bytes
+                not has_sample or wanted_bytes <= free_bytes
             )
-            is_here = tenant.grant.slot in self._registry.peer_of
-            if not (waited and has_capacity and is_here):
+            is_connected = tenant.grant.slot in self._registry.peer_of
+            if not (has_waited and has_capacity and is_connected):
                 break
             free_bytes -= wanted_bytes
-            actions += self._bring_back(tenant, now)
+            actions += self._request_restore(tenant, now)
         return actions
 
-    def _ask(self, tenant: Tenant, now: Instant) -> list[Action]:
+    def _request_suspend(self, tenant: Tenant, now: Instant) -> list[Action]:
         """Ask the parent to suspend its program; a disconnected parent is waited for."""
         slot = tenant.grant.slot
         peer = self._registry.peer_of.get(slot)
@@ -133,9 +134,9 @@ class Suspensions:
         )
         return [] if peer is None else [SuspendTenant(self._context.turn, peer, slot, tenant.lifecycle.why)]
 
-    def _bring_back(self, tenant: Tenant, now: Instant) -> list[Action]:
+    def _request_restore(self, tenant: Tenant, now: Instant) -> list[Action]:
         slot = tenant.grant.slot
         until_ns = now + self._context.settings.limits.make_room_ns
-        back = {"phase": ExitPhase.RESTORING, "since_ns": now, "until_ns": until_ns, "suspended": False}
-        self._registry.set_lifecycle(tenant, msgspec.structs.replace(tenant.lifecycle, **back))
+        restoring = {"phase": ExitPhase.RESTORING, "since_ns": now, "until_ns": until_ns, "suspended": False}
+        self._registry.set_lifecycle(tenant, msgspec.structs.replace(tenant.lifecycle, **restoring))
         return [RestoreTenant(self._context.turn, self._registry.peer_of[slot], slot)]

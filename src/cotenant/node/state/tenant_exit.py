@@ -19,9 +19,9 @@ from cotenant.node.state.registry import NO_GPU, NodeContext, TenantRegistry
 from cotenant.units.instant import NEVER, SECOND_NS, Duration, Instant
 
 ENDING: Final = frozenset({ExitPhase.DRAINING, ExitPhase.TERMINATING, ExitPhase.FINISHING, ExitPhase.KILLED})
-_AGAIN_NS: Final = SECOND_NS
+_MIN_REPEAT_NS: Final = SECOND_NS
 """Minimum interval between repeated kills of a tenant that is still there."""
-_SELDOM_NS: Final = 60 * SECOND_NS
+_MAX_REPEAT_NS: Final = 60 * SECOND_NS
 
 
 class TenantExits:
@@ -45,7 +45,7 @@ class TenantExits:
         """
         tenant = self._registry.holders[slot]
         if tenant.lifecycle.phase in ENDING:
-            return self._hurry(tenant, grace_ns, may_restart=may_restart)
+            return self._shorten(tenant, grace_ns, may_restart=may_restart)
         limits = self._context.settings.limits
         tenant = self._with_cause(
             tenant, why, now, grace_ns or tenant.spec.grace_ns or limits.grace_ns, may_restart=may_restart
@@ -81,7 +81,7 @@ class TenantExits:
         )
         return msgspec.structs.replace(tenant, lifecycle=cause)
 
-    def _hurry(self, tenant: Tenant, grace_ns: Duration, *, may_restart: bool) -> list[Action]:
+    def _shorten(self, tenant: Tenant, grace_ns: Duration, *, may_restart: bool) -> list[Action]:
         """Shorten the grace of a tenant that exits already, or make its exit final."""
         lifecycle = tenant.lifecycle
         grace_ns = min(lifecycle.grace_ns, grace_ns or lifecycle.grace_ns)
@@ -114,7 +114,7 @@ class TenantExits:
             case ExitPhase.TERMINATING | ExitPhase.FINISHING:
                 return self._kill(tenant, now)
             case _:
-                return self._kill_ourselves(tenant, now)
+                return self._kill_from_daemon(tenant, now)
 
     def resumed(self, tenant: Tenant, now: Instant) -> list[Action]:
         """Repeat the current phase after the parent reconnected: earlier messages may be lost."""
@@ -130,7 +130,7 @@ class TenantExits:
                 )
                 return self._step(tenant, phase, now, now + wait_ns, ignores_drain=tenant.lifecycle.ignores_drain)
 
-    def given_up(self, tenant: Tenant) -> list[Action]:
+    def reconnect_timed_out(self, tenant: Tenant) -> list[Action]:
         """Kill an exiting tenant whose parent did not reconnect."""
         return [self._kill_action(tenant)] if tenant.lifecycle.phase in ENDING else []
 
@@ -160,15 +160,15 @@ class TenantExits:
     def _kill(self, tenant: Tenant, now: Instant) -> list[Action]:
         peer = self._registry.peer_of.get(tenant.grant.slot)
         if peer is None:
-            return self._kill_ourselves(tenant, now)
+            return self._kill_from_daemon(tenant, now)
         self._step(tenant, ExitPhase.KILLED, now, now + self._context.settings.limits.obey_ns)
         return [self._signal(tenant, peer, "kill")]
 
-    def _kill_ourselves(self, tenant: Tenant, now: Instant) -> list[Action]:
+    def _kill_from_daemon(self, tenant: Tenant, now: Instant) -> list[Action]:
         """Kill from the daemon, and repeat at growing intervals while the tenant remains."""
         lifecycle = tenant.lifecycle
         since_ns = lifecycle.since_ns if lifecycle.phase is ExitPhase.KILLED else now
-        wait_ns = max(self._context.settings.limits.obey_ns, min(max(now - since_ns, _AGAIN_NS), _SELDOM_NS))
+        wait_ns = max(self._context.settings.limits.obey_ns, min(max(now - since_ns, _MIN_REPEAT_NS), _MAX_REPEAT_NS))
         killed = {"phase": ExitPhase.KILLED, "since_ns": since_ns, "until_ns": now + wait_ns, "ignores_drain": False}
         self._registry.set_lifecycle(tenant, msgspec.structs.replace(lifecycle, **killed))
         return [self._kill_action(tenant)]

@@ -1,4 +1,4 @@
-"""The tenant tables: for each device, the entries by which its tenants know each other."""
+"""The tenant tables: for each device, the entries that tell its tenants about each other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cotenant.node.model.protection import ExitPhase
 from cotenant.node.model.tenant import PRIORITY_LOWEST, Tenant
 from cotenant.node.policy.limit.share import delay_of
 
-_HELD: Final = frozenset(
+_NO_LAUNCH: Final = frozenset(
     {
         ExitPhase.DRAINING,
         ExitPhase.FINISHING,
@@ -42,11 +42,11 @@ def entry_of(tenant: Tenant, share_ppm: int = 0) -> GateEntry:
     online = grant.kind is Kind.ONLINE
     if phase is ExitPhase.TERMINATING:
         return GateEntry(grant.slot, grant.generation, PRIORITY_LOWEST, False, False, grant.share_ppm, True)
-    paused = tenant.paused or phase in _HELD
+    paused = tenant.paused or phase in _NO_LAUNCH
     limit_ppm = user_limit_ppm(tenant) or share_ppm
     static = tenant.spec.limit is Limit.STATIC and limit_ppm > 0
-    promised = (paused, grant.share_ppm, False, limit_ppm, static)
-    return GateEntry(grant.slot, grant.generation, grant.priority, online, *promised)
+    state = (paused, grant.share_ppm, False, limit_ppm, static)
+    return GateEntry(grant.slot, grant.generation, grant.priority, online, *state)
 
 
 class TenantTables:
@@ -65,9 +65,8 @@ class TenantTables:
         for setpoint in setpoints:
             self.set_online_share(setpoint)
         self._entries: dict[int, dict[int, GateEntry]] = {}
-        self.changed: dict[
-            int, GateEntry | int | None
-        ] = {}  # a changed entry, the slot of a removed one, or None for the whole table
+        self.changed: dict[int, GateEntry | int | None] = {}
+        """By device: a changed entry, the slot of a removed one, or None for the whole table."""
         for tenant in tenants:
             self.put(tenant)
         self.changed.clear()
@@ -91,19 +90,19 @@ class TenantTables:
         entries = self._entries.setdefault(gpu, {})
         if entries.get(entry.slot) != entry:
             entries[entry.slot] = entry
-            self._note(gpu, entry)
+            self._record_change(gpu, entry)
 
     def clear(self, tenant: Tenant) -> None:
         """Remove the entry of a tenant."""
         gpu, slot = tenant.grant.gpu, tenant.grant.slot
         del self._entries[gpu][slot]
-        self._note(gpu, slot)
+        self._record_change(gpu, slot)
 
     def mark_all(self, gpu: int) -> None:
         """Mark the whole table of a device as changed."""
-        self._note(gpu, None)
+        self._record_change(gpu, None)
 
-    def _note(self, gpu: int, change: GateEntry | int | None) -> None:
+    def _record_change(self, gpu: int, change: GateEntry | int | None) -> None:
         """Record a change; a second change of a device in one turn marks its whole table."""
         if gpu >= 0:
             self.changed[gpu] = None if gpu in self.changed else change
@@ -113,9 +112,9 @@ class TenantTables:
 
         A full device gets its whole table: a journal of an older version may have more tenants than a table holds.
         """
-        said = [self._change(gpu, self.changed[gpu], turn, rules) for gpu in sorted(self.changed)]
+        actions = [self._change(gpu, self.changed[gpu], turn, rules) for gpu in sorted(self.changed)]
         self.changed.clear()
-        return said
+        return actions
 
     def _change(self, gpu: int, change: GateEntry | int | None, turn: int, rules: GateRules) -> Action:
         if change is None or len(self._entries.get(gpu, ())) >= ENTRIES_LIMIT:

@@ -15,7 +15,7 @@ Page: TypeAlias = Mapping[str, int | list[int]]
 """A tenant's gate page, by field name."""
 STRAY_NS: Final = 60 * SECOND_NS
 """A request that began longer ago than this belongs to a process that died, or is not an instant."""
-_MOST: Final = 1 << 56
+_MAX_INCREASE: Final = 1 << 56
 """Upper bound of the increase between two reads (two years in ns); a larger one is corrupt data."""
 _SUMS: Final = (
     *("requests_ended", "requests_over", "requests_sum_ns"),
@@ -58,7 +58,7 @@ class Windows:
         for occupant in occupants:
             page = pages.get(occupant.slot)
             if page is None or page["generation"] != occupant.generation:
-                tenants.append(_still(occupant))
+                tenants.append(_idle_window(occupant))
                 continue
             sums = after[occupant.slot] = _sums_of(page, occupant)
             tenants.append(_tenant_window(occupant, self._before.get(occupant.slot), sums, _oldest_ns(page, now)))
@@ -76,15 +76,15 @@ def _sums_of(page: Page, occupant: Occupant) -> _Sums:
 
 def _tenant_window(occupant: Occupant, before: _Sums | None, after: _Sums, oldest_ns: int) -> TenantWindow:
     """Return one tenant's window; a new tenant, or sums that shrank or leapt, begin an empty one."""
-    grown = [now - was for was, now in zip(before.counts, after.counts, strict=True)] if before else []
-    if before is None or before.generation != after.generation or min(grown) < 0 or max(grown) > _MOST:
-        return _still(occupant, oldest_ns)
-    ended, over, sum_ns, active_ns, device_ns, waited_ns, lost_ns = grown
-    latencies = _sparse(before.buckets, after.buckets) if ended else ()
+    increase = [now - was for was, now in zip(before.counts, after.counts, strict=True)] if before else []
+    if before is None or before.generation != after.generation or min(increase) < 0 or max(increase) > _MAX_INCREASE:
+        return _idle_window(occupant, oldest_ns)
+    ended, over, sum_ns, active_ns, device_ns, waited_ns, lost_ns = increase
+    latencies = _bucket_increase(before.buckets, after.buckets) if ended else ()
     if before.slo_ns != after.slo_ns:  # some were counted against the previous objective
         over = min(round(count_above(latencies, after.slo_ns)), ended)
     return msgspec.structs.replace(
-        _still(occupant, oldest_ns),
+        _idle_window(occupant, oldest_ns),
         requests=ended,
         over=over,
         sum_ns=sum_ns,
@@ -96,13 +96,13 @@ def _tenant_window(occupant: Occupant, before: _Sums | None, after: _Sums, oldes
     )
 
 
-def _still(occupant: Occupant, oldest_ns: int = 0) -> TenantWindow:
+def _idle_window(occupant: Occupant, oldest_ns: int = 0) -> TenantWindow:
     """Return a window without any activity."""
     slot, generation, online, slo_ns, priority, limit_ppm = occupant
     return TenantWindow(slot, generation, online, slo_ns, oldest_ns=oldest_ns, priority=priority, limit_ppm=limit_ppm)
 
 
-def _sparse(before: list[int], after: list[int]) -> Sparse:
+def _bucket_increase(before: list[int], after: list[int]) -> Sparse:
     """Return the increase of each bucket; buckets are 32-bit words that wrap around."""
     pairs = enumerate(zip(before, after, strict=True))
     return tuple((bucket, (now - was) % 2**32) for bucket, (was, now) in pairs if now != was)

@@ -139,7 +139,7 @@ def steady_result(case: SteadyCase, objective: int, recorded_windows: Sequence[S
         now_ns = tick * limits.period_ns
         window = drawn(library, ppm / 1e6, rng)
         moved = msgspec.structs.replace(window, begin_ns=now_ns - limits.period_ns, end_ns=now_ns)
-        adjustment = control.seen(moved, now_ns)
+        adjustment = control.on_window(moved, now_ns)
         ppm = ppm if adjustment is None else adjustment.online_ppm
         if now_ns >= SETTLING_NS:
             shares.append(ppm / 1e6)

@@ -75,7 +75,7 @@ class DiurnalSaver:
         self._last_save = now
         self._profiles.ahead_ns = self._clock_offset()
         self._learner.remember()
-        changes, known = self._profiles.changes, self._profiles.known()
+        changes, known = self._profiles.changes, self._profiles.profiles()
         if changes == self._saved_changes:
             return
 
@@ -95,7 +95,7 @@ class DiurnalSaver:
         if self._profiles.changes == self._saved_changes:
             return
         try:
-            self._file.write(self._profiles.known(), self._profiles.changes)
+            self._file.write(self._profiles.profiles(), self._profiles.changes)
         except (OSError, ValueError) as error:  # the rest of the node still has to be closed
             self._report_failure(error)
 

@@ -102,7 +102,7 @@ class ObjectiveMonitor:
             if windows is None:
                 windows = self._windows[gpu] = Windows(gpu, at_ns)
             window = windows.window(at_ns, occupants, self._pages(gpu, occupants))
-            adjustment = self._control.seen(window, at_ns, self._uses.get(gpu), self._programs.get(gpu))
+            adjustment = self._control.on_window(window, at_ns, self._uses.get(gpu), self._programs.get(gpu))
             if adjustment is not None:
                 self._post(OnlineShareProposed(adjustment))
 
@@ -146,7 +146,7 @@ class ObjectiveMonitor:
         self._windows = {gpu: windows for gpu, windows in self._windows.items() if gpu in self._occupants}
         for gpu in before - set(self._occupants):  # the next tenants must not be judged by the previous ones
             at_ns = self._clock()
-            self._control.seen(DeviceWindow(gpu, at_ns, at_ns), at_ns)
+            self._control.on_window(DeviceWindow(gpu, at_ns, at_ns), at_ns)
 
 
 def _program_of(tenant: Tenant) -> Program | None:

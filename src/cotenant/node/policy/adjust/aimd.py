@@ -27,23 +27,25 @@ class AimdParameters(Value, frozen=True):
 class Aimd:
     """The adjuster of one device."""
 
-    def __init__(self, limits: ControlLimits, online_ppm: int, pace: AimdParameters | None = None) -> None:
+    def __init__(self, limits: ControlLimits, online_ppm: int, parameters: AimdParameters | None = None) -> None:
         """Begin at the current online share."""
         self.online_ppm = online_ppm
         self._limits = limits
-        self._pace = pace or AimdParameters()
+        self._parameters = parameters or AimdParameters()
         self._why = "no window measured yet"
 
     def step(self, window: DeviceWindow, forecasts: Mapping[int, Forecast], now: Instant) -> AdjustDecision | None:
         """Halve the offline share after violations, else increase it."""
         del forecasts, now
         limits, promised = self._limits, [tenant for tenant in window.tenants if tenant.promised]
-        harmed = next((tenant for tenant in promised if self._is_harmed(tenant)), None)
-        if harmed is not None:
-            left_ppm = (limits.max_online_ppm - self.online_ppm) * self._pace.part_ppm // WHOLE_PPM
-            return self._to(limits.max_online_ppm - left_ppm, AdjustCause.VIOLATED, harmed)
-        seen = next((tenant for tenant in promised if tenant.requests), None)
-        return None if seen is None else self._to(self.online_ppm - self._pace.more_ppm, AdjustCause.HEADROOM, seen)
+        violated = next((tenant for tenant in promised if self._is_violated(tenant)), None)
+        if violated is not None:
+            offline_ppm = (limits.max_online_ppm - self.online_ppm) * self._parameters.part_ppm // WHOLE_PPM
+            return self._set_share(limits.max_online_ppm - offline_ppm, AdjustCause.VIOLATED, violated)
+        served = next((tenant for tenant in promised if tenant.requests), None)
+        if served is None:
+            return None
+        return self._set_share(self.online_ppm - self._parameters.more_ppm, AdjustCause.HEADROOM, served)
 
     def needs(self) -> dict[int, int]:
         """Return nothing: this policy estimates no needs."""
@@ -53,11 +55,11 @@ class Aimd:
         """Return the reason for the last change."""
         return self._why
 
-    def _is_harmed(self, tenant: TenantWindow) -> bool:
+    def _is_violated(self, tenant: TenantWindow) -> bool:
         allowed = tenant.requests * (WHOLE_PPM - self._limits.quantile_ppm)
         return tenant.over * WHOLE_PPM > allowed or tenant.oldest_ns > tenant.slo_ns
 
-    def _to(self, online_ppm: int, cause: AdjustCause, tenant: TenantWindow) -> AdjustDecision | None:
+    def _set_share(self, online_ppm: int, cause: AdjustCause, tenant: TenantWindow) -> AdjustDecision | None:
         online_ppm = min(max(online_ppm, self._limits.min_online_ppm), self._limits.max_online_ppm)
         if online_ppm == self.online_ppm:
             return None

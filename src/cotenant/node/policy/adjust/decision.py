@@ -11,7 +11,7 @@ from cotenant.units.instant import Instant
 
 
 class Forecast(NamedTuple):
-    """What is expected of a tenant in the next window."""
+    """The forecast load and share of a tenant in the next window."""
 
     load: Estimate | None = None
     """Number of requests."""

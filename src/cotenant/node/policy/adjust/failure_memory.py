@@ -1,7 +1,8 @@
 """Memory of online shares that failed at a load, and when a smaller one may be tried again.
 
-As CUBIC flattens around the window of its last loss: the share approaches the failed one by halves and then stays.
-After a wait it tries one small step below; the wait doubles with each failure. Failures at another load do not count.
+The share behaves as CUBIC's window, which flattens around the size of its last loss: it halves its distance to the
+failed share with each step and then stays. After a wait it tries one small step below; the wait doubles with each
+failure. Failures at another load do not count.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Final
 from cotenant.units.instant import SECOND_NS, Duration, Instant
 from cotenant.units.value import Value
 
-_REMEMBERED: Final = 16
-_DOUBLINGS: Final = 16
+_FAILURES_LIMIT: Final = 16
+_DOUBLINGS_LIMIT: Final = 16
 _WINDOWS: Final = 40
 """The load is a mean of this many windows: the fewer requests they have, the more it varies by chance."""
 
@@ -46,64 +47,65 @@ class _Failure:
 class FailureMemory:
     """The memory of one device."""
 
-    def __init__(self, caution: FailureMemoryParameters) -> None:
+    def __init__(self, parameters: FailureMemoryParameters) -> None:
         """Begin without failures."""
-        self._caution = caution
+        self._parameters = parameters
         self._failures: list[_Failure] = []
 
-    def fail(self, online_ppm: int, loads: Mapping[int, float], now: Instant) -> None:
+    def record(self, online_ppm: int, loads: Mapping[int, float], now: Instant) -> None:
         """Record that this share failed at these loads, by slot."""
-        failure = self._at(loads)
+        failure = self._failure_at(loads)
         if failure is None:
             failure = _Failure(loads)
-            self._failures = [*self._failures[1 - _REMEMBERED :], failure]
+            self._failures = [*self._failures[1 - _FAILURES_LIMIT :], failure]
         failure.ppm = online_ppm
         failure.failures += 1
-        failure.try_ns = now + self._patience(failure)
+        failure.try_ns = now + self._wait_ns(failure)
 
-    def forgive(self) -> None:
+    def clear(self) -> None:
         """Forget all failures because the conditions on the device changed."""
         self._failures.clear()
 
-    def is_known(self, loads: Mapping[int, float]) -> bool:
+    def has_failure(self, loads: Mapping[int, float]) -> bool:
         """Return whether a share failed at such loads."""
-        return self._at(loads) is not None
+        return self._failure_at(loads) is not None
 
-    def reached(
-        self, wanted_ppm: int, online_ppm: int, loads: Mapping[int, float], seen: float, now: Instant
+    def limit_decrease(
+        self, wanted_ppm: int, online_ppm: int, loads: Mapping[int, float], requests: float, now: Instant
     ) -> tuple[int, bool]:
         """Return how far the share may move towards the wanted one, and whether that is a new attempt."""
-        failure, margin_ppm = self._at(loads), self._caution.margin_ppm
+        failure, margin_ppm = self._failure_at(loads), self._parameters.margin_ppm
         if failure is None:
             return wanted_ppm, False
-        rest_ppm = failure.ppm + margin_ppm
-        if online_ppm > rest_ppm + margin_ppm:
-            return max(wanted_ppm, (online_ppm + rest_ppm) // 2), False
-        if now < failure.try_ns or seen < self._caution.proven or wanted_ppm >= online_ppm:
+        settled_ppm = failure.ppm + margin_ppm
+        if online_ppm > settled_ppm + margin_ppm:
+            return max(wanted_ppm, (online_ppm + settled_ppm) // 2), False
+        if now < failure.try_ns or requests < self._parameters.proven or wanted_ppm >= online_ppm:
             return online_ppm, False
         failure.ppm = max(wanted_ppm, online_ppm - 2 * margin_ppm)
-        failure.try_ns = now + self._patience(failure)
+        failure.try_ns = now + self._wait_ns(failure)
         return failure.ppm, True
 
     def why(self, loads: Mapping[int, float], now: Instant) -> str:
-        """Return what is remembered in words; empty: nothing."""
-        failure = self._at(loads)
+        """Describe the failure that is remembered for these loads; empty: none."""
+        failure = self._failure_at(loads)
         if failure is None:
             return ""
         wait_s = max(failure.try_ns - now, 0) / SECOND_NS
         return f"{failure.ppm / 10_000:.3g}% failed at this load; a smaller share is tried again in {wait_s:.0f}s"
 
-    def _patience(self, failure: _Failure) -> Duration:
-        return min(self._caution.wait_ns << min(max(failure.failures - 1, 0), _DOUBLINGS), self._caution.most_ns)
+    def _wait_ns(self, failure: _Failure) -> Duration:
+        doublings = min(max(failure.failures - 1, 0), _DOUBLINGS_LIMIT)
+        return min(self._parameters.wait_ns << doublings, self._parameters.most_ns)
 
-    def _at(self, loads: Mapping[int, float]) -> _Failure | None:
+    def _failure_at(self, loads: Mapping[int, float]) -> _Failure | None:
         """Return the latest failure at such loads."""
-        return next((failure for failure in reversed(self._failures) if self._is_same(failure.loads, loads)), None)
+        return next((failure for failure in reversed(self._failures) if self._is_same_load(failure.loads, loads)), None)
 
-    def _is_same(self, known: Mapping[int, float], loads: Mapping[int, float]) -> bool:
-        return known.keys() == loads.keys() and all(self._is_like(known[slot], loads[slot]) for slot in loads)
+    def _is_same_load(self, failed: Mapping[int, float], loads: Mapping[int, float]) -> bool:
+        return failed.keys() == loads.keys() and all(self._is_similar(failed[slot], loads[slot]) for slot in loads)
 
-    def _is_like(self, one: float, other: float) -> bool:
-        low, high = sorted((one, other))
-        chance = 3 / math.sqrt(max(low * _WINDOWS, 1.0))
-        return high <= max(low, 1 / _WINDOWS) * (self._caution.differs + chance)
+    def _is_similar(self, first: float, second: float) -> bool:
+        low, high = sorted((first, second))
+        random_variation = 3 / math.sqrt(max(low * _WINDOWS, 1.0))
+        return high <= max(low, 1 / _WINDOWS) * (self._parameters.differs + random_variation)

@@ -31,9 +31,9 @@ class FixedAdjuster:
     def step(self, window: DeviceWindow, forecasts: Mapping[int, Forecast], now: Instant) -> AdjustDecision | None:
         """Set the largest forecast need; the maximum for a tenant without a forecast."""
         del now
-        limits, known = self._limits, {tenant.slot: tenant for tenant in window.tenants if tenant.promised}
+        limits, promised = self._limits, {tenant.slot: tenant for tenant in window.tenants if tenant.promised}
         self._needs = {}
-        for slot in known:
+        for slot in promised:
             need = forecasts[slot].need_ppm if slot in forecasts else None
             need_ppm = limits.max_online_ppm if need is None else round(min(need.high, limits.max_online_ppm))
             self._needs[slot] = max(need_ppm, limits.min_online_ppm)
@@ -44,7 +44,7 @@ class FixedAdjuster:
         cause = AdjustCause.LOAD_INCREASED if online_ppm > self.online_ppm else AdjustCause.LOAD_DECREASED
         self.online_ppm = online_ppm
         self._why = "predicted need"
-        return AdjustDecision(online_ppm, cause, self._why, slot, known[slot].generation)
+        return AdjustDecision(online_ppm, cause, self._why, slot, promised[slot].generation)
 
     def needs(self) -> dict[int, int]:
         """Return the forecast need by slot, where the sum exceeds the device."""

@@ -26,8 +26,8 @@ class TailEstimate(NamedTuple):
     """A high quantile: its estimate and its upper confidence bound."""
 
     requests: float
-    likely_ns: float
-    hardly_ns: float
+    estimate_ns: float
+    upper_ns: float
 
 
 class Latencies:
@@ -79,12 +79,12 @@ class Latencies:
         counted = quantile_of(buckets, fraction)
         deviates = deviates_of(fraction)
         spread = max(math.log(shoulder / middle) / _SHOULDER_DEVIATES, _LEAST_SPREAD)
-        likely_ns = counted
+        estimate_ns = counted
         if self.requests * (1 - fraction) < _ENOUGH_ABOVE:
-            likely_ns = max(counted, middle * math.exp(spread * deviates))
-        spread = max(spread, math.log(max(likely_ns / middle, 1.0)) / deviates)
-        doubt = sure * spread * math.sqrt((1 + deviates * deviates / 2) * together / self.requests)
-        return TailEstimate(self.requests, likely_ns, likely_ns * math.exp(min(doubt, 5.0)))
+            estimate_ns = max(counted, middle * math.exp(spread * deviates))
+        spread = max(spread, math.log(max(estimate_ns / middle, 1.0)) / deviates)
+        uncertainty = sure * spread * math.sqrt((1 + deviates * deviates / 2) * together / self.requests)
+        return TailEstimate(self.requests, estimate_ns, estimate_ns * math.exp(min(uncertainty, 5.0)))
 
 
 def deviates_of(fraction: float) -> float:

@@ -81,8 +81,8 @@ class LatencyTracker:
     def __init__(self, tenant: TenantWindow, limits: ControlLimits, sense: TrackerParameters, now: Instant) -> None:
         """Begin without measurements."""
         self.slot, self.generation, self.priority = tenant.slot, tenant.generation, tenant.priority
-        self._aimed = (WHOLE_PPM - limits.headroom_ppm) / WHOLE_PPM
-        self.slo_ns, self.aim_ns = tenant.slo_ns, tenant.slo_ns * self._aimed
+        self._target_fraction = (WHOLE_PPM - limits.headroom_ppm) / WHOLE_PPM
+        self.slo_ns, self.target_ns = tenant.slo_ns, tenant.slo_ns * self._target_fraction
         self.fraction = limits.quantile_ppm / WHOLE_PPM
         self.age_ns: Duration = 0
         self.ended = 0
@@ -91,25 +91,25 @@ class LatencyTracker:
         self._rate = 0.0
         self.peak = 0.0
         self._short_demand = 0.0
-        self._full = 0
+        self._full_windows = 0
         self.evidence = 0.0
         self.load = 0.0
         self.forecast: Estimate | None = None
-        self.is_eased = False
+        self.load_decreased = False
         self.oldest_ns = 0
         self.last_ns = now
         self._sense = sense
-        self._seen = Latencies(sense.keep)
+        self._latencies = Latencies(sense.keep)
         self._recent = Latencies(0)
-        self._over = 0.0
-        self._latest = (0, 0)
-        self._together = sense.together
+        self._recent_over = 0.0
+        self._latest_counts = (0, 0)
+        self._misses_together = sense.together
         self._is_new = True
         miss = 1 - self.fraction
-        self._up = math.log(sense.harmed / sense.fine)
-        self._down = -math.log((1 - min(sense.harmed * miss, 0.99)) / (1 - sense.fine * miss))
+        self._miss_evidence = math.log(sense.harmed / sense.fine)
+        self._hit_evidence = -math.log((1 - min(sense.harmed * miss, 0.99)) / (1 - sense.fine * miss))
 
-    def take(self, tenant: TenantWindow, span_ns: Duration, now: Instant, *, counts: bool) -> None:
+    def add_window(self, tenant: TenantWindow, span_ns: Duration, now: Instant, *, counts: bool) -> None:
         """Add a window; `counts` is false for requests that began before the last change."""
         sense = self._sense
         weight = 1.0 if self._is_new else 1 - 0.5 ** (span_ns / 1e9)
@@ -121,58 +121,58 @@ class LatencyTracker:
         self.demand += weight * (min(tenant.device_ns / span_ns, 1.0) - self.demand)
         self._rate += weight * (tenant.requests - self._rate)
         self._follow_peak(min(tenant.device_ns / span_ns, 1.0), span_ns)
-        self._full = self._full + 1 if tenant.active_ns >= _FULL * span_ns else 0
+        self._full_windows = self._full_windows + 1 if tenant.active_ns >= _FULL * span_ns else 0
         self.oldest_ns = tenant.oldest_ns
-        self._latest = (self._latest[1], tenant.requests)
+        self._latest_counts = (self._latest_counts[1], tenant.requests)
         fade = 0.5 ** (span_ns / sense.recent_ns)
         self._recent.fade(fade)
-        self._over *= fade
+        self._recent_over *= fade
         self._recent.add(tenant.latencies)
-        self._over += tenant.over
+        self._recent_over += tenant.over
         if tenant.requests or tenant.oldest_ns:
             self.last_ns = now
         if counts:
-            self._seen.fade(0.5 ** (span_ns / sense.half_life_ns))
-            self._seen.add(tenant.latencies)
-            well = max(tenant.requests - tenant.over, 0)
-            more = (tenant.over * self._up - well * self._down) / self._together
-            self.evidence = max(self.evidence + more, -sense.credit)
+            self._latencies.fade(0.5 ** (span_ns / sense.half_life_ns))
+            self._latencies.add(tenant.latencies)
+            met = max(tenant.requests - tenant.over, 0)
+            evidence = (tenant.over * self._miss_evidence - met * self._hit_evidence) / self._misses_together
+            self.evidence = max(self.evidence + evidence, -sense.credit)
             if tenant.over:
-                most = min(float(tenant.over), sense.together_most)
-                self._together += 0.1 * (most - self._together)
+                misses = min(float(tenant.over), sense.together_most)
+                self._misses_together += 0.1 * (misses - self._misses_together)
 
     def _follow_peak(self, demand: float, span_ns: Duration) -> None:
         """Update the recent peak of the device demand."""
         self._short_demand += (demand - self._short_demand) * (1 - 0.5 ** (span_ns / self._sense.moment_ns))
-        faded = (self.peak - self.demand) * 0.5 ** (span_ns / self._sense.peak_ns)
-        self.peak = max(self._short_demand, self.demand + max(faded, 0.0))
+        excess = (self.peak - self.demand) * 0.5 ** (span_ns / self._sense.peak_ns)
+        self.peak = max(self._short_demand, self.demand + max(excess, 0.0))
 
-    def expect(self, load: Estimate | None, span_ns: Duration) -> None:
+    def set_forecast(self, load: Estimate | None, span_ns: Duration) -> None:
         """Set the forecast of the next window; after a large decrease, earlier measurements are dropped."""
         self.forecast = load
         if load is None:
             return
         self.load = self.load or load.point
         if load.high * self._sense.differs < self.load:
-            self.begin_anew()
+            self.reset()
             self.load = load.point
-            self.is_eased = True
+            self.load_decreased = True
         self.load += (load.point - self.load) * (1 - 0.5 ** (span_ns / self._sense.load_ns))
 
     def growth(self, expected: Estimate | None) -> float:
         """Return the expected or observed increase of the load as a factor; 1: none."""
         if not self.load:
             return 1.0
-        most = self._latest[1] / self.load if self.is_flooded() else 1.0
+        factor = self._latest_counts[1] / self.load if self.is_flooded() else 1.0
         if self.forecast is not None and self.forecast.low > self._sense.differs * self.load:
-            most = self.forecast.point / self.load
+            factor = self.forecast.point / self.load
         if expected is not None:
             spread = self._sense.surprise * (expected.high - expected.point) / _SURE
-            for requests, windows in ((self._latest[1], 1), (sum(self._latest), 2)):
+            for requests, windows in ((self._latest_counts[1], 1), (sum(self._latest_counts), 2)):
                 if requests > windows * expected.point + spread * math.sqrt(2) + 1:
-                    surely = requests - _SURE * math.sqrt(requests)
-                    most = max(most, surely / windows / self.load)
-        return most
+                    certain = requests - _SURE * math.sqrt(requests)
+                    factor = max(factor, certain / windows / self.load)
+        return factor
 
     def active_with(self, growth: float) -> float:
         """Return the active fraction of the time with this multiple of the load at the current share."""
@@ -181,31 +181,31 @@ class LatencyTracker:
     def is_flooded(self) -> bool:
         """Return whether the tenant is always active with far more requests than its load: a burst."""
         usual = self.load + 4 * math.sqrt(self.load) + 3
-        return self._full > 0 and self._latest[1] >= max(2 * self.load, usual)
+        return self._full_windows > 0 and self._latest_counts[1] >= max(2 * self.load, usual)
 
     def is_surging(self) -> bool:
-        """Return whether more requests ended than the load explains: violations then say nothing about it."""
+        """Return whether more requests ended than the load explains; violations then do not count against the share."""
         usual = 2 * self.load
-        return sum(self._latest) > usual + 3 * math.sqrt(usual) + 1
+        return sum(self._latest_counts) > usual + 3 * math.sqrt(usual) + 1
 
-    def aim_at(self, slo_ns: Duration) -> None:
+    def set_objective(self, slo_ns: Duration) -> None:
         """Set another objective; the latencies stay, the evidence of violations restarts."""
-        self.slo_ns, self.aim_ns = slo_ns, slo_ns * self._aimed
+        self.slo_ns, self.target_ns = slo_ns, slo_ns * self._target_fraction
         self.evidence = 0.0
-        self._over = self._recent.above(slo_ns)
-        self._together = self._sense.together
+        self._recent_over = self._recent.above(slo_ns)
+        self._misses_together = self._sense.together
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Drop the measurements after a change of the share."""
-        self._seen.clear()
+        self._latencies.clear()
         self._recent.clear()
-        self._over = 0.0
+        self._recent_over = 0.0
         self.evidence = 0.0
 
     @property
     def requests(self) -> float:
         """Number of requests measured since the last change."""
-        return self._seen.requests
+        return self._latencies.requests
 
     def is_quiet(self, now: Instant) -> bool:
         """Return whether the tenant has been idle for so long that it is ignored."""
@@ -218,38 +218,38 @@ class LatencyTracker:
         """Return whether a request does not end; one whose end was never reported does not count."""
         return self._sense.stuck * self.slo_ns < self.oldest_ns < self._sense.lost * self.slo_ns
 
-    def is_harmed(self) -> bool:
+    def is_violated(self) -> bool:
         """Return whether the objective is violated beyond chance."""
-        pending = self._up if self._is_pending() else 0.0
-        return self.is_stuck() or self.evidence + pending / self._together >= self._sense.alarm
+        pending = self._miss_evidence if self._is_pending() else 0.0
+        return self.is_stuck() or self.evidence + pending / self._misses_together >= self._sense.alarm
 
-    def is_grave(self) -> bool:
+    def is_severe(self) -> bool:
         """Return whether a violation is too severe for a small step."""
         requests = max(self._recent.requests, 1.0)
-        many = self._over >= self._sense.grave_requests and self._over >= self._sense.grave * requests
+        many = self._recent_over >= self._sense.grave_requests and self._recent_over >= self._sense.grave * requests
         return many or self.is_stuck()
 
     def is_saturated(self) -> bool:
         """Return whether it has long been always active and a request waits longer than usual."""
-        usual_ns = self._seen.quantile(self.fraction)
+        usual_ns = self._latencies.quantile(self.fraction)
         waits = self.oldest_ns > max(_LATE * usual_ns, _WAITS * self.slo_ns)
-        return self._full > 2 and waits and not self.oldest_ns >= self._sense.lost * self.slo_ns
+        return self._full_windows > 2 and waits and not self.oldest_ns >= self._sense.lost * self.slo_ns
 
     def is_near(self) -> bool:
         """Return whether more requests than allowed exceed the target, beyond chance."""
-        may = (1 - self.fraction) * self.requests
-        return self._seen.above(self.aim_ns) > max(may + 2 * math.sqrt(may) + 1, 4.0)
+        allowed = (1 - self.fraction) * self.requests
+        return self._latencies.above(self.target_ns) > max(allowed + 2 * math.sqrt(allowed) + 1, 4.0)
 
     def is_calm(self) -> bool:
         """Return whether no more requests than allowed missed the objective recently."""
-        may = max((1 - self.fraction) * self._recent.requests, 0.5)
-        return self.evidence <= 0 and self._over <= may and not self._is_pending()
+        allowed = max((1 - self.fraction) * self._recent.requests, 0.5)
+        return self.evidence <= 0 and self._recent_over <= allowed and not self._is_pending()
 
-    def fare(self) -> LatencyAssessment:
-        """Return the assessment."""
-        tail = self._seen.tail(self.fraction, self._sense.sure, self._together)
+    def assess(self) -> LatencyAssessment:
+        """Return the tail latency since the last change of the share, and its ratios to the target."""
+        tail = self._latencies.tail(self.fraction, self._sense.sure, self._misses_together)
         recent_ns = max(self._recent.quantile(self.fraction), self.oldest_ns if self.is_stuck() else 0)
-        return LatencyAssessment(tail, tail.hardly_ns / self.aim_ns, recent_ns / self.aim_ns)
+        return LatencyAssessment(tail, tail.upper_ns / self.target_ns, recent_ns / self.target_ns)
 
     def need(self, online_ppm: int, ratio: float, growth: float = 1.0) -> float:
         """Return the share at which the tail would equal the target, from its current ratio and load growth.

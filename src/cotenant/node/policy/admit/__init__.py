@@ -1,4 +1,4 @@
-"""Admission policies of the node: each one decides whether a tenant's promises fit on a device."""
+"""Admission policies of the node: each one decides whether a tenant's reservation fits on a device."""
 
 from __future__ import annotations
 

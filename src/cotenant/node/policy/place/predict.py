@@ -22,8 +22,8 @@ def score(before: SharingForecast, after: SharingForecast) -> DeviceScore:
     gain = after.goodput - before.goodput
     needs = f"{after.needs_ppm / 10_000:.0f}% needed for latency objectives; " if after.needs_ppm else ""
     parts = [f"{name} {value:.2f}" for name, value in (("online", after.online), ("offline", after.offline)) if value]
-    crowded = -(-after.needs_ppm // _SHORT_STEP_PPM)
-    short = -(-shortfall_ppm // _SHORT_STEP_PPM)
-    gained = round(gain / _GOODPUT_STEP)
-    cost = (short, crowded, -gained) if after.needs_ppm > before.needs_ppm else (short, -gained, crowded)
+    needed = -(-after.needs_ppm // _SHORT_STEP_PPM)
+    missing = -(-shortfall_ppm // _SHORT_STEP_PPM)
+    gained_steps = round(gain / _GOODPUT_STEP)
+    cost = (missing, needed, -gained_steps) if after.needs_ppm > before.needs_ppm else (missing, -gained_steps, needed)
     return DeviceScore(cost, f"goodput {gain:+.2f} ({needs}{', '.join(parts) or 'none'} on this GPU)", after.short_ppm)

@@ -194,10 +194,10 @@ _OTHERS: Final = (
 
 CLASSES: Final = (*_SIGNALS, *_CUDA, *_XIDS, *_OTHERS)
 
-_BY_CODE: Final = {(one.source, code): one for one in CLASSES for code in one.codes}
-_OTHERWISE: Final = {one.source: one for one in CLASSES if not one.codes}
+_BY_CODE: Final = {(error_class.source, code): error_class for error_class in CLASSES for code in error_class.codes}
+_DEFAULTS: Final = {error_class.source: error_class for error_class in CLASSES if not error_class.codes}
 
 
 def classify(source: Source, code: int) -> ErrorClass:
     """Return the class of this error."""
-    return _BY_CODE.get((source, code)) or _OTHERWISE[source]
+    return _BY_CODE.get((source, code)) or _DEFAULTS[source]

@@ -30,15 +30,15 @@ class SampleLevel(enum.IntEnum):
     """Online and offline tenants are present and the online ones are harmed."""
 
 
-def judge(sample: GpuSample, limits: ProtectLimits) -> tuple[SampleLevel, str]:
+def assess(sample: GpuSample, limits: ProtectLimits) -> tuple[SampleLevel, str]:
     """Return the severity of the worst metric and its description; a value that is not reported (-1) is calm."""
-    found = [_memory(sample, limits), _clock(sample, limits), _saturation(sample, limits)]
-    return max(found, key=lambda one: one[0])
+    assessments = [_memory(sample, limits), _clock(sample, limits), _saturation(sample, limits)]
+    return max(assessments, key=lambda assessment: assessment[0])
 
 
 def observe(watch: GpuWatch, sample: GpuSample, limits: ProtectLimits, now: Instant) -> GpuWatch:
     """Return the state of a device after one more sample."""
-    level, why = judge(sample, limits)
+    level, why = assess(sample, limits)
     if watch.health is Health.DISABLED:
         return watch
     if watch.health is Health.OVERLIMIT:
@@ -50,15 +50,15 @@ def observe(watch: GpuWatch, sample: GpuSample, limits: ProtectLimits, now: Inst
 
 def disabled(watch: GpuWatch, why: str, now: Instant) -> GpuWatch:
     """Return the state of a device that is not available; a second call changes nothing."""
-    return watch if watch.health is Health.DISABLED else _move(watch, Health.DISABLED, why, now)
+    return watch if watch.health is Health.DISABLED else _with_health(watch, Health.DISABLED, why, now)
 
 
 def recovered(watch: GpuWatch, now: Instant) -> GpuWatch:
     """Return the state of a device that responds again: Init, with its eviction history."""
-    return _move(watch, Health.INIT, "it responds again", now) if watch.health is Health.DISABLED else watch
+    return _with_health(watch, Health.INIT, "it responds again", now) if watch.health is Health.DISABLED else watch
 
 
-def _move(watch: GpuWatch, health: Health, why: str, now: Instant) -> GpuWatch:
+def _with_health(watch: GpuWatch, health: Health, why: str, now: Instant) -> GpuWatch:
     return msgspec.structs.replace(watch, health=health, since_ns=now, why=why, breaches=0, calm=0, until_ns=NEVER)
 
 
@@ -66,10 +66,10 @@ def _in_healthy(watch: GpuWatch, level: SampleLevel, why: str, limits: ProtectLi
     """Init and Healthy: degrade after consecutive high samples; Init becomes Healthy after good samples."""
     if level >= SampleLevel.HIGH:
         if watch.breaches + 1 >= limits.samples:
-            return _move(watch, Health.UNHEALTHY, why, now)
+            return _with_health(watch, Health.UNHEALTHY, why, now)
         return msgspec.structs.replace(watch, breaches=watch.breaches + 1, calm=0)
     if watch.health is Health.INIT and watch.calm + 1 >= limits.init_samples:
-        return _move(watch, Health.HEALTHY, "its first samples are below all thresholds", now)
+        return _with_health(watch, Health.HEALTHY, "its first samples are below all thresholds", now)
     calm = watch.calm + 1 if watch.health is Health.INIT else 0
     return msgspec.structs.replace(watch, breaches=0, calm=calm)
 
@@ -83,25 +83,25 @@ def _in_unhealthy(watch: GpuWatch, level: SampleLevel, why: str, limits: Protect
     if level is not SampleLevel.CALM:
         return msgspec.structs.replace(watch, breaches=0, calm=0)
     if watch.calm + 1 >= limits.calm_samples:
-        return _move(watch, Health.HEALTHY, "below all thresholds again", now)
+        return _with_health(watch, Health.HEALTHY, "below all thresholds again", now)
     return msgspec.structs.replace(watch, breaches=0, calm=watch.calm + 1)
 
 
 def _overlimit(watch: GpuWatch, why: str, limits: ProtectLimits, now: Instant) -> GpuWatch:
     """Begin Overlimit, with a longer back-off for each recent one."""
-    lately = [at for at in watch.evictions if now - at <= limits.backoff_window_ns]
-    evictions = (*lately, now)[-EVICTIONS_LIMIT:]
+    recent = [instant for instant in watch.evictions if now - instant <= limits.backoff_window_ns]
+    evictions = (*recent, now)[-EVICTIONS_LIMIT:]
     wait_ns = delay_ns(len(evictions), limits.backoff_ns, limits.backoff_cap_ns)
     reason = f"{why}; no offline tenants for at least {format_duration(wait_ns)}"
-    moved = _move(watch, Health.OVERLIMIT, reason, now)
-    return msgspec.structs.replace(moved, evictions=evictions, until_ns=now + wait_ns)
+    overlimit = _with_health(watch, Health.OVERLIMIT, reason, now)
+    return msgspec.structs.replace(overlimit, evictions=evictions, until_ns=now + wait_ns)
 
 
 def _in_overlimit(watch: GpuWatch, level: SampleLevel, limits: ProtectLimits, now: Instant) -> GpuWatch:
     """Overlimit: return to Unhealthy after the back-off and enough samples below the limit."""
     calm = 0 if level is SampleLevel.OVER else min(watch.calm + 1, limits.calm_samples)
     if now >= watch.until_ns and calm >= limits.calm_samples:
-        return _move(watch, Health.UNHEALTHY, "the back-off is over", now)
+        return _with_health(watch, Health.UNHEALTHY, "the back-off is over", now)
     return msgspec.structs.replace(watch, calm=calm)
 
 

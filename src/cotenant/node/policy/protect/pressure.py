@@ -25,22 +25,21 @@ def victims(candidates: Sequence[Candidate], needed_bytes: int) -> list[int] | N
     """Return the slots that give up memory, in order; None: all together would not suffice.
 
     No tenant is chosen without need. A tenant that has run longer has more to lose; of two that joined at the same
-    instant,
-    one that can be suspended goes first.
+    instant, one that can be suspended goes first.
     """
-    offline = [one for one in candidates if one.kind is Kind.OFFLINE and one.held_bytes > 0]
-    offline.sort(key=lambda one: (-one.priority, -one.joined_ns, one.mode is OnPressure.EVICT, one.slot))
+    offline = [tenant for tenant in candidates if tenant.kind is Kind.OFFLINE and tenant.held_bytes > 0]
+    offline.sort(key=lambda tenant: (-tenant.priority, -tenant.joined_ns, tenant.mode is OnPressure.EVICT, tenant.slot))
     chosen: list[Candidate] = []
     freed_bytes = 0
-    for one in offline:
+    for tenant in offline:
         if freed_bytes >= needed_bytes:
             break
-        chosen.append(one)
-        freed_bytes += one.held_bytes
+        chosen.append(tenant)
+        freed_bytes += tenant.held_bytes
     if freed_bytes < needed_bytes:
         return None
-    for one in reversed(chosen.copy()):  # a later one may free enough to spare an earlier one; spare the best first
-        if freed_bytes - one.held_bytes >= needed_bytes:
-            chosen.remove(one)
-            freed_bytes -= one.held_bytes
-    return [one.slot for one in chosen]
+    for tenant in reversed(chosen.copy()):  # a later one may free enough to spare an earlier one; spare the best first
+        if freed_bytes - tenant.held_bytes >= needed_bytes:
+            chosen.remove(tenant)
+            freed_bytes -= tenant.held_bytes
+    return [tenant.slot for tenant in chosen]
