@@ -56,19 +56,19 @@ def test_no_program_is_faster_than_alone_and_no_gpu_exceeds_its_capacity(load: f
 
 @settings(max_examples=examples(15, 500))
 @given(load=st.floats(0.0, 0.5), shares=st.tuples(PARTS, PARTS))
-def test_a_larger_part_never_slows_a_training_that_has_the_bandwidth(load: float, shares: tuple[float, float]) -> None:
+def test_larger_share_never_slows_a_training_within_bandwidth(load: float, shares: tuple[float, float]) -> None:
     low, high = sorted(shares)
     assert (together(0.0, low).rate <= together(0.0, high).rate + 1e-5).all()
     assert (together(load, low).rate <= together(0.0, low).rate + 1e-5).all()
 
 
-def test_no_part_is_no_training() -> None:
+def test_training_without_sms_does_not_run() -> None:
     reported = together(0.5, 0.0)
     assert not reported.rate.any()
     assert (reported.slowdown == 1).all()
 
 
-def test_a_training_on_a_part_is_as_fast_as_was_measured_there() -> None:
+def test_training_on_a_share_has_the_measured_speed() -> None:
     absent = np.full(len(TRAININGS), ABSENT)
     for place in range(5):
         share = np.array([row.shares[place] for row in TRAININGS])
@@ -77,13 +77,13 @@ def test_a_training_on_a_part_is_as_fast_as_was_measured_there() -> None:
         assert np.abs(reported.rate - measured).max() < 0.05  # steps of a twentieth, and slices of a seventh
 
 
-def test_without_parts_a_service_waits_for_kernels_about_as_long_as_was_measured() -> None:
+def test_mps_service_slowdown_is_near_the_measured_one() -> None:
     """Orion measured ResNet-50 (4 images) beside its training (32) under MPS: p50 64 ms, its kernels take 6.5.
 
     Here beside each other are what comes nearest to them: many times as slow, where a part of the SMs costs little.
     """
-    service = next(place for place, row in enumerate(SERVICES) if row.name == "resnet101-b8")
-    training = next(place for place, row in enumerate(TRAININGS) if row.name == "resnet-b512")
+    service = next(index for index, row in enumerate(SERVICES) if row.name == "resnet101-b8")
+    training = next(index for index, row in enumerate(TRAININGS) if row.name == "resnet-b512")
     one, load = np.array([service]), np.array([0.2])
     mps = TRUTH.evaluate(one, load, np.array([training]), np.ones(1), "mps").slowdown[0]
     parts = TRUTH.evaluate(one, load, np.array([training]), np.full(1, 0.5), "space").slowdown[0]
@@ -91,19 +91,19 @@ def test_without_parts_a_service_waits_for_kernels_about_as_long_as_was_measured
     assert parts < 1.2
 
 
-def test_an_unknown_way_is_named() -> None:
+def test_unknown_sharing_mode_is_rejected() -> None:
     with pytest.raises(InvariantError, match="sideways"):
         together(0.5, 0.5, "sideways")
 
 
 @pytest.mark.skipif(not (DATA / "gavel").is_dir(), reason="needs the data sets: set COTENANT_DATA")
-def test_trainings_that_take_time_slices_are_as_fast_as_gavel_measured_in_the_mean() -> None:
+def test_mean_speed_under_time_slices_matches_gavel() -> None:
     """Other trainings and another way to know them: what is compared is the mean over all pairs."""
     pairs = read_pairs((DATA / "gavel" / "pairs_simulation_throughputs.csv.gz").read_bytes(), "gavel").pairs
     measured = [1 / slower for pair in pairs if pair.gpu == "v100" for slower in pair.slowdowns]
     busy = np.array([row.busy for row in TRAININGS])
     both = ColocationModel(
-        tuple(Service(one.name, one.use, 0, 0) for one in TRUTH.trainings),
+        tuple(Service(training.name, training.use, 0, 0) for training in TRUTH.trainings),
         TRUTH.trainings,
         np.ones((2 * len(busy), 21)),
         [0.0] * (2 * len(busy)),

@@ -112,7 +112,7 @@ STARTED = ClusterStarted(ClusterSettings(SECOND, 10 * SECOND, 5 * SECOND), "test
 
 @given(st.lists(st.tuples(events, st.sampled_from([0, SECOND, 20 * SECOND])), max_size=25))
 @settings(max_examples=examples(60, 5000))
-def test_whatever_is_said_the_machine_lives_and_its_story_brings_it_back(said: list[tuple[ClusterEvent, int]]) -> None:
+def test_arbitrary_events_keep_invariants_and_replay_restores_the_state(said: list[tuple[ClusterEvent, int]]) -> None:
     machine = ClusterMachine()
     now = SECOND
     turns = [ClusterTurn(now, STARTED, machine.handle(STARTED, now=now))]

@@ -36,7 +36,7 @@ def assert_is_one(found: Matching, weight: Any, jobs: Any, gpus: Any) -> None:
 
 
 @given(st.integers(0, 2**32), counts, counts)
-def test_a_matching_is_near_the_optimum_and_its_bound_above_it(seed: int, jobs: list[int], gpus: list[int]) -> None:
+def test_matching_is_near_the_optimum_and_below_its_bound(seed: int, jobs: list[int], gpus: list[int]) -> None:
     weight = table(seed, len(jobs), len(gpus))
     found = match(weight, jobs, gpus)
     assert_is_one(found, weight, np.array(jobs), np.array(gpus))
@@ -46,9 +46,7 @@ def test_a_matching_is_near_the_optimum_and_its_bound_above_it(seed: int, jobs: 
 
 
 @given(st.integers(0, 2**32), counts, counts)
-def test_to_begin_with_the_prices_of_another_round_changes_no_promise(
-    seed: int, jobs: list[int], gpus: list[int]
-) -> None:
+def test_prices_of_another_round_keep_the_gap(seed: int, jobs: list[int], gpus: list[int]) -> None:
     weight = table(seed, len(jobs), len(gpus))
     before = match(table(seed + 1, len(jobs), len(gpus)), jobs, gpus)
     found = match(weight, jobs, gpus, price=before.price)
@@ -58,7 +56,7 @@ def test_to_begin_with_the_prices_of_another_round_changes_no_promise(
 
 
 @given(st.integers(0, 2**32), st.integers(0, 80), st.integers(0, 80))
-def test_where_no_two_are_alike_the_bound_still_holds(seed: int, jobs: int, gpus: int) -> None:
+def test_bound_holds_for_distinct_jobs_and_gpus(seed: int, jobs: int, gpus: int) -> None:
     weight = table(seed, jobs, gpus)
     found = match_distinct(lambda begin, end: weight[begin:end], jobs, gpus, table_limit=0)
     ones = np.ones(jobs, int), np.ones(gpus, int)
@@ -68,7 +66,7 @@ def test_where_no_two_are_alike_the_bound_still_holds(seed: int, jobs: int, gpus
     assert best * 0.99 - 1e-3 <= found.value <= best + 1e-3
 
 
-def test_a_table_that_is_never_held_is_matched_nearly_as_well() -> None:
+def test_matching_without_the_whole_table_is_near_the_optimum() -> None:
     """Larger than the sample and the candidates; jobs that are nearly alike want the same GPUs."""
     rng = np.random.default_rng(3)
     need, offer, shy = rng.random(700), rng.random(900), rng.random(900)
@@ -79,14 +77,14 @@ def test_a_table_that_is_never_held_is_matched_nearly_as_well() -> None:
     assert found.part >= 0.99
 
 
-def test_the_same_twice_gives_the_same() -> None:
+def test_matching_is_deterministic() -> None:
     weight = table(7, 40, 90)
     one, other = (match(weight, np.full(40, 9), np.full(90, 4)) for _ in range(2))
     assert np.array_equal(one.pairs, other.pairs)
     assert one.value == other.value
 
 
-def test_tables_whose_sizes_disagree_are_refused() -> None:
+def test_tables_of_different_sizes_are_rejected() -> None:
     one: Any = np.ones(1, np.int32)
     price: Any = np.zeros(1, np.float32)
     given: tuple[tuple[Any, Any, Any], ...] = (

@@ -12,7 +12,7 @@ from tests.support.cluster_steps import ClusterScript, runs, settings, starts
 LARGEST = (1 << 63) - 1
 
 
-def test_a_node_cannot_use_up_the_numbers_of_attempts() -> None:
+def test_node_cannot_exhaust_attempt_numbers() -> None:
     story = ClusterScript()
     story.join("a")
     mad = Attempt("x", LARGEST)
@@ -27,7 +27,7 @@ def test_a_node_cannot_use_up_the_numbers_of_attempts() -> None:
 
 
 @pytest.mark.parametrize("is_heard_again", [False, True])
-def test_a_lease_that_is_shorter_from_now_on_ends_none_that_was_given_before(is_heard_again: bool) -> None:
+def test_shorter_lease_does_not_end_earlier_leases(is_heard_again: bool) -> None:
     story = ClusterScript()  # 20 s and 5 s
     story.join("a")
     story.submit("job")
@@ -53,7 +53,7 @@ def test_a_lease_that_is_shorter_from_now_on_ends_none_that_was_given_before(is_
     assert placed == {"job": ("b", (0,))}
 
 
-def test_what_jobs_say_is_bounded_and_those_that_are_over_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_of_jobs_is_bounded_and_finished_jobs_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_jobs, "TEXT_LIMIT", 1000)
     story = ClusterScript()
 

@@ -26,7 +26,7 @@ def next_start(story: ClusterScript) -> StartJob:
     raise AssertionError("it is never started again")
 
 
-def test_a_job_that_its_node_makes_leave_waits_longer_each_time_and_not_after_a_long_run() -> None:
+def test_pause_after_eviction_doubles_and_resets_after_a_long_run() -> None:
     story = ClusterScript(round_ns=1_000_000_000)
     story.join("a")
     story.submit("job")
@@ -39,7 +39,7 @@ def test_a_job_that_its_node_makes_leave_waits_longer_each_time_and_not_after_a_
     assert [round(one, -1) for one in waited] == [30, 60, 120, 240, 480, 600, 600, 30, 60]
 
 
-def test_how_often_it_had_to_leave_is_kept_in_a_snapshot() -> None:
+def test_snapshot_keeps_the_number_of_evictions() -> None:
     story = ClusterScript(round_ns=1_000_000_000)
     story.join("a")
     story.submit("job")

@@ -92,7 +92,7 @@ def could_still_go(name: str, one: Round, planned: RoundPlan) -> list[int]:
 @pytest.mark.parametrize("name", ROUNDS)
 @settings(max_examples=examples(25, 2000))
 @given(one=rounds())
-def test_a_plan_can_be_carried_out_and_leaves_no_job_without_reason(name: str, one: Round) -> None:
+def test_plan_is_valid_and_places_every_job_that_fits(name: str, one: Round) -> None:
     planned = ROUNDS[name].plan(one)
     assert_can_be(name, one, planned)
     if not (name == "match" and one.price is not None):  # prices of another world may keep the last few apart
@@ -102,7 +102,7 @@ def test_a_plan_can_be_carried_out_and_leaves_no_job_without_reason(name: str, o
 
 @settings(max_examples=examples(40, 2000))
 @given(rounds(gangs=False))
-def test_single_jobs_of_a_priority_are_worth_nearly_the_most_there_is(one: Round) -> None:
+def test_weight_of_single_jobs_is_near_the_optimum(one: Round) -> None:
     still = np.zeros_like(one.jobs.priority)
     one = one._replace(
         jobs=one.jobs._replace(priority=still, now=still, priority_factor=still + 1, waited_ns=still),
@@ -120,7 +120,7 @@ def test_single_jobs_of_a_priority_are_worth_nearly_the_most_there_is(one: Round
 
 @settings(max_examples=examples(25, 2000))
 @given(rounds())
-def test_higher_priorities_are_placed_as_if_lower_ones_were_absent(one: Round) -> None:
+def test_lower_priorities_do_not_affect_higher_ones(one: Round) -> None:
     one = one._replace(jobs=one.jobs._replace(now=np.zeros_like(one.jobs.now)), price=None)
     top = one.jobs.priority.max(initial=0)
     alone = np.flatnonzero(one.jobs.priority == top)
@@ -131,20 +131,20 @@ def test_higher_priorities_are_placed_as_if_lower_ones_were_absent(one: Round) -
         assert {job: gpus for job, gpus in both.items() if one.jobs.priority[job] == top} == only
 
 
-def test_who_runs_is_moved_only_for_more_than_the_cost_of_it() -> None:
+def test_running_job_moves_only_for_more_than_the_cost() -> None:
     one = round_of([[0.5, 0.65]], [0], [1], moves=4)
     for now, moves in ((0.5, True), (0.6, False)):
         running = one._replace(jobs=one.jobs._replace(now=np.array([now], np.float32)))
         assert [pairing.gpus for pairing in ROUNDS["match"].plan(running).pairings] == ([(0,)] if moves else [])
 
 
-def test_who_waits_comes_before_who_would_gain_less_by_a_move() -> None:
+def test_waiting_job_precedes_a_move_with_a_smaller_gain() -> None:
     one = round_of([[0.9], [0.4]], [0, 1], [0], moves=4)
     one = one._replace(jobs=one.jobs._replace(now=np.array([0.5, 0], np.float32)))
     assert [pairing.job for pairing in ROUNDS["match"].plan(one).pairings] == [1]
 
 
-def test_a_lift_decides_between_jobs_for_the_same_gpu_and_not_where_there_is_room_for_all() -> None:
+def test_priority_factor_decides_only_between_jobs_for_the_same_gpu() -> None:
     weight = [[0.9, 0.2], [0.8, 0.7]]
     lifted = np.array([1, 2], np.float32)
     scarce, ample = (round_of(weight, [0, 1], kinds) for kinds in ([0], [0, 1]))
@@ -156,14 +156,14 @@ def test_a_lift_decides_between_jobs_for_the_same_gpu_and_not_where_there_is_roo
         assert [{pairing.job: pairing.gpus for pairing in plan.pairings} for plan in plans] == [without, with_it]
 
 
-def test_a_job_of_several_gpus_takes_the_node_that_others_miss_least() -> None:
+def test_gang_takes_the_node_with_the_lowest_prices() -> None:
     # Two nodes will do alike for it; the price says that GPUs of kind 1 are wanted by others.
     one = round_of([[0.8, 0.8]], [0], [1, 1, 0, 0], node=[0, 0, 1, 1], gpus=[2], price=np.array([0, 0.5], np.float32))
     assert ROUNDS["match"].plan(one).pairings[0].gpus == (2, 3)
     assert ROUNDS["match"].plan(one._replace(price=None)).pairings[0].gpus == (0, 1)
 
 
-def test_what_is_free_is_kept_for_a_large_job_that_waited_long_and_could_ever_go_there() -> None:
+def test_node_is_reserved_for_a_gang_that_waited_long() -> None:
     hours = 3_600_000_000_000
     for waited, sizes, kept in (
         (31 * hours, [4, 2], True),
@@ -182,7 +182,7 @@ def test_what_is_free_is_kept_for_a_large_job_that_waited_long_and_could_ever_go
         assert placed == ({1: (2,)} if kept else {1: (2,), 2: (0,), 3: (1,)})
 
 
-def test_each_baseline_chooses_by_its_rule() -> None:
+def test_each_baseline_follows_its_rule() -> None:
     one = round_of([[0.5, 0.4, 0.9]], [0], [0, 1, 2, 2], node=[0, 0, 1, 2])
     one = one._replace(
         gpu_kinds=one.gpu_kinds._replace(
@@ -206,7 +206,7 @@ def test_each_baseline_chooses_by_its_rule() -> None:
     assert {ROUNDS["random"].plan(one._replace(seed=seed)).pairings[0].gpus[0] for seed in range(40)} == {0, 1, 2, 3}
 
 
-def test_fragmentation_leaves_whole_nodes_to_who_needs_them_and_takes_what_others_cannot_use() -> None:
+def test_fragmentation_keeps_whole_nodes_for_gangs() -> None:
     weight = np.array([[0.5, 0.5], [0.5, 0.0]])
     for waiting, kinds, node, first in (
         ([0, 1, 1], [0, 1], [0, 1], 1),  # kind 1 cannot use the second GPU
@@ -218,15 +218,15 @@ def test_fragmentation_leaves_whole_nodes_to_who_needs_them_and_takes_what_other
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**15), st.integers(1, 1000)), max_size=8))
-def test_lifts_are_bounded_and_fall_with_what_was_received(users: list[tuple[int, int]]) -> None:
-    received, weight = np.array([one[0] for one in users], float), np.array([one[1] for one in users], float)
+def test_priority_factors_are_bounded_and_fall_with_received_time(users: list[tuple[int, int]]) -> None:
+    received, weight = np.array([user[0] for user in users], float), np.array([user[1] for user in users], float)
     found = priority_factors(received, weight)
     assert ((found >= MIN_FACTOR) & (found <= MAX_FACTOR)).all()
     order = np.argsort(received / weight)
     assert (np.diff(found[order]) <= 0).all()
 
 
-def test_users_with_little_catch_up() -> None:
+def test_users_with_less_gpu_time_catch_up() -> None:
     """Four jobs wait at any time, two of each user; one GPU. The pairs of one user are worth twice as much."""
     received = np.zeros(2)
     for _ in range(400):

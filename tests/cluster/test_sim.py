@@ -55,7 +55,7 @@ def played(text: str, new_machine: Callable[[], ClusterMachine] = ClusterMachine
 CALM_PLAYED = played(CALM)
 
 
-def test_all_jobs_get_done_and_the_sums_are_right() -> None:
+def test_all_jobs_complete_and_sums_are_consistent() -> None:
     outcome, sim_jobs, seen = CALM_PLAYED.outcome, CALM_PLAYED.world.sim_jobs, CALM_PLAYED.world.measurements
     assert outcome.problems == []
     assert outcome.jobs == {"done": 12}
@@ -116,7 +116,7 @@ FAULTS = st.fixed_dictionaries(
     st.sampled_from(["match", "first-fit", "no-sharing"]),
 )
 @settings(max_examples=examples(30, 1500), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_nothing_is_lost_or_made_up_whatever_goes_wrong(
+def test_faults_neither_lose_nor_invent_work(
     seed: int, nodes: int, sorts: list[dict[str, object]], faults: dict[str, str], place: str
 ) -> None:
     found = played(random_text(seed, nodes, sorts, faults, place))
@@ -126,7 +126,7 @@ def test_nothing_is_lost_or_made_up_whatever_goes_wrong(
     assert sum(outcome.jobs.values()) == came  # each is told of once, in one state
     names = [reported.spec.name for reported in found.machine.jobs()]
     assert len(set(names)) == len(names)
-    reported = {one.spec.name: one for one in found.machine.jobs()}
+    reported = {job.spec.name: job for job in found.machine.jobs()}
     for job in np.flatnonzero(sim_jobs.state == SimJobState.RUNNING).tolist():
         assert reported[sim_jobs.specs[job].name].state not in {JobState.WAITING, JobState.DONE, JobState.FAILED}
     assert (sim_jobs.safe <= sim_jobs.work).all()
@@ -135,7 +135,7 @@ def test_nothing_is_lost_or_made_up_whatever_goes_wrong(
     assert (on_gpus == np.where(sim_jobs.state == SimJobState.RUNNING, sim_jobs.gpus, 0)).all()
 
 
-def test_everything_gets_done_in_the_end_after_a_storm() -> None:
+def test_all_jobs_complete_after_many_faults() -> None:
     found = played(STORM)
     assert found.outcome.problems == []
     assert set(found.outcome.jobs) <= {"done", "failed"}
@@ -150,7 +150,7 @@ def test_a_run_is_a_function_of_its_scenario_and_seed() -> None:
     assert other.decisions != CALM_PLAYED.outcome.decisions
 
 
-def test_no_hash_decides_anything(tmp_path: Path) -> None:
+def test_run_does_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
     world = tmp_path / "storm.toml"
     world.write_text(STORM)
     command: list[str | Path] = [sys.executable, "-m", "cotenant", "simulate", world, "--json"]
@@ -172,7 +172,7 @@ class Twice(ClusterMachine):
         return actions
 
 
-def test_a_cluster_that_runs_a_job_twice_is_found_out() -> None:
+def test_controller_that_runs_a_job_twice_is_detected() -> None:
     with pytest.raises(GuaranteeViolationError, match=r"is started|another job has"):
         played(CALM, Twice)
 
@@ -189,7 +189,7 @@ def test_the_audit_finds_inconsistencies() -> None:
         assert words in problems
 
 
-def test_load_swings_once_a_day_and_stays_within_bounds() -> None:
+def test_load_has_a_daily_cycle_within_bounds() -> None:
     config = scenario_of(CALM).online
     service = np.array([0, 1, -1, 2] * 50)
     load = OnlineLoad(np.random.default_rng(5), config, service, np.full(200, np.nan))
@@ -208,7 +208,7 @@ def test_load_swings_once_a_day_and_stays_within_bounds() -> None:
     assert (again.next(0, step_ns) == rows[0]).all()
 
 
-def test_reports_are_shared_by_gpus_in_the_same_state() -> None:
+def test_gpus_in_the_same_state_share_one_report() -> None:
     fleet = CALM_PLAYED.world.fleet
     codes, _ = fleet.changed()
     assert all(fleet.report(code) is fleet.report(code) for code in codes)
@@ -218,7 +218,7 @@ def test_reports_are_shared_by_gpus_in_the_same_state() -> None:
 
 
 @pytest.mark.parametrize("place", ROUNDS)
-def test_every_policy_gets_all_jobs_done(place: str) -> None:
+def test_every_policy_completes_all_jobs(place: str) -> None:
     some = CALM + f'[online]\ngpus = "50%"\n[cluster]\nplace = "{place}"\n'
     outcome = played(some).outcome
     assert outcome.problems == []
@@ -229,7 +229,7 @@ def test_every_policy_gets_all_jobs_done(place: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_nodes_offer_follows_the_way_to_share(mode: str) -> None:
+def test_offers_follow_the_sharing_mode(mode: str) -> None:
     found = played(CALM.replace("seed = 3", f'seed = 3\nmode = "{mode}"'))
     fleet = found.world.fleet
     offers = {fleet.report(code).offer_ppm for code in fleet.changed()[0]}

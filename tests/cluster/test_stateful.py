@@ -138,9 +138,11 @@ class ClusterLife(RuleBasedStateMachine):
             assert not spec.types or report.type in spec.types
             assert not any(one.name in spec.avoid for one in report.online)
         jobs = list(self.machines[0].jobs())
-        co_runners = [one.spec for one in jobs if one.node == order.node and one.spec.name != spec.name]
-        assert not any((other.group or "-") in spec.avoid or (spec.group or "-") in other.avoid for other in co_runners)
-        held = sum(len(one.gpus) for one in jobs if one.spec.user == spec.user)
+        co_runners = [job.spec for job in jobs if job.node == order.node and job.spec.name != spec.name]
+        assert not any(
+            (co_runner.group or "-") in spec.avoid or (spec.group or "-") in co_runner.avoid for co_runner in co_runners
+        )
+        held = sum(len(job.gpus) for job in jobs if job.spec.user == spec.user)
         assert held <= self.quotas.get(spec.user, held)
 
     def _nothing_lost(self) -> None:
@@ -206,7 +208,7 @@ class ClusterLife(RuleBasedStateMachine):
             node.acknowledged = max(node.acknowledged, report.sent)
 
     def _is_silent(self, name: str) -> bool:
-        view = next(one for one in self.machines[0].nodes() if one.node == name)
+        view = next(node for node in self.machines[0].nodes() if node.node == name)
         return view.is_silent and not any(view.jobs)
 
     @rule(data=st.data())
