@@ -81,7 +81,7 @@ def test_percentages_limit_each_tenant_to_its_sms() -> None:
     assert part(beside_small.guests[1]) > 0.95
 
 
-def test_the_knee_is_where_more_sms_stop_to_help() -> None:
+def test_knee_is_where_more_sms_stop_helping() -> None:
     def online(load: Workload) -> Guest:
         return Guest(load=load, online=True, priority=1)
 
@@ -94,7 +94,7 @@ def test_the_knee_is_where_more_sms_stop_to_help() -> None:
     assert knee_percentages([small, small], SETTING) == [10, 10]
 
 
-def test_a_grid_limiter_follows_its_target_roughly_and_small_grids_pass_it_by() -> None:
+def test_grid_limiter_follows_its_target_except_for_small_grids() -> None:
     """Its known weakness: tokens are blocks, and a kernel of few blocks can take as long as one of thousands."""
 
     def used(load: Workload, tenants: int) -> float:
@@ -138,7 +138,7 @@ def test_rate_halves_if_production_is_slowed_and_grows_otherwise() -> None:
     assert max(steps) == pytest.approx(min(steps))  # additive from now on
 
 
-def test_a_rate_is_kept() -> None:
+def test_rate_limiter_keeps_its_rate() -> None:
     gate = RateLimiter()
     gate.rate_per_s = 1000.0
     now_ns = passed = 0

@@ -37,10 +37,10 @@ def check(report: dict[str, Any], names: set[str]) -> None:
     together = [one["offered"] for one in report["cells"] if one["arrival"] == "poisson" and one["load"] == 2.0]
     assert len(set(together)) == 1  # everybody was asked the same
     defaults = [one for one in report["cells"] if one["policy"] == report["default"] and one["in_time"]]
-    assert all(one["goodput_vs_default"] == 1.0 for one in defaults)
+    assert all(default["goodput_vs_default"] == 1.0 for default in defaults)
     for model in report["models"]:
         assert model["slo_ms"] == pytest.approx(3 * model["solo_p99_ms"], abs=0.01)
 
 
-def test_on_the_cores_of_this_machine() -> None:
+def test_bench_runs_on_the_cores_of_this_machine() -> None:
     check(bench("--only", "dstack"), {"dstack", "onnxruntime default"})

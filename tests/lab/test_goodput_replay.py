@@ -27,7 +27,7 @@ def test_demand_of_all_models_exceeds_the_device() -> None:
     assert sum(KNEES.values()) > 1.5
 
 
-def test_they_can_be_written_and_read() -> None:
+def test_replay_models_round_trip() -> None:
     model = replay_model(0.5, 10.0)
     assert decode_replay(encode_replay(model, "about"), "here") == model
 

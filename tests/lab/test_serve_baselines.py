@@ -55,7 +55,7 @@ def rated(one: ModelQueueState, per_second: int) -> ModelQueueState:
     return one
 
 
-def test_turns_go_round_and_each_has_the_whole_device() -> None:
+def test_temporal_turns_are_round_robin_on_the_whole_device() -> None:
     policy, one, other = Temporal(), queue(1, 3), queue(2, 1)
     assert policy.next(at(0, one, other)) == StartRun(1, 3, 3, 100)
     assert policy.next(at(0, one, other, active_runs=(ActiveRun(1, 3, 100, 0, 3 * MS),))) is None
@@ -87,7 +87,7 @@ def test_triton_batches_waiting_requests_unless_delayed() -> None:
     assert policy.next(at(5, busy)) == StartRun(1, 3, 3, 0)
 
 
-def test_fixed_waits_for_its_one_size() -> None:
+def test_fixed_waits_for_a_full_batch() -> None:
     policy = FixedBatch()
     assert policy.next(at(5, queue(1, 7))) == WaitUntil(20 * MS)
     assert policy.next(at(5, queue(1, 7, slo_ns=0))) == WaitUntil(100 * MS)
@@ -130,7 +130,7 @@ def test_nexus_fills_the_shortest_cycle_of_all() -> None:
     assert {turn.batch for turn in crowded.turns.values()} == {8}
 
 
-def test_nexus_begins_a_cycle_when_the_last_is_over() -> None:
+def test_nexus_starts_a_cycle_after_the_previous_one() -> None:
     policy, one = Nexus(), rated(queue(1, 1, since=3 * S), 100)
     assert policy.next(at(3 * S, one)) == StartRun(1, 1, 1, 100)
     assert policy.next(at(3 * S + 5 * MS, one)) == WaitUntil(3 * S + 30 * MS)

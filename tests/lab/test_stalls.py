@@ -13,7 +13,7 @@ pytestmark = pytest.mark.live
 MS = 10**6
 
 
-def test_only_what_is_clearly_late_counts_and_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_long_delays_count_and_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """Naps of 2 ms: woken in time, 1 ms late, 55 ms late, 5 ms late, 6 ms late."""
     naps_ns = [2 * MS, 3 * MS, 57 * MS, 7 * MS, 8 * MS]
     now_ns = 0
@@ -51,7 +51,7 @@ def test_only_what_is_clearly_late_counts_and_in_full(monkeypatch: pytest.Monkey
     assert set(lost_ns.values()) <= {0}
 
 
-def test_there_is_a_sleeper_for_each_processor_and_the_program_stays_where_it_may_be() -> None:
+def test_each_processor_has_a_sleeper_and_affinity_is_kept() -> None:
     allowed = os.sched_getaffinity(0)
     counted = stalls.Stalls()
     counted.begin()
