@@ -20,7 +20,7 @@ def test_hard_constraints() -> None:
     story = ClusterScript(slowdown_limit_ppm=100_000_000)
     story.join("a", small)
     story.join("b", served, replaced(GPU, condition=GpuCondition.UNHEALTHY), replaced(GPU, offer_ppm=0))
-    wants: dict[str, dict[str, object]] = {
+    requirements_by_job: dict[str, dict[str, object]] = {
         "memory": {"memory_bytes": 5 * GIB},
         "type": {"types": ("T4",)},
         "share": {"min_share_ppm": 400_000},
@@ -28,15 +28,15 @@ def test_hard_constraints() -> None:
         "gang": {"gpus": 2},
         "nowhere": {"types": ("H100",)},
     }
-    found: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for name, given in wants.items():
-        story.submit(name, **given)
-        found |= starts(story.until(story.now_s + 11))
+    placed: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for name, requirements in requirements_by_job.items():
+        story.submit(name, **requirements)
+        placed |= starts(story.until(story.now_s + 11))
         story.tell(JobCancelled(name))
         for node, attempts in [("a", ()), ("b", ())]:
             story.now_s += 1
             story.tell(NodeReport(node, 1, story.reported[node].gpus, attempts, 99))
-    assert found == {
+    assert placed == {
         "memory": ("b", (0,)),
         "type": ("a", (0,)),
         "share": ("b", (0,)),
@@ -123,9 +123,9 @@ def test_job_moves_to_a_faster_gpu_that_stays_reserved_for_it() -> None:
     story.submit("thief")
     story.report("fast")
     assert starts(story.until(35)) == {}
-    _, again = story.report("slow", runs(order, 300_000, JobEnd.EVICTED), seen=1)
-    assert isinstance(again, StartJob)
-    assert (again.node, again.progress_ppm) == ("fast", 300_000)
+    _, restart = story.report("slow", runs(order, 300_000, JobEnd.EVICTED), seen=1)
+    assert isinstance(restart, StartJob)
+    assert (restart.node, restart.progress_ppm) == ("fast", 300_000)
 
 
 def test_job_is_not_moved_for_a_small_gain() -> None:
@@ -149,17 +149,17 @@ def test_measured_speeds_change_predictions() -> None:
     story.report("a", runs(order, 100_000), seen=1)
     assert story.machine.pair_weights.predictor.learned() == ()
     story.report("a", runs(order, 200_000, rate_ppm=300_000), seen=1)
-    once = story.machine.pair_weights.predictor.learned()
-    assert {profile for profile, *_ in once} == {"bert"}
+    learned = story.machine.pair_weights.predictor.learned()
+    assert {profile for profile, *_ in learned} == {"bert"}
     story.report("a", runs(order, 300_000, rate_ppm=310_000), seen=1)
-    assert story.machine.pair_weights.predictor.learned() == once, "much the same is nothing new"
+    assert story.machine.pair_weights.predictor.learned() == learned, "a similar speed is not learned again"
 
 
 def test_gpu_kinds_change_with_avoided_tenants() -> None:
     story = ClusterScript()
     web, ads = (replaced(GPU, online=(OnlineUse(name),)) for name in ("web", "ads"))
     story.join("a", web, ads)
-    assert len(story.machine.inventory.kinds) == 1, "names do not count"
+    assert len(story.machine.inventory.kinds) == 1, "names that no job avoids do not distinguish kinds"
     story.submit("job", avoid=("ads",), min_share_ppm=1_000_000)
     story.until(5)
     assert [kind.named for kind in story.machine.inventory.kinds if kind.named] == [("ads",)]
@@ -186,8 +186,8 @@ def test_unused_kinds_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_job_of_unknown_use_is_placed_with_online_work_last() -> None:
     story = ClusterScript()
-    unauthenticated = OnlineUse("stranger", TaskUse(active_ppm=500_000))
-    story.join("a", replaced(GPU, online=(unauthenticated,), offer_ppm=800_000))
+    unprofiled = OnlineUse("stranger", TaskUse(active_ppm=500_000))
+    story.join("a", replaced(GPU, online=(unprofiled,), offer_ppm=800_000))
     story.join("b")
     story.submit("unknown")
     story.submit("another")
@@ -244,7 +244,7 @@ def test_prices_of_a_fuller_round_do_not_delay_jobs() -> None:
     for name in ("one", "two", "three"):
         story.submit(name, use=TaskUse(950_000, ((800_000, 1_000_000),), 500_000, 100_000))
     orders = story.until(2)
-    assert any(story.machine.inventory.prices), "more wanted GPUs than there were"
+    assert any(story.machine.inventory.prices), "more jobs than GPUs leave prices"
     for name in ("one", "two", "three"):
         story.tell(JobCancelled(name))
     story.report("a", *(runs(order, end=JobEnd.EVICTED) for order in orders), seen=2)
@@ -267,12 +267,12 @@ def test_weight_of_unknown_job_approaches_its_measured_speed() -> None:
             ]
         )
 
-    before = weight()
-    reported = machine.pair_weights.predictor
+    first_weight = weight()
+    predictor = machine.pair_weights.predictor
     story.report("a", runs(order, 100_000), seen=1)
     for step in range(20):
         story.report("a", runs(order, 200_000 + step, rate_ppm=(600_000, 400_000)[step % 2]), seen=1)
-    seen = sum(times for _, co_runners, times, _ in reported.learned() if not co_runners)
-    assert seen == 20
-    assert before < 0.15
+    learned = sum(times for _, co_runners, times, _ in predictor.learned() if not co_runners)
+    assert learned == 20
+    assert first_weight < 0.15
     assert 0.4 < weight() < 0.6

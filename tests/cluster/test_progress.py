@@ -15,17 +15,17 @@ AMOUNT = st.integers(0, 10**18 - 1)
 def test_valid_progress_is_decoded(done: int, whole: int) -> None:
     text = f"{done}/{whole}\n".encode()
     assert len(text) <= PROGRESS_LIMIT_BYTES
-    read = decode_progress(text)
-    assert read == (Progress(done, whole) if whole > 0 and done <= whole else None)
-    if read is not None:
-        assert 0 <= read.ppm <= 1_000_000
-        assert (read.ppm == 1_000_000) == read.is_complete == (done == whole)
+    progress = decode_progress(text)
+    assert progress == (Progress(done, whole) if whole > 0 and done <= whole else None)
+    if progress is not None:
+        assert 0 <= progress.ppm <= 1_000_000
+        assert (progress.ppm == 1_000_000) == progress.is_complete == (done == whole)
 
 
 @given(st.binary(max_size=PROGRESS_LIMIT_BYTES))
 def test_arbitrary_bytes_do_not_raise(text: bytes) -> None:
-    read = decode_progress(text)
-    assert read is None or 0 <= read.done <= read.whole
+    progress = decode_progress(text)
+    assert progress is None or 0 <= progress.done <= progress.whole
 
 
 @given(st.integers(1, 10**6), st.data())

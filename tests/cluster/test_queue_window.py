@@ -8,7 +8,7 @@ from cotenant.predict.usage import TaskUse
 from tests.support.cluster_steps import BUSY, GPU, ClusterScript, replaced, starts
 
 _MANY = 1_040
-"""More than a round of one open GPU looks at."""
+"""More jobs than a round with one open GPU considers."""
 _HEAVY = TaskUse(1_000_000, ((1_000_000, 1_000_000),), 1_000_000, 2_000_000, active_ppm=1_000_000)
 
 

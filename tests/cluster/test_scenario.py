@@ -68,9 +68,9 @@ BAD_WORLDS = {
 
 @pytest.mark.parametrize("name", BAD_WORLDS)
 def test_impossible_cluster_is_rejected_in_one_sentence(name: str) -> None:
-    more, word = BAD_WORLDS[name]
+    addition, word = BAD_WORLDS[name]
     with pytest.raises(ConfigError, match=word):
-        simulate_cluster(decode_cluster(JOBS + more, "w.toml"), Path("w.toml"))
+        simulate_cluster(decode_cluster(JOBS + addition, "w.toml"), Path("w.toml"))
 
 
 def test_unknown_mode_is_rejected() -> None:
@@ -178,8 +178,8 @@ def test_bench_reports_its_counts() -> None:
 
 
 def test_bench_runs_each_size_in_its_own_process() -> None:
-    seen: list[tuple[int, int]] = []
-    report = bench_cluster(lambda _: None, lambda done, total: seen.append((done, total)), quick=True)
+    progress: list[tuple[int, int]] = []
+    report = bench_cluster(lambda _: None, lambda done, total: progress.append((done, total)), quick=True)
     assert [size.gpus for size in report.sizes] == [40, 160]
-    assert seen[-1][0] == seen[-1][1]
+    assert progress[-1][0] == progress[-1][1]
     assert report.met == {}

@@ -46,7 +46,7 @@ def test_lost_order_is_repeated_until_received() -> None:
     (order,) = story.until(2)
     assert story.report("a") == [order]
     assert story.report("a", runs(order), seen=1) == []
-    assert story.report("a") == [order]  # a report that was sent before the order came, and came after it
+    assert story.report("a") == [order]  # a report that was sent before the order arrived
 
 
 def test_received_attempt_missing_from_a_report_restarts_elsewhere() -> None:
@@ -73,7 +73,7 @@ def test_restarted_node_has_ended_attempts_that_it_does_not_name() -> None:
     story.reported["a"] = NodeReport("a", 2, (GPU, GPU))
     story.report("a", runs(two))
     assert (story.state("one"), story.state("two")) == (JobState.WAITING, JobState.RUNNING)
-    assert story.tell(NodeReport("a", 1, (GPU, GPU), (runs(one),), 2)) == []  # on its way since before
+    assert story.tell(NodeReport("a", 1, (GPU, GPU), (runs(one),), 2)) == []  # sent before the restart
     assert story.state("two") is JobState.RUNNING
 
 
@@ -93,7 +93,7 @@ def test_silent_node_keeps_its_jobs_until_lease_and_grace_end() -> None:
     assert starts(story.until(26)) == {}
     assert starts(story.until(33)) == {"job": ("b", (0,))}
     assert story.report("a", runs(order), seen=1) == [StopJob("a", order_attempt(order), "it is not wanted here")]
-    assert not story.machine.inventory.open[0], "nothing is started where something runs that must end"
+    assert not story.machine.inventory.open[0], "no job starts on a GPU with an unwanted attempt"
     story.report("a", runs(order, end=JobEnd.EVICTED), seen=1)
     assert story.machine.inventory.open[0]
 
@@ -176,7 +176,9 @@ def test_repeated_submission_is_accepted_and_a_taken_name_is_rejected() -> None:
         story.tell(JobSubmitted(msgspec.structs.replace(spec, **changed), 6))
         for changed in ({"priority": 3}, {"name": "other"})
     ]
-    reasons = [one[0].reject.reason.value for one in refused if isinstance(one[0], Answer) and one[0].reject]
+    reasons = [
+        actions[0].reject.reason.value for actions in refused if isinstance(actions[0], Answer) and actions[0].reject
+    ]
     assert reasons == ["name-taken", "queue-full"]
 
 
@@ -188,7 +190,9 @@ def test_drained_node_is_emptied_and_gets_no_jobs() -> None:
     story.report("a", runs(order), seen=1)
     assert story.said(NodeDrained("a", on=True)) == ["stop job#1 on a: its node is drained"]
     story.report("a", runs(order, end=JobEnd.FAILED), seen=1)
-    assert (story.state("job"), story.job("job").failures) == (JobState.WAITING, 0), "it was told to end"
+    assert (story.state("job"), story.job("job").failures) == (JobState.WAITING, 0), (
+        "an attempt that was stopped does not count as failed"
+    )
     assert starts(story.until(15)) == {}
     story.tell(NodeDrained("a", on=False))
     assert starts(story.until(30)) == {"job": ("a", (0,))}
@@ -223,8 +227,8 @@ def test_restarted_controller_grants_full_leases() -> None:
 def test_unknown_attempt_numbers_are_never_issued_again() -> None:
     story = ClusterScript()
     story.join("a")
-    there = AttemptReport(Attempt("forgotten", 41), (0,))
-    assert story.report("a", there, seen=41) == [StopJob("a", there.attempt, "it is not wanted here")]
+    unknown = AttemptReport(Attempt("forgotten", 41), (0,))
+    assert story.report("a", unknown, seen=41) == [StopJob("a", unknown.attempt, "it is not wanted here")]
     story.submit("job")
     story.report("a", seen=41)
     (order,) = story.until(15)
@@ -260,7 +264,7 @@ def test_finished_jobs_are_remembered_up_to_a_limit() -> None:
     assert [reported.spec.name for reported in story.machine.jobs()] == ["two", "three"]
 
 
-# After a change that is meant to change decisions, read the diff of what this prints as part of the change:
+# After an intended change of decisions, review the diff that this test prints:
 #   .venv/bin/python -m pytest -q tests/cluster/test_state.py -k golden
 def test_cluster_log_equals_the_golden_log() -> None:
     golden = (ROOT / "scenarios" / "cluster-controller.log").read_text(encoding="utf-8")
@@ -268,17 +272,17 @@ def test_cluster_log_equals_the_golden_log() -> None:
 
 
 def run_script() -> list[str]:
-    """A short life with one of everything."""
+    """Run a script with every kind of event and return its log."""
     story = ClusterScript(slowdown_limit_ppm=100_000_000)
     story.join("a", GPU, replaced(GPU, offer_ppm=400_000, online=(BUSY,)))
     story.tell(QuotaSet(Quota("bob", 1), 1))
-    for name, user, given in (
+    for name, user, options in (
         ("bert", "ann", {"memory_bytes": 8 * GIB, "profile": "bert"}),
         ("gang", "ann", {"gpus": 2}),
         ("alone", "bob", {"avoid": ("web",)}),
         ("more", "bob", {}),
     ):
-        story.submit(name, user, **given)
+        story.submit(name, user, **options)
     (gang,) = story.until(2)
     story.report("a", runs(gang, 100_000), seen=1)
     story.join("b", GPU, GPU)

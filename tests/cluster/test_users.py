@@ -12,11 +12,11 @@ def test_gpu_time_of_a_day_ago_counts_half() -> None:
     users = Users()
     users.hold("old", 4)
     users.account(1000 * SECOND_NS)
-    had = users.used["old"]
-    assert had == pytest.approx(4 * 1000, rel=0.01)
+    used = users.used["old"]
+    assert used == pytest.approx(4 * 1000, rel=0.01)
     users.hold("old", -4)
     users.account((1000 + _DAY_S) * SECOND_NS)
-    assert users.used["old"] == pytest.approx(had / 2)
+    assert users.used["old"] == pytest.approx(used / 2)
 
 
 def test_accounting_interval_does_not_change_the_result() -> None:

@@ -115,15 +115,15 @@ answers: st.SearchStrategy[wire.Answer] = st.one_of(
 
 
 def is_allowed(request: wire.Request, role: Role | None) -> bool:
-    """By the words of the documentation, written once more."""
-    own = {
+    """Return whether the reference allows this request for the role."""
+    allowed = {
         None: (wire.GetAuthority, wire.Enrol),
         Role.NODE: (wire.ReportNode, wire.Renew),
         Role.USER: (wire.Submit, wire.Cancel, wire.ListJobs, wire.ListNodes, wire.Renew),
     }
     if role is Role.OPERATOR:
-        return not isinstance(request, (*own[None], wire.ReportNode))
-    return isinstance(request, own[role])
+        return not isinstance(request, (*allowed[None], wire.ReportNode))
+    return isinstance(request, allowed[role])
 
 
 @given(requests, st.sampled_from(ROLES))
@@ -153,7 +153,7 @@ def test_damaged_message_is_valid_or_raises_peer_error(request: wire.Request, da
         try:
             wire.decode_request(bytes(payload), role)
         except PeerError as error:
-            assert str(error)  # noqa: PT017  either outcome is right, an accident is not
+            assert str(error)  # noqa: PT017  either outcome is right, another exception is not
 
 
 @given(st.binary(max_size=300))

@@ -69,7 +69,7 @@ REPORTS: dict[str, Any] = {
 
 
 class Labs:
-    """Labs that are as quick as a dictionary, and count how often they are run."""
+    """Return prepared reports instead of running studies, and count the runs."""
 
     def __init__(self) -> None:
         self.ran: list[str] = []

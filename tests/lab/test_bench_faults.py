@@ -29,4 +29,4 @@ def test_fault_kinds_have_unique_names_and_excuses_only_for_hardware() -> None:
     names = [kind.name for kind in KINDS]
     assert len(names) == len(set(names)) >= 14
     by_slices = [kind.name for kind in KINDS if kind.excuse(mps=False)]
-    assert by_slices == ["ecc", "device-lost"], "by time slices a neighbour's own fault is its own"
+    assert by_slices == ["ecc", "device-lost"], "under time slices a fault affects its own tenant only"

@@ -117,7 +117,7 @@ def test_damaged_files_are_reported(read: Callable[[str], object], text: str, na
         "other",
         "cut",
         "binary",
-    ],  # the packed bytes hold the time, and every worker must know a test by one name
+    ],  # gzip output contains the time, and every worker must use the same test names
 )
 def test_truncated_file_is_reported(content: bytes) -> None:
     with pytest.raises(ConfigError):

@@ -38,7 +38,7 @@ def test_command_is_reproducible_and_draws(small: Path, tmp_path: Path, capfd: p
     arguments = ["study", "device", "--json", "--data", str(small), "--plots", str(tmp_path / "once"), "--seed", "3"]
     assert main(arguments) == 0
     text = capfd.readouterr().out.splitlines()[-1]
-    # Again, in one process instead of several: who works out which split changes nothing.
+    # Repeat in one process: the number of workers does not change results.
     report, evidence = evaluate_device(read_measurements(small), 3, 1, silent)
     assert msgspec.json.encode(report, enc_hook=str).decode() == text
     plotter(tmp_path / "again")(report, evidence)
@@ -49,7 +49,7 @@ def test_command_is_reproducible_and_draws(small: Path, tmp_path: Path, capfd: p
     shown = capfd.readouterr().out
     assert all(check.name in shown for check in report.checks)
     assert "Knee from 5 shares" in shown
-    # The data was made by the device model: what was held out is predicted except for the coarseness of the fits.
+    # The data come from the device model, so held-out cases are predicted up to the resolution of the fits.
     errors = {check.name: check.errors for check in report.checks}
     assert errors["kernel sums"].worst <= 0.01
     assert errors["latency by share"].n == 4 * 15

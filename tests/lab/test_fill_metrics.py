@@ -139,7 +139,7 @@ def test_ranges_and_spreads() -> None:
 
 
 def measurements(root: Path) -> Path:
-    """A directory as the public measurements are laid out, with one tiny file of each kind."""
+    """Return a directory laid out like the public measurements, with one small file of each kind."""
     for folder in ("kernel_timelines", "orion/model_kernels", "trt_engine_explorer"):
         (root / folder).mkdir(parents=True)
     rows = [

@@ -53,7 +53,7 @@ for one in threads:
 
 
 def test_many_threads_may_read_models_at_once() -> None:
-    """A server loads its models on several threads, and msgspec must have learned what they are before."""
+    """A server loads its models on several threads; the msgspec decoder must be built before."""
     text = encode_replay(replay_model(0.5, 10.0), "about")
     for _ in range(3):
         assert subprocess.run([sys.executable, "-c", RACE, text], check=False).returncode == 0

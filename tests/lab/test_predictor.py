@@ -55,7 +55,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lab of a second: so few pairs that nothing is learned, but all of it is gone through."""
+    """Make the study take a second: too few pairs to learn from, but every step runs."""
     for name, count in (("_FITTED", 12), ("_HELD_OUT", 4), ("_RECORDED", 2), ("_QUICK", 1)):
         monkeypatch.setattr(speed, name, count)
     monkeypatch.setattr(speed_pairs, "_LAUNCHES", 300)
@@ -101,7 +101,7 @@ def test_command_is_reproducible_draws_and_writes_parameters(
         (name, of) for name in (GAVEL, AGAIN, DISB) for of in ("speed", "slowdown")
     ]
     assert len(evidence.shown[GAVEL]) == report.results[0].kept.n == 36
-    # Gavel's two files say 0.5 and 0.625 of the same job once, and 0.5 and 0.5 the other time.
+    # Gavel's two files have 0.5 and 0.625 for the same job in the first case, and 0.5 and 0.5 in the second.
     assert report.results[0].baselines[TWICE].worst == pytest.approx(0.2)
     assert all(set(line.models) == set(FITS) and ADDS_UP in line.baselines for line in report.results)
     show_predictor(Console(width=160), report)

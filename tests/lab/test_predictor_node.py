@@ -33,7 +33,7 @@ def pack(path: Path, text: str) -> None:
 
 
 def write_pairs(path: Path) -> None:
-    """Every two jobs take turns fairly; and rows that are to be left out."""
+    """Write pairs of jobs that share time fairly, and rows that must be omitted."""
     rows = [HEAD, "v100,\"('Low', 2)\",\"('Low', 1)\",1,1,1,1,1,1", "k80,\"('Low', 1)\",\"('Low', 1)\",20,20,0,0,,"]
     for index, gpu in enumerate(("k80", "p100", "v100")):
         for one, first in JOBS.items():
@@ -106,7 +106,7 @@ def test_fairly_sliced_pairs_are_predicted(measured: NodeMeasurements) -> None:
 
 
 def test_held_out_data_does_not_change_predictions(measured: NodeMeasurements) -> None:
-    """The worst leak there could be: an outcome that tells its own answer."""
+    """Check that a held-out outcome does not influence its own prediction."""
     groups = training_groups(measured.pairs)
     laws = Laws(gains=(0.3, 1.0), turns=(0.0, 0.5))
     changed = []

@@ -21,7 +21,7 @@ S = 1_000 * MS
 
 
 def times(row_ms: int = 1, knee: int = 50) -> RunTimes:
-    """So long for each row on half of the device or more, twice as long on a quarter."""
+    """Return run times per row: constant on half of the device or more, twice as long on a quarter."""
     cells = [
         RunTime(units, rows, took, took)
         for rows in range(1, 9)
@@ -49,7 +49,7 @@ def ended(key: int, rows: int, took_ms: int) -> RunReport:
 
 
 def rated(one: ModelQueueState, per_second: int) -> ModelQueueState:
-    """A lane that has been asked so often for a while."""
+    """Return a model queue with this request rate."""
     for number in range(3 * per_second):
         one.record_arrival(1, 1, number * S // per_second)
     return one
@@ -104,7 +104,7 @@ def test_clipper_grows_by_one_and_shrinks_by_a_tenth() -> None:
         sizes.append(choice.rows)
         policy.run_ended(ended(1, choice.rows, took_ms), at(0, one))
     assert sizes == [1, 2, 3, 4, 5, 4, 4]
-    policy.run_ended(ended(1, 1, 1), at(0, one))  # a batch that was not full says nothing
+    policy.run_ended(ended(1, 1, 1), at(0, one))  # a batch that was not full changes nothing
     choice = policy.next(at(0, one))
     assert isinstance(choice, StartRun)
     assert choice.rows == 5

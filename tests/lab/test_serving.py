@@ -23,7 +23,7 @@ MODES = [*policy_names(), *(name + ADMITTED for name in (*BLIND, *AWARE))]
 
 
 def times(host_us: int, wide_us: int, row_us: int) -> RunTimes:
-    """A run is launched for so long, or computes for so long on the whole device, whichever lasts longer."""
+    """Return run times: the maximum of the launch time and the compute time on the whole device."""
     cells = []
     for rows in BATCHES:
         for units in WIDTHS:

@@ -65,7 +65,7 @@ def a_run(*, slo_ns: int = 0, services: int = 1, rate_per_s: float = 250, rules:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_every_request_is_accounted_for_in_every_mode(mode: str) -> None:
-    """Two services and a training. Whatever is due has ended or is under way; whatever ended was due before."""
+    """Run two services and a training: every due request has ended or is in progress, and ended after it was due."""
     run = a_run(services=2, slo_ns=8 * MILLISECOND_NS, rate_per_s=120)
     outcome = share(mode, run)
     assert outcome.mode == mode
@@ -147,7 +147,7 @@ def test_run_is_a_function_of_its_seed(mode: str) -> None:
 
 
 def test_open_gate_changes_nothing() -> None:
-    """To the nanosecond: what is left of the product's way is the client priority of online tenants."""
+    """With open gates, the product's mode equals MPS with client priorities, to the nanosecond."""
     run = a_run(rules=GateRules(policy=GatePolicy.OPEN), slo_ns=8 * MILLISECOND_NS)
     limits = ControlLimits(adjust="off")
     opened = steered("mps-priority", run, limits, sliced=False)
@@ -232,7 +232,7 @@ def test_controller_acts_within_a_period_of_a_violation() -> None:
 
 
 def test_adjustment_is_in_the_tenant_table_at_once() -> None:
-    """An objective that is never near: online work keeps less and less, and the training gets on faster."""
+    """With a loose objective the online share decreases and the training becomes faster."""
     limits = ControlLimits(adjust="aimd", period_ns=10 * MILLISECOND_NS)
     run = a_run(slo_ns=SECOND_NS)
     steering = Steering(run, limits, sliced=False)
@@ -241,7 +241,7 @@ def test_adjustment_is_in_the_tenant_table_at_once() -> None:
     for period in range(1, 5):
         passage.served(1, period)
         steering.on_period(period * limits.period_ns)
-        assert len(steering.turns) == period  # the first look only begins the window, and says where it begins
+        assert len(steering.turns) == period  # the first snapshot only begins the window
         if steering.turns:
             assert read_tenant_table(steering.file).delay_ppm == delay_of(steering.turns[-1].online_ppm)
     free, held = steered("c", run, limits, sliced=False), steered("c", run, ControlLimits(adjust="off"), sliced=False)
@@ -269,7 +269,7 @@ def test_windows_add_up_to_the_totals() -> None:
     run, windows = a_run(slo_ns=2_000_000), list[DeviceWindow]()
     result, batch = steered("c", run, ControlLimits(adjust="off"), sliced=False, watch=windows.append).guests
     assert [window.end_ns for window in windows] == list(range(0, FOR_NS + 1, 100 * MILLISECOND_NS))[1:]
-    first_ns = windows[0].end_ns  # who was not looked at before begins his window then
+    first_ns = windows[0].end_ns  # a tenant without an earlier snapshot begins its window then
     assert sum(window.tenants[0].requests for window in windows) == sum(end > first_ns for end in result.ends_ns)
     passed_ns = sum(window.tenants[1].device_ns for window in windows)
     done_ns = batch.progress_ns[-1] - batch.progress_ns[0]
@@ -278,7 +278,7 @@ def test_windows_add_up_to_the_totals() -> None:
 
 
 def test_shares_of_equal_tenants_can_change_during_a_run() -> None:
-    """Who need not ask at first, must then, and need not again: nothing that ran before or after stalls anybody."""
+    """Limits are switched on and off again during the run, and no tenant stalls."""
     run = a_run(slo_ns=20 * MILLISECOND_NS, services=2, rate_per_s=100)
     steering = Steering(run, ControlLimits(adjust="off"), sliced=False)
     world = simulation_of(run, clients_of(run, sliced=False), steering.gates())

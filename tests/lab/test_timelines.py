@@ -24,7 +24,7 @@ def timeline(count: int = 6, pause_ns: int = 1000) -> Timeline:
 
 
 def measured(conv_ns: int, norm_ns: int) -> Profile:
-    """As a replay shows them: one row of blocks and threads, and names without blanks."""
+    """Return the timings as a replay has them: one-dimensional grids and names without spaces."""
     kernels = (
         (KernelIdentity("void_conv<int,_3>", (80, 1, 1), (256, 1, 1)), conv_ns),
         (KernelIdentity("norm", (8, 1, 1), (128, 1, 1)), norm_ns),
