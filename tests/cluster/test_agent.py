@@ -146,7 +146,7 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentSetup:
     return AgentSetup(tmp_path, monkeypatch)
 
 
-def test_a_report_says_what_the_node_offers(harness: AgentSetup) -> None:
+def test_report_contains_offers_of_the_node(harness: AgentSetup) -> None:
     one, two = harness.tick().gpus
     assert (one.type, one.memory_bytes, one.free_bytes, one.offer_ppm) == ("V100", 16 * GIB, 16 * GIB, WHOLE_PPM)
     served = tenant("web", Kind.ONLINE, 0, share_ppm=300_000, memory=4 * GIB, slo_ns=50)
@@ -162,7 +162,7 @@ def test_a_report_says_what_the_node_offers(harness: AgentSetup) -> None:
     assert reported[1] is two, "what did not change is the same object"
 
 
-def test_a_gpu_that_somebody_uses_by_hand_offers_nothing_and_one_with_our_own_job_does(harness: AgentSetup) -> None:
+def test_gpu_used_outside_the_cluster_offers_nothing(harness: AgentSetup) -> None:
     harness.agent.take(harness.order(3))
     ours = tenant_name(Attempt("job/3", 3), 0, 1)
     harness.roll = roll_of(tenant(ours, Kind.OFFLINE, 0, memory=GIB), tenant("mine", Kind.OFFLINE, 1, memory=GIB))
@@ -171,7 +171,7 @@ def test_a_gpu_that_somebody_uses_by_hand_offers_nothing_and_one_with_our_own_jo
     assert (two.offer_ppm, two.free_bytes) == (0, 15 * GIB)
 
 
-def test_while_the_node_is_away_its_gpus_are_named_and_offer_nothing(harness: AgentSetup) -> None:
+def test_gpus_are_reported_without_offers_while_the_node_is_down(harness: AgentSetup) -> None:
     harness.tick()
     harness.agent.take(harness.order(3))
     harness.roll = None
@@ -180,7 +180,7 @@ def test_while_the_node_is_away_its_gpus_are_named_and_offer_nothing(harness: Ag
     assert [report.attempt.number for report in reported.attempts] == [3]
 
 
-def test_an_order_is_carried_out_once_and_reported_at_once(harness: AgentSetup) -> None:
+def test_order_runs_once_and_is_reported_immediately(harness: AgentSetup) -> None:
     harness.tick()
     ours = (("COTENANT_JOB", "another"), (MARK, "hides from the process that clears away"))
     order = harness.order(3, environment=(("PYTHONPATH", "/mine"), *ours), profile="--help")
@@ -205,7 +205,7 @@ def test_an_order_is_carried_out_once_and_reported_at_once(harness: AgentSetup) 
     assert made.environment[0]["COTENANT_PROGRESS"] == str(harness.kept[0] / "progress")
 
 
-def test_a_gang_is_one_program_for_each_gpu(harness: AgentSetup) -> None:
+def test_gang_starts_one_program_per_gpu(harness: AgentSetup) -> None:
     harness.tick()
     harness.agent.take(harness.order(3, (0, 1), memory_bytes=GIB))
     made = Record(harness.kept[0]).order()
@@ -218,7 +218,7 @@ def test_a_gang_is_one_program_for_each_gpu(harness: AgentSetup) -> None:
     assert len(set(made.tenants)) == 2
 
 
-def test_what_is_stale_is_not_run_and_counts_as_seen(harness: AgentSetup) -> None:
+def test_stale_order_is_not_run_and_raises_the_highest_attempt(harness: AgentSetup) -> None:
     harness.tick()
     harness.agent.take(msgspec.structs.replace(harness.order(9), epoch=harness.epoch - 1))
     assert harness.tick(6).highest_attempt == 0, "of another epoch it says nothing"
@@ -230,7 +230,7 @@ def test_what_is_stale_is_not_run_and_counts_as_seen(harness: AgentSetup) -> Non
     assert not harness.kept
 
 
-def test_an_end_is_reported_until_it_is_acknowledged(harness: AgentSetup) -> None:
+def test_end_is_reported_until_acknowledged(harness: AgentSetup) -> None:
     harness.tick()
     order = harness.order(3)
     harness.agent.take(order)
@@ -243,7 +243,7 @@ def test_an_end_is_reported_until_it_is_acknowledged(harness: AgentSetup) -> Non
     assert not harness.kept[0].exists()
 
 
-def test_an_acknowledgement_of_what_has_not_ended_forgets_nothing(harness: AgentSetup) -> None:
+def test_acknowledgement_of_running_attempt_is_ignored(harness: AgentSetup) -> None:
     harness.tick()
     order = harness.order(3)
     harness.agent.take(order)
@@ -251,7 +251,7 @@ def test_an_acknowledgement_of_what_has_not_ended_forgets_nothing(harness: Agent
     assert len(harness.tick(0.001).attempts) == 1
 
 
-def test_a_stop_is_on_disk_before_the_supervisor_is_signalled(harness: AgentSetup) -> None:
+def test_stop_is_written_before_supervisor_is_signalled(harness: AgentSetup) -> None:
     harness.tick()
     order = harness.order(3)
     harness.agent.take(order)
@@ -261,7 +261,7 @@ def test_a_stop_is_on_disk_before_the_supervisor_is_signalled(harness: AgentSetu
     assert harness.stopped == [4242], "once: a second signal would mean a hurry"
 
 
-def test_an_agent_that_was_killed_names_what_it_had_in_a_higher_epoch(harness: AgentSetup) -> None:
+def test_restarted_agent_reports_its_attempts_in_a_higher_epoch(harness: AgentSetup) -> None:
     harness.tick()
     before = harness.epoch
     order = harness.order(3)
@@ -277,7 +277,7 @@ def test_an_agent_that_was_killed_names_what_it_had_in_a_higher_epoch(harness: A
 
 
 @pytest.mark.parametrize("given, end", [({"command": ()}, JobEnd.FAILED), ({"name": "no-such-gpu"}, JobEnd.REFUSED)])
-def test_what_cannot_run_has_ended_before_it_began(harness: AgentSetup, given: dict[str, object], end: JobEnd) -> None:
+def test_job_that_cannot_run_is_reported_as_ended(harness: AgentSetup, given: dict[str, object], end: JobEnd) -> None:
     harness.tick()
     harness.agent.take(harness.order(3, (0,) if end is JobEnd.FAILED else (7,), **given))
     [report] = harness.tick(0.001).attempts
@@ -285,7 +285,7 @@ def test_what_cannot_run_has_ended_before_it_began(harness: AgentSetup, given: d
     assert not harness.kept
 
 
-def test_the_lease_of_the_supervisors_is_the_controllers_word_and_nothing_else(harness: AgentSetup) -> None:
+def test_only_the_controller_extends_the_lease_of_supervisors(harness: AgentSetup) -> None:
     harness.tick()
     assert read_lease(harness.home / "lease") is None, "never heard of the controller: no job may run"
     harness.controller.leased_until = harness.clock.at + 7 * SECOND_NS
@@ -302,7 +302,7 @@ def test_the_lease_of_the_supervisors_is_the_controllers_word_and_nothing_else(h
     assert made.grace_ns == harness.controller.grace_ns // 3, "a program's grace ends well before the cluster's"
 
 
-def test_an_agent_without_room_for_its_records_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_reports_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -312,7 +312,7 @@ def test_an_agent_without_room_for_its_records_says_so(tmp_path: Path, monkeypat
         cluster_agent.serve_agent(AgentConfig(), directories, "", print, until_eof=False)
 
 
-def test_reports_come_several_times_within_a_short_lease(harness: AgentSetup) -> None:
+def test_reports_are_sent_several_times_within_a_short_lease(harness: AgentSetup) -> None:
     harness.controller.lease_ns = 2 * SECOND_NS
     before = len(harness.controller.reported)
     for _ in range(40):
@@ -320,7 +320,7 @@ def test_reports_come_several_times_within_a_short_lease(harness: AgentSetup) ->
     assert len(harness.controller.reported) - before >= 7
 
 
-def test_progress_and_speed_are_what_the_job_says(harness: AgentSetup) -> None:
+def test_progress_and_speed_come_from_the_progress_file(harness: AgentSetup) -> None:
     harness.tick()
     harness.agent.take(harness.order(3, work_ns=100 * SECOND_NS))
     file = Record(harness.kept[0]).progress_file
@@ -336,7 +336,7 @@ def test_progress_and_speed_are_what_the_job_says(harness: AgentSetup) -> None:
     assert harness.tick(6).attempts[0].progress_ppm == 320_000, "what was safe stays so"
 
 
-def test_what_an_unknown_service_does_is_said_once_it_has_shown_it() -> None:
+def test_use_of_unprofiled_service_is_reported_once_measured() -> None:
     assert seen_use(GateCounts(requests_ended=19, requests_sum_ns=19_000_000)) == TaskUse(), "too little to tell"
     idle = seen_use(GateCounts(requests_ended=50, requests_sum_ns=50_000_000))
     assert (idle.duty_ppm, idle.round_ns) == (1, 1 << 19), "known to do nothing is not unknown"
@@ -356,11 +356,11 @@ def test_what_an_unknown_service_does_is_said_once_it_has_shown_it() -> None:
         ("???", "gpu"),
     ],
 )
-def test_a_gpu_is_called_by_its_model(name: str, kind: str) -> None:
+def test_gpu_type_is_its_model_name(name: str, kind: str) -> None:
     assert type_of(name) == kind
 
 
-def test_names_that_differ_stay_different_at_the_node() -> None:
+def test_distinct_job_names_stay_distinct_at_the_node() -> None:
     jobs = ["a/b", "a-b", "a:b", "x" * 128, "x" * 127, "x" * 60]
     names = [tenant_name(Attempt(job, 1), rank, 2) for job in jobs for rank in (0, 1)]
     assert len(set(names)) == len(names)

@@ -25,9 +25,7 @@ pytestmark = pytest.mark.live
 VERSION = wire.VERSION
 
 
-def test_a_controller_makes_its_certificate_anew_before_it_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_controller_renews_its_certificate_before_expiry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directories = Directories(tmp_path / "run", tmp_path / "state")
     with (tmp_path / "log").open("wb") as file:
         controller = open_controller(
@@ -45,7 +43,7 @@ def test_a_controller_makes_its_certificate_anew_before_it_ends(
         controller.close()
 
 
-def test_a_job_is_followed_until_it_is_over_also_while_the_controller_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follow_continues_while_the_controller_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     looks = iter([True, False, False, True])  # whether the controller is there
 
@@ -75,7 +73,7 @@ def test_a_job_is_followed_until_it_is_over_also_while_the_controller_is_away(mo
     assert (codes, next(looks, None)) == ([1, 1], None)
 
 
-def test_the_doctor_looks_at_the_controller_and_at_the_nodes_certificate(tmp_path: Path) -> None:
+def test_doctor_checks_controller_and_node_certificate(tmp_path: Path) -> None:
     directories = Directories(tmp_path / "run", tmp_path / "state")
     assert list(examine_controller(directories)) == list(examine_node(directories)) == []
     with ControllerFixture() as controller:

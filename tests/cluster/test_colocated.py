@@ -23,7 +23,7 @@ from tests.support.effort import examples
 DATA = Path(os.environ.get("COTENANT_DATA") or "no-data")
 SERVICES, TRAININGS = parameters.services(), parameters.trainings()
 TRUTH = built_in()
-PAIRS = [np.array(one).ravel() for one in np.meshgrid(range(len(SERVICES)), range(len(TRAININGS)))]
+PAIRS = [np.array(indices).ravel() for indices in np.meshgrid(range(len(SERVICES)), range(len(TRAININGS)))]
 """Every service with every training."""
 
 
@@ -48,7 +48,7 @@ def test_no_program_is_faster_than_alone_and_no_gpu_exceeds_its_capacity(load: f
     alone = TRUTH.evaluate(services, np.full(len(services), load), absent, np.zeros(len(services)), mode)
     assert (alone.slowdown == 1).all()
     assert not alone.rate.any()
-    keeps_up = load * reported.slowdown < 0.98  # one that cannot answers fewer requests, and does less
+    keeps_up = load * reported.slowdown < 0.98  # an overloaded service answers fewer requests and does less
     assert (reported.sm_activity >= alone.sm_activity - 1e-6)[keeps_up].all()
     bare = TRUTH.evaluate(absent, np.zeros(len(services)), trainings, np.ones(len(services)), mode)
     assert np.allclose(bare.rate, 1)
@@ -56,59 +56,59 @@ def test_no_program_is_faster_than_alone_and_no_gpu_exceeds_its_capacity(load: f
 
 @settings(max_examples=examples(15, 500))
 @given(load=st.floats(0.0, 0.5), shares=st.tuples(PARTS, PARTS))
-def test_a_larger_part_never_slows_a_training_that_has_the_bandwidth(load: float, shares: tuple[float, float]) -> None:
+def test_larger_share_never_slows_a_training_within_bandwidth(load: float, shares: tuple[float, float]) -> None:
     low, high = sorted(shares)
     assert (together(0.0, low).rate <= together(0.0, high).rate + 1e-5).all()
     assert (together(load, low).rate <= together(0.0, low).rate + 1e-5).all()
 
 
-def test_no_part_is_no_training() -> None:
+def test_training_without_sms_does_not_run() -> None:
     reported = together(0.5, 0.0)
     assert not reported.rate.any()
     assert (reported.slowdown == 1).all()
 
 
-def test_a_training_on_a_part_is_as_fast_as_was_measured_there() -> None:
+def test_training_on_a_share_has_the_measured_speed() -> None:
     absent = np.full(len(TRAININGS), ABSENT)
-    for place in range(5):
-        share = np.array([row.shares[place] for row in TRAININGS])
+    for step in range(5):
+        share = np.array([row.shares[step] for row in TRAININGS])
         reported = TRUTH.evaluate(absent, np.zeros(len(TRAININGS)), np.arange(len(TRAININGS)), share)
-        measured = np.array([row.speeds[place] for row in TRAININGS])
+        measured = np.array([row.speeds[step] for row in TRAININGS])
         assert np.abs(reported.rate - measured).max() < 0.05  # steps of a twentieth, and slices of a seventh
 
 
-def test_without_parts_a_service_waits_for_kernels_about_as_long_as_was_measured() -> None:
-    """Orion measured ResNet-50 (4 images) beside its training (32) under MPS: p50 64 ms, its kernels take 6.5.
+def test_mps_service_slowdown_is_near_the_measured_one() -> None:
+    """Orion measured ResNet-50 (batch 4) with its training (batch 32) under MPS: p50 64 ms, kernel time 6.5 ms.
 
-    Here beside each other are what comes nearest to them: many times as slow, where a part of the SMs costs little.
+    The nearest programs of the model are compared: MPS slows the service many times, shares of the SMs little.
     """
-    service = next(place for place, row in enumerate(SERVICES) if row.name == "resnet101-b8")
-    training = next(place for place, row in enumerate(TRAININGS) if row.name == "resnet-b512")
-    one, load = np.array([service]), np.array([0.2])
-    mps = TRUTH.evaluate(one, load, np.array([training]), np.ones(1), "mps").slowdown[0]
-    parts = TRUTH.evaluate(one, load, np.array([training]), np.full(1, 0.5), "space").slowdown[0]
+    service = next(index for index, row in enumerate(SERVICES) if row.name == "resnet101-b8")
+    training = next(index for index, row in enumerate(TRAININGS) if row.name == "resnet-b512")
+    services, load = np.array([service]), np.array([0.2])
+    mps = TRUTH.evaluate(services, load, np.array([training]), np.ones(1), "mps").slowdown[0]
+    parts = TRUTH.evaluate(services, load, np.array([training]), np.full(1, 0.5), "space").slowdown[0]
     assert 1.5 < mps < 10
     assert parts < 1.2
 
 
-def test_an_unknown_way_is_named() -> None:
+def test_unknown_sharing_mode_is_rejected() -> None:
     with pytest.raises(InvariantError, match="sideways"):
         together(0.5, 0.5, "sideways")
 
 
 @pytest.mark.skipif(not (DATA / "gavel").is_dir(), reason="needs the data sets: set COTENANT_DATA")
-def test_trainings_that_take_time_slices_are_as_fast_as_gavel_measured_in_the_mean() -> None:
-    """Other trainings and another way to know them: what is compared is the mean over all pairs."""
+def test_mean_speed_under_time_slices_matches_gavel() -> None:
+    """Compare the mean over all pairs, because Gavel measured other trainings."""
     pairs = read_pairs((DATA / "gavel" / "pairs_simulation_throughputs.csv.gz").read_bytes(), "gavel").pairs
     measured = [1 / slower for pair in pairs if pair.gpu == "v100" for slower in pair.slowdowns]
     busy = np.array([row.busy for row in TRAININGS])
     both = ColocationModel(
-        tuple(Service(one.name, one.use, 0, 0) for one in TRUTH.trainings),
+        tuple(Service(training.name, training.use, 0, 0) for training in TRUTH.trainings),
         TRUTH.trainings,
         np.ones((2 * len(busy), 21)),
         [0.0] * (2 * len(busy)),
     )
-    first, second = (np.array(one).ravel() for one in np.meshgrid(range(len(busy)), range(len(busy))))
+    first, second = (np.array(indices).ravel() for indices in np.meshgrid(range(len(busy)), range(len(busy))))
     reported = both.evaluate(first, np.ones(len(first)), second, np.ones(len(first)), "time")
     assert reported.rate.mean() == pytest.approx(np.mean(measured), abs=0.03)
 
@@ -125,8 +125,8 @@ def test_parameters_are_fitted_to_the_measurements() -> None:
         (service_rows(surface, streams, preset("v100")), stored.services),
         (training_rows(miso, streams), stored.trainings),
     ):
-        for one, other in zip(computed, expected, strict=True):
-            assert_same_program(one, other)
+        for computed_program, stored_program in zip(computed, expected, strict=True):
+            assert_same_program(computed_program, stored_program)
 
 
 def assert_same_program(computed: FittedProgram, stored: FittedProgram) -> None:

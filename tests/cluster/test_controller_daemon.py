@@ -97,7 +97,7 @@ def order_for(node: Conversation, name: str) -> StartJob:
         pause(0.05)
 
 
-def test_killed_amid_its_work_it_knows_what_it_knew(
+def test_killed_controller_recovers_its_state(
     home: Path, run: Run, daemon: Callable[..., Daemon], tmp_path: Path
 ) -> None:
     first = daemon()
@@ -139,7 +139,7 @@ def moved(identity: Identity, controller: str) -> Identity:
     return msgspec.structs.replace(identity, controller=controller)
 
 
-def test_what_the_commands_say(home: Path, run: Run, daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_output_of_the_cluster_commands(home: Path, run: Run, daemon: Callable[..., Daemon], tmp_path: Path) -> None:
     code, _, error = run("jobs")
     assert (code, error.count("\n")) == (75, 0)
     assert "no controller was ever started in" in error
@@ -194,7 +194,7 @@ BAD = {
 }
 
 
-def test_bad_input_gets_one_sentence(home: Path, run: Run, daemon: Callable[..., Daemon]) -> None:
+def test_bad_input_is_rejected_in_one_sentence(home: Path, run: Run, daemon: Callable[..., Daemon]) -> None:
     daemon()
     for words, sentence in BAD.items():
         code, printed, error = run(*words)
@@ -227,7 +227,7 @@ def journal_of(folder: Path) -> Path:
     return folder / "state" / "cluster" / "journal"
 
 
-def test_stopped_in_good_order_it_leaves_one_snapshot(tmp_path: Path, log: NodeLog) -> None:
+def test_graceful_stop_leaves_one_snapshot(tmp_path: Path, log: NodeLog) -> None:
     controller = open_controller(CONFIG, places_in(tmp_path), log)
     controller.loop.post(submitted("j1"))
     before = controller.machine.snapshot()
@@ -242,7 +242,7 @@ def test_stopped_in_good_order_it_leaves_one_snapshot(tmp_path: Path, log: NodeL
     again.close()
 
 
-def test_what_a_turn_left_half_done_is_not_believed(
+def test_restart_after_a_failed_turn_recovers_from_the_journal(
     tmp_path: Path, log: NodeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(
@@ -268,7 +268,7 @@ def test_what_a_turn_left_half_done_is_not_believed(
     again.close()
 
 
-def test_a_torn_turn_is_dropped_and_damage_is_not_guessed_around(tmp_path: Path, log: NodeLog) -> None:
+def test_torn_last_turn_is_dropped_and_damage_is_rejected(tmp_path: Path, log: NodeLog) -> None:
     controller = open_controller(CONFIG, places_in(tmp_path), log)
     controller.loop.post(submitted("j1"))
     controller.loop.post(submitted("j2"))
@@ -289,7 +289,7 @@ def test_a_torn_turn_is_dropped_and_damage_is_not_guessed_around(tmp_path: Path,
     accepted.close()
 
 
-def test_after_damage_nothing_is_started_that_may_still_run(tmp_path: Path, log: NodeLog) -> None:
+def test_no_job_that_may_still_run_is_started_after_damage(tmp_path: Path, log: NodeLog) -> None:
     controller = open_controller(CONFIG, places_in(tmp_path), log)
     for name in ("j1", "j2", "j3"):
         controller.loop.post(submitted(name))
@@ -310,7 +310,7 @@ def test_after_damage_nothing_is_started_that_may_still_run(tmp_path: Path, log:
     again.close()
 
 
-def test_a_journal_that_another_version_wrote_is_not_believed(tmp_path: Path, log: NodeLog) -> None:
+def test_journal_of_another_version_is_rejected(tmp_path: Path, log: NodeLog) -> None:
     controller = open_controller(CONFIG, places_in(tmp_path), log)
     controller.close()
     forged = MAGIC + encode_turn(1, submitted("j1", peer=3), [StopJob("n1", Attempt("j1", 1), "")])
@@ -319,7 +319,7 @@ def test_a_journal_that_another_version_wrote_is_not_believed(tmp_path: Path, lo
         open_controller(CONFIG, places_in(tmp_path), log)
 
 
-def test_figures_are_those_that_the_document_names(tmp_path: Path, log: NodeLog) -> None:
+def test_metrics_match_the_reference(tmp_path: Path, log: NodeLog) -> None:
     controller = open_controller(CONFIG, places_in(tmp_path), log)
     controller.loop.post(submitted("j1"))
     figures = ControllerMetrics(controller.machine.counts(), controller.loop.turn_ns.histogram(), 1, 2, 3)
@@ -336,6 +336,6 @@ def test_figures_are_those_that_the_document_names(tmp_path: Path, log: NodeLog)
     assert samples["cotenant_cluster_refused_total", None] == 3
 
 
-def test_an_address_that_is_none_is_named(tmp_path: Path, log: NodeLog) -> None:
+def test_invalid_address_is_rejected(tmp_path: Path, log: NodeLog) -> None:
     with pytest.raises(ConfigError, match=r"cluster.address = 'here'"):
         open_controller(ClusterConfig(listen="127.0.0.1:0", address="here"), places_in(tmp_path), log)

@@ -42,7 +42,7 @@ def is_recorded(identity: Identity) -> bool:
         return node.ask(wire.ReportNode(VERSION, 1, report(identity.name)), wire.GrantLease).sequence == 1
 
 
-def test_a_token_makes_a_node_once(controller: ControllerFixture) -> None:
+def test_token_enrols_one_node(controller: ControllerFixture) -> None:
     token = controller.token()
     identity = controller.joined("once", token)
     assert (identity.role, identity.name, identity.controller) == (Role.NODE, "once", controller.address)
@@ -53,7 +53,7 @@ def test_a_token_makes_a_node_once(controller: ControllerFixture) -> None:
         controller.joined("second", token)
 
 
-def test_a_token_for_several_nodes_is_used_up_by_as_many(controller: ControllerFixture) -> None:
+def test_token_enrols_as_many_nodes_as_it_has_uses(controller: ControllerFixture) -> None:
     token = controller.token(uses=2)
     assert is_recorded(controller.joined("of-two-1", token))
     assert is_recorded(controller.joined("of-two-2", token))
@@ -61,14 +61,14 @@ def test_a_token_for_several_nodes_is_used_up_by_as_many(controller: ControllerF
         controller.joined("of-two-3", token)
 
 
-def test_a_token_has_an_end(controller: ControllerFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_token_is_rejected(controller: ControllerFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     token = controller.token(valid_ns=DAY_NS)
     monkeypatch.setattr(admin, "unix_ns", lambda: unix_ns() + DAY_NS)
     with pytest.raises(ConfigError, match=r"has expired"):
         controller.joined("late", token)
 
 
-def test_a_name_has_one_holder_unless_an_operator_says_otherwise(controller: ControllerFixture) -> None:
+def test_node_name_is_unique_until_revoked(controller: ControllerFixture) -> None:
     first = controller.joined("taken")
     with pytest.raises(ConfigError, match=r"there is a node 'taken' already.*--node taken"):
         enrol(controller.address, controller.token(), "taken", controller.home / "other.pem", controller.said.append)
@@ -86,7 +86,7 @@ def test_a_name_has_one_holder_unless_an_operator_says_otherwise(controller: Con
         is_recorded(first)
 
 
-def test_who_lost_the_answer_asks_again_with_the_same_key(controller: ControllerFixture) -> None:
+def test_enrolment_may_be_repeated_with_the_same_key(controller: ControllerFixture) -> None:
     token = controller.token()
     secret = token.partition(".")[0]
     _, request = make_request()
@@ -106,7 +106,7 @@ def test_who_lost_the_answer_asks_again_with_the_same_key(controller: Controller
 
 
 @pytest.mark.parametrize("node", ["", "comes-back"])
-def test_who_was_revoked_does_not_come_back_by_the_token_it_used(tmp_path: Path, node: str) -> None:
+def test_revoked_node_cannot_reuse_its_token(tmp_path: Path, node: str) -> None:
     registry = CertificateRegistry(tmp_path / "register.json")
     authority = open_authority(tmp_path, unix_ns())
 
@@ -130,9 +130,7 @@ def test_who_was_revoked_does_not_come_back_by_the_token_it_used(tmp_path: Path,
     assert not joins(second, other)
 
 
-def test_the_secret_is_sent_only_to_the_controller_that_made_the_token(
-    controller: ControllerFixture, tmp_path: Path
-) -> None:
+def test_secret_is_sent_only_to_the_issuing_controller(controller: ControllerFixture, tmp_path: Path) -> None:
     other = open_authority(tmp_path, unix_ns())
     token = token_text(controller.token().partition(".")[0], other.certificate)
     with pytest.raises(PeerError, match=r"not the controller that made this token \(its fingerprint differs\)"):
@@ -140,20 +138,20 @@ def test_the_secret_is_sent_only_to_the_controller_that_made_the_token(
     assert "fooled" not in "".join(controller.said)
 
 
-def test_an_identity_of_another_cluster_is_none_here(controller: ControllerFixture, tmp_path: Path) -> None:
+def test_identity_of_another_cluster_is_rejected(controller: ControllerFixture, tmp_path: Path) -> None:
     other = open_authority(tmp_path, unix_ns())
     unauthenticated = other.identity(Role.NODE, "n1", controller.address, tmp_path / "n1.pem", 1.0, unix_ns())
     with pytest.raises(WorldError, match=r"the controller's certificate is not of this cluster"):
         is_recorded(unauthenticated)
 
 
-def test_an_expired_certificate_is_named(controller: ControllerFixture) -> None:
+def test_expired_certificate_is_reported(controller: ControllerFixture) -> None:
     identity = controller.identity(Role.NODE, "old", days=-0.01)
     with pytest.raises(WorldError, match=r"has expired; join anew, with a new token"):
         is_recorded(identity)
 
 
-def test_a_controller_whose_certificate_is_of_another_time_is_named(controller: ControllerFixture) -> None:
+def test_expired_controller_certificate_is_reported(controller: ControllerFixture) -> None:
     """Served by a plain TLS server with such a certificate: a controller itself makes a new one in time."""
     own = controller.identity(Role.CONTROLLER, "late", days=-0.01)
     listener = socket.create_server(("127.0.0.1", 0))
@@ -171,7 +169,7 @@ def test_a_controller_whose_certificate_is_of_another_time_is_named(controller: 
     listener.close()
 
 
-def test_a_revoked_node_is_out_at_once_and_stays_out(controller: ControllerFixture) -> None:
+def test_revoked_node_is_disconnected_and_stays_rejected(controller: ControllerFixture) -> None:
     identity = controller.joined("banned")
     with talk(identity) as node, talk(controller.operator) as operator:
         node.ask(wire.ReportNode(VERSION, 1, report("banned")), wire.GrantLease)
@@ -185,7 +183,7 @@ def test_a_revoked_node_is_out_at_once_and_stays_out(controller: ControllerFixtu
     assert CertificateRegistry(controller.home / "register.json")._kept == controller.registry._kept
 
 
-def test_a_user_gets_an_identity_and_can_be_sent_away(controller: ControllerFixture) -> None:
+def test_user_identity_can_be_issued_and_revoked(controller: ControllerFixture) -> None:
     anna = obtain_user(controller.operator, "anna", controller.home / "anna.pem")
     with talk(anna) as user, talk(controller.operator) as operator:
         user.ask(wire.Submit(VERSION, job("a1", "anna")), wire.Success)
@@ -194,7 +192,7 @@ def test_a_user_gets_an_identity_and_can_be_sent_away(controller: ControllerFixt
         user.ask(wire.ListJobs(VERSION), wire.JobPage)
 
 
-def test_a_renewed_certificate_counts_as_the_first_did(controller: ControllerFixture) -> None:
+def test_renewed_certificate_is_accepted(controller: ControllerFixture) -> None:
     identity = controller.joined("renews")
     _, request = make_request()
     with talk(identity) as node:
@@ -208,7 +206,7 @@ def test_a_renewed_certificate_counts_as_the_first_did(controller: ControllerFix
     assert is_recorded(identity)
 
 
-def test_there_are_only_so_many_tokens(tmp_path: Path) -> None:
+def test_number_of_tokens_is_limited(tmp_path: Path) -> None:
     registry = CertificateRegistry(tmp_path / "register.json")
     registry._kept.tokens = {str(number): Token(10, 1) for number in range(TOKENS_LIMIT)}
     refused = registry.make_token(1, 10, "", 0)
@@ -217,7 +215,7 @@ def test_there_are_only_so_many_tokens(tmp_path: Path) -> None:
     assert isinstance(registry.make_token(1, 20, "", 10), str)  # by now they have
 
 
-def test_files_that_are_none_are_named(tmp_path: Path) -> None:
+def test_unreadable_identity_files_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "file"
     for read in (read_token, read_identity):
         with pytest.raises(ConfigError, match=str(path)):
@@ -234,13 +232,13 @@ def test_files_that_are_none_are_named(tmp_path: Path) -> None:
         open_authority(tmp_path, unix_ns())
 
 
-def test_a_name_that_no_certificate_can_have(controller: ControllerFixture) -> None:
+def test_invalid_name_is_rejected(controller: ControllerFixture) -> None:
     for name in ("", "-n", "a b", "a\n", "x" * 129):
         with pytest.raises(ConfigError, match=r"node-name"):
             controller.joined(name)
 
 
-def test_without_the_library_one_sentence_says_what_to_install(tmp_path: Path) -> None:
+def test_missing_library_is_reported_with_the_package_to_install(tmp_path: Path) -> None:
     (tmp_path / "cryptography.py").write_text("raise ImportError('not here')")
     done = run(
         [BIN / "cotenant", "cluster", "start", "--listen", "127.0.0.1:0"],

@@ -12,7 +12,7 @@ from tests.support.cluster_steps import GRACE, LEASE, ClusterScript, runs
 pytestmark = pytest.mark.live
 
 
-def test_a_node_whose_last_report_has_no_gpus_is_not_forgotten_before_the_grace() -> None:
+def test_node_without_gpus_is_kept_until_the_grace_ends() -> None:
     story = ClusterScript()
     story.join("a")
     story.submit("job")

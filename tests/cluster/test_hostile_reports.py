@@ -112,19 +112,19 @@ STARTED = ClusterStarted(ClusterSettings(SECOND, 10 * SECOND, 5 * SECOND), "test
 
 @given(st.lists(st.tuples(events, st.sampled_from([0, SECOND, 20 * SECOND])), max_size=25))
 @settings(max_examples=examples(60, 5000))
-def test_whatever_is_said_the_machine_lives_and_its_story_brings_it_back(said: list[tuple[ClusterEvent, int]]) -> None:
+def test_arbitrary_events_keep_invariants_and_replay_restores_the_state(steps: list[tuple[ClusterEvent, int]]) -> None:
     machine = ClusterMachine()
     now = SECOND
     turns = [ClusterTurn(now, STARTED, machine.handle(STARTED, now=now))]
-    for event, later in said:
-        now += later
-        heard = msgspec.msgpack.decode(msgspec.msgpack.encode(event), type=type(event))  # as it comes off the wire
-        turns.append(ClusterTurn(now, heard, machine.handle(heard, now=now)))
+    for event, delay in steps:
+        now += delay
+        decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(event), type=type(event))  # as received over the wire
+        turns.append(ClusterTurn(now, decoded, machine.handle(decoded, now=now)))
         machine.check()
     journal = io.BytesIO(MAGIC + b"".join(encode_turn(turn.now, turn.event, turn.actions) for turn in turns))
     recovered = ClusterMachine()
     assert recover_cluster(recovered, ClusterJournalReader(journal.read)) == len(turns)
     assert recovered.snapshot() == machine.snapshot()
-    again = ClusterMachine()
-    again.handle(machine.snapshot(), now=now)
-    assert again.snapshot() == machine.snapshot()
+    restored = ClusterMachine()
+    restored.handle(machine.snapshot(), now=now)
+    assert restored.snapshot() == machine.snapshot()

@@ -105,7 +105,7 @@ def story(world: World) -> Iterator[str]:
     yield "forgotten"
 
 
-def test_wherever_one_is_killed_it_ran_at_most_once_and_its_end_is_reported(
+def test_killed_attempt_runs_at_most_once_and_its_end_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at, reached = 0, True
@@ -136,7 +136,7 @@ def test_wherever_one_is_killed_it_ran_at_most_once_and_its_end_is_reported(
     assert at > 8, "there were steps to be killed at"
 
 
-def test_without_a_kill_it_runs_and_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attempt_without_kill_completes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(tmp_path, monkeypatch, Mortal(-1, after=False))
     agent = world.agent()
     assert agent.accept(ORDER, None)
@@ -144,7 +144,7 @@ def test_without_a_kill_it_runs_and_is_done(tmp_path: Path, monkeypatch: pytest.
     assert world.started == 1
 
 
-def test_one_that_is_refused_ends_before_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_attempt_ends_without_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(tmp_path, monkeypatch, Mortal(-1, after=False))
     agent = world.agent()
     assert agent.accept(ORDER, End(JobEnd.REFUSED, "no such GPU"))
@@ -153,9 +153,7 @@ def test_one_that_is_refused_ends_before_it_began(tmp_path: Path, monkeypatch: p
     assert world.started == 0
 
 
-def test_one_that_is_refused_never_runs_wherever_its_agent_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_attempt_never_runs_after_a_kill_of_its_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for at in range(1, 9):
         for after in (False, True):
             with monkeypatch.context() as patch:

@@ -66,7 +66,7 @@ def controller() -> Iterator[ControllerFixture]:
         yield made
 
 
-def test_reports_arrive_orders_come_and_a_lease_is_held(controller: ControllerFixture) -> None:
+def test_link_delivers_reports_orders_and_leases(controller: ControllerFixture) -> None:
     node = Node(controller.joined("n1"))
     try:
         until(lambda: node.link.leased_until is not None)
@@ -85,7 +85,7 @@ def test_reports_arrive_orders_come_and_a_lease_is_held(controller: ControllerFi
         node.close()
 
 
-def test_a_controller_that_was_away_is_found_again() -> None:
+def test_link_reconnects_to_a_restarted_controller() -> None:
     before = descriptors()
     kept = socket.socket()  # bound and not listening: nobody else is given the port while the controller is away
     kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -112,9 +112,7 @@ def test_a_controller_that_was_away_is_found_again() -> None:
     until(lambda: descriptors() <= before)  # fewer, where an earlier test's are closed only now
 
 
-def test_of_several_addresses_of_a_name_the_one_that_leads_there_is_found(
-    controller: ControllerFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_link_tries_every_address_of_a_name(controller: ControllerFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     port = int(controller.address.rpartition(":")[2])
     kind = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
     addresses = [(*kind, ("127.0.0.1", 1)), (*kind, ("127.0.0.1", port))]
@@ -128,7 +126,7 @@ def test_of_several_addresses_of_a_name_the_one_that_leads_there_is_found(
         node.close()
 
 
-def test_a_link_says_once_what_is_wrong_and_goes_on_trying(controller: ControllerFixture) -> None:
+def test_link_logs_a_problem_once_and_retries(controller: ControllerFixture) -> None:
     identity = controller.joined("n1")
     with talk(controller.operator) as operator:
         operator.ask(wire.Revoke(wire.VERSION, Role.NODE, "n1"), wire.Success)
@@ -142,9 +140,7 @@ def test_a_link_says_once_what_is_wrong_and_goes_on_trying(controller: Controlle
         node.close()
 
 
-def test_an_old_certificate_is_renewed_in_passing(
-    controller: ControllerFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_link_renews_an_old_certificate(controller: ControllerFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     identity = controller.identity(Role.NODE, "n1", days=0.001)
     monkeypatch.setattr(Identity, "is_old", lambda own, now: own.until_ns == identity.until_ns)
     node = Node(identity)

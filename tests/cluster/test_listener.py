@@ -75,7 +75,7 @@ def test_a_peer_that_violates_the_protocol_is_notified_and_disconnected(controll
 
 @given(st.binary(max_size=200), st.sampled_from([None, Role.NODE, Role.USER]))
 @settings(max_examples=examples(8, 2000), suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_noise_harms_no_other_peer(controller: ControllerFixture, noise: bytes, role: Role | None) -> None:
+def test_random_bytes_do_not_affect_other_peers(controller: ControllerFixture, noise: bytes, role: Role | None) -> None:
     connection = controller.raw(None if role is None else controller.identity(role, "noisy"))
     with contextlib.suppress(OSError):
         connection.sendall(noise)
@@ -84,7 +84,7 @@ def test_noise_harms_no_other_peer(controller: ControllerFixture, noise: bytes, 
     controller.honest()
 
 
-def test_no_tls_and_an_older_tls_get_nothing(controller: ControllerFixture) -> None:
+def test_plain_text_and_older_tls_are_rejected(controller: ControllerFixture) -> None:
     host, _, port = controller.address.rpartition(":")
     with socket.create_connection((host, int(port)), BOUND_S) as bare:
         bare.sendall(b"GET / HTTP/1.1\r\n\r\n")
@@ -99,7 +99,7 @@ def test_no_tls_and_an_older_tls_get_nothing(controller: ControllerFixture) -> N
         older.wrap_socket(bare)
 
 
-def test_a_peer_that_sends_nothing_complete_loses_only_its_own_connection(controller: ControllerFixture) -> None:
+def test_incomplete_message_closes_only_its_own_connection(controller: ControllerFixture) -> None:
     host, _, port = controller.address.rpartition(":")
     node = controller.identity(Role.NODE, "n1")
     with (
@@ -121,7 +121,7 @@ def test_a_peer_that_sends_nothing_complete_loses_only_its_own_connection(contro
         controller.settled(0)
 
 
-def test_connections_are_bounded_and_a_node_keeps_its_place(controller: ControllerFixture) -> None:
+def test_connection_limit_does_not_disconnect_nodes(controller: ControllerFixture) -> None:
     with contextlib.ExitStack() as stack:
         node = stack.enter_context(talk(controller.identity(Role.NODE, "n1")))
         node.ask(wire.ReportNode(VERSION, 1, report("n1")), wire.GrantLease)
@@ -138,7 +138,7 @@ def test_connections_are_bounded_and_a_node_keeps_its_place(controller: Controll
         assert node.ask(wire.ReportNode(VERSION, 2, report("n1")), wire.GrantLease).sequence == 2
 
 
-def test_where_all_places_are_nodes_the_newcomer_is_turned_away() -> None:
+def test_new_peer_is_rejected_if_nodes_use_every_connection() -> None:
     with ControllerFixture(most=3) as controller, contextlib.ExitStack() as stack:
         nodes = [stack.enter_context(talk(controller.identity(Role.NODE, f"n{number}"))) for number in range(3)]
         for number, node in enumerate(nodes):
@@ -149,7 +149,7 @@ def test_where_all_places_are_nodes_the_newcomer_is_turned_away() -> None:
             assert node.ask(wire.ReportNode(VERSION, 2, report(f"n{number}")), wire.GrantLease).sequence == 2
 
 
-def test_who_does_not_read_is_not_kept_for(controller: ControllerFixture) -> None:
+def test_peer_that_does_not_read_is_disconnected(controller: ControllerFixture) -> None:
     with talk(controller.operator) as operator:
         for number in range(60):
             spec = msgspec.structs.replace(job(f"j{number}"), command=("x" * 15_000,))
@@ -164,7 +164,7 @@ def test_who_does_not_read_is_not_kept_for(controller: ControllerFixture) -> Non
     connection.close()
 
 
-def test_a_node_reports_as_itself_only(controller: ControllerFixture) -> None:
+def test_node_may_report_only_its_own_name(controller: ControllerFixture) -> None:
     with talk(controller.identity(Role.NODE, "n1")) as node:
         node.ask(wire.ReportNode(VERSION, 1, report("n1")), wire.GrantLease)
         with pytest.raises(PeerError, match=r"certificate is node 'n1's, the report says 'n2'|'n2'"):
@@ -172,14 +172,14 @@ def test_a_node_reports_as_itself_only(controller: ControllerFixture) -> None:
     assert [view.node for view in controller.machine.nodes()] == ["n1"]
 
 
-def test_a_report_is_acknowledged_with_the_lease_once_it_is_on_record(controller: ControllerFixture) -> None:
+def test_report_is_acknowledged_with_a_lease_after_journaling(controller: ControllerFixture) -> None:
     with talk(controller.identity(Role.NODE, "n1")) as node:
         answer = node.ask(wire.ReportNode(VERSION, 7, report("n1")), wire.GrantLease)
     assert answer == wire.GrantLease(7, SETTINGS.lease_ns, SETTINGS.grace_ns)
     assert b"node-report" in (controller.home / "journal").read_bytes()
 
 
-def test_a_new_connection_of_a_node_takes_the_place_of_the_old(controller: ControllerFixture) -> None:
+def test_new_connection_of_a_node_replaces_the_old_one(controller: ControllerFixture) -> None:
     identity = controller.identity(Role.NODE, "n1")
     with talk(identity) as old, talk(identity) as new:
         new.ask(wire.ReportNode(VERSION, 1, report("n1")), wire.GrantLease)
@@ -188,7 +188,7 @@ def test_a_new_connection_of_a_node_takes_the_place_of_the_old(controller: Contr
         assert controller.listener.is_connected("n1")
 
 
-def test_an_identity_that_is_used_twice_has_a_lease_once(controller: ControllerFixture) -> None:
+def test_identity_used_twice_gets_one_lease(controller: ControllerFixture) -> None:
     identity = controller.identity(Role.NODE, "n1")
     with talk(identity) as first:
         first.ask(wire.ReportNode(VERSION, 1, report("n1", epoch=5)), wire.GrantLease)
@@ -198,14 +198,14 @@ def test_an_identity_that_is_used_twice_has_a_lease_once(controller: ControllerF
         first.ask(wire.ReportNode(VERSION, 2, report("n1", epoch=5)), wire.GrantLease)
 
 
-def test_what_a_node_may_not_ask(controller: ControllerFixture) -> None:
+def test_node_may_not_send_user_requests(controller: ControllerFixture) -> None:
     for request in (wire.Submit(VERSION, job("j")), wire.ListJobs(VERSION), wire.MakeToken(VERSION, 1, 10**9)):
         with (
             talk(controller.identity(Role.NODE, "n1")) as node,
-            pytest.raises(PeerError, match=r"of a node may not say"),
+            pytest.raises(PeerError, match=r"of a node may not send"),
         ):
             node.ask(request, wire.Success)
-    with controller.as_user() as user, pytest.raises(PeerError, match=r"of a user may not say 'drain'"):
+    with controller.as_user() as user, pytest.raises(PeerError, match=r"of a user may not send 'drain'"):
         user.ask(wire.Drain(VERSION, "n1", on=True), wire.Success)
 
 
@@ -226,7 +226,7 @@ def test_a_node_cannot_be_the_controller(controller: ControllerFixture) -> None:
     listener.close()
 
 
-def test_users_submit_and_cancel_what_is_theirs(controller: ControllerFixture) -> None:
+def test_users_submit_and_cancel_only_their_own_jobs(controller: ControllerFixture) -> None:
     with controller.as_user("anna") as anna, controller.as_user("ben") as ben, talk(controller.operator) as operator:
         anna.ask(wire.Submit(VERSION, job("a1", "anna")), wire.Success)
         anna.ask(wire.Submit(VERSION, job("a1", "anna")), wire.Success)  # the same again is the same
@@ -245,7 +245,7 @@ def test_users_submit_and_cancel_what_is_theirs(controller: ControllerFixture) -
     }
 
 
-def test_others_see_a_job_but_not_what_it_runs(controller: ControllerFixture) -> None:
+def test_command_of_a_job_is_hidden_from_other_users(controller: ControllerFixture) -> None:
     spec = msgspec.structs.replace(job("a1"), environment=(("TOKEN", "secret"),), directory="/home/anna")
     with controller.as_user("anna") as anna, controller.as_user("ben") as ben:
         anna.ask(wire.Submit(VERSION, spec), wire.Success)
@@ -255,7 +255,7 @@ def test_others_see_a_job_but_not_what_it_runs(controller: ControllerFixture) ->
     assert (theirs.command, theirs.directory, theirs.environment) == ((), "", ())
 
 
-def test_a_long_list_comes_in_pages_that_hold_each_job_once(
+def test_pages_of_a_long_list_contain_each_job_once(
     controller: ControllerFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wire, "PAGE_LIMIT", 30)
@@ -273,9 +273,7 @@ def test_a_long_list_comes_in_pages_that_hold_each_job_once(
         assert [reported.spec.name for reported in named.jobs] == ["j3"]
 
 
-def test_what_is_open_is_looked_at_once_for_a_page(
-    controller: ControllerFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_open_gpus_are_counted_once_per_page(controller: ControllerFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
 
     class Counted(Reasons):
@@ -295,7 +293,7 @@ def test_what_is_open_is_looked_at_once_for_a_page(
     assert len(looks) == 1
 
 
-def test_orders_reach_the_node_that_is_there(controller: ControllerFixture) -> None:
+def test_orders_reach_the_connected_node(controller: ControllerFixture) -> None:
     with talk(controller.identity(Role.NODE, "n1")) as node, talk(controller.operator) as operator:
         node.ask(wire.ReportNode(VERSION, 1, report("n1")), wire.GrantLease)
         operator.ask(wire.Submit(VERSION, job("j1")), wire.Success)
@@ -305,7 +303,7 @@ def test_orders_reach_the_node_that_is_there(controller: ControllerFixture) -> N
         assert (order.node, order.attempt.job) == ("n1", "j1")
 
 
-def test_what_operators_set(controller: ControllerFixture) -> None:
+def test_operators_drain_nodes_and_set_quotas(controller: ControllerFixture) -> None:
     with talk(controller.operator) as operator, talk(controller.identity(Role.NODE, "n1")) as node:
         node.ask(wire.ReportNode(VERSION, 1, report("n1", gpus=2)), wire.GrantLease)
         operator.ask(wire.Drain(VERSION, "n1", on=True), wire.Success)
@@ -317,7 +315,7 @@ def test_what_operators_set(controller: ControllerFixture) -> None:
     assert controller.machine.snapshot().quotas == (Quota("anna", 1),)
 
 
-def test_a_node_is_forgotten_only_when_nothing_can_run_there(controller: ControllerFixture) -> None:
+def test_node_is_forgotten_only_when_no_job_can_run_there(controller: ControllerFixture) -> None:
     with talk(controller.identity(Role.NODE, "n1")) as node:
         node.ask(wire.ReportNode(VERSION, 1, report("n1")), wire.GrantLease)
     forget = wire.Forget(VERSION, "n1")
@@ -333,7 +331,7 @@ def test_a_node_is_forgotten_only_when_nothing_can_run_there(controller: Control
         assert operator.ask(wire.ListNodes(VERSION), wire.NodePage).nodes == []
 
 
-def test_a_refusal_names_its_reason(controller: ControllerFixture) -> None:
+def test_refusal_contains_its_reason(controller: ControllerFixture) -> None:
     with controller.raw(controller.operator) as connection:
         connection.sendall(wire.encode(wire.Cancel(VERSION, "zz")))
         frames = wire.answer_frames().feed(connection.recv(4096))
@@ -342,7 +340,7 @@ def test_a_refusal_names_its_reason(controller: ControllerFixture) -> None:
     assert answer.reject.reason is Reason.UNKNOWN_JOB
 
 
-def test_a_report_too_large_for_its_frame_is_not_read(controller: ControllerFixture) -> None:
+def test_oversized_report_is_rejected(controller: ControllerFixture) -> None:
     connection = controller.raw(controller.identity(Role.NODE, "n1"))
     connection.sendall(LENGTH.pack(wire.NODE_LIMIT_BYTES + 1))
     answers = heard(connection)

@@ -71,12 +71,12 @@ def check_log(cluster: Cluster, name: str) -> int:
     return len(begins)
 
 
-def test_jobs_are_placed_evicted_and_resumed_and_no_kill_loses_or_repeats_work() -> None:
+def test_kills_neither_lose_nor_repeat_work_of_jobs() -> None:
     with clusters(nodes=3, gpus=2) as cluster:
         story(cluster)
 
 
-def test_a_node_that_is_cut_off_ends_its_job_before_that_is_started_elsewhere() -> None:
+def test_disconnected_node_ends_its_job_before_a_restart_elsewhere() -> None:
     """Its agent stands still, as behind a broken network: only the supervisor is left to keep the lease."""
     with clusters(nodes=2, gpus=1, lease="3s", grace="9s") as cluster:
         daemons = {name: cluster.start_node(name) for name in ("n1", "n2")}

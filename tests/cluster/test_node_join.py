@@ -32,7 +32,7 @@ def asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return ask
 
 
-def test_an_agent_needs_a_controller_and_at_first_a_token(asks: Asks, tmp_path: Path) -> None:
+def test_agent_requires_a_controller_and_initially_a_token(asks: Asks, tmp_path: Path) -> None:
     assert asks("cluster", "agent").startswith("agent.join = '': say where the cluster's controller is")
     assert "name the file with a join token" in asks("cluster", "agent", "--join", "controller:1")
     token = tmp_path / "token"
@@ -44,7 +44,7 @@ def test_an_agent_needs_a_controller_and_at_first_a_token(asks: Asks, tmp_path: 
     assert "127.0.0.1:1" in asks(*given, code=75), "there is nobody; it may be there later"
 
 
-def test_one_that_has_joined_keeps_its_name(asks: Asks, tmp_path: Path) -> None:
+def test_joined_agent_keeps_its_name(asks: Asks, tmp_path: Path) -> None:
     path = tmp_path / "state" / "agent" / "identity.pem"
     path.parent.mkdir(parents=True, mode=0o700)
     key, _ = make_request()

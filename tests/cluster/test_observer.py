@@ -30,7 +30,7 @@ STOP = StopJob("n1", ATTEMPT, "cancelled")
 REFUSED = Answer(1, Reject(Reason.UNKNOWN_JOB, "no job is called 'j9'"))
 
 
-def test_each_thing_has_its_line() -> None:
+def test_each_event_has_its_log_line() -> None:
     said: list[str] = []
     observer = ControllerObserver(said.append)
     ended = AttemptReport(ATTEMPT, (0, 1), end=JobEnd.DONE, detail="exit 0")

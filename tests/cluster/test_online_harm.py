@@ -1,4 +1,4 @@
-"""Tests of slowdown of online work by placed jobs."""
+"""Tests of limits on attempt numbers, leases and the text of jobs."""
 
 import pytest
 
@@ -12,13 +12,15 @@ from tests.support.cluster_steps import ClusterScript, runs, settings, starts
 LARGEST = (1 << 63) - 1
 
 
-def test_a_node_cannot_use_up_the_numbers_of_attempts() -> None:
+def test_node_cannot_exhaust_attempt_numbers() -> None:
     story = ClusterScript()
     story.join("a")
-    mad = Attempt("x", LARGEST)
-    assert story.report("a", AttemptReport(mad, (9, -1))) == [StopJob("a", mad, "it is not wanted here")]
-    lost = Attempt("y", 1000)  # of a controller that has lost what it knew
-    story.report("a", AttemptReport(lost, (0,)))
+    implausible = Attempt("x", LARGEST)
+    assert story.report("a", AttemptReport(implausible, (9, -1))) == [
+        StopJob("a", implausible, "it is not wanted here")
+    ]
+    earlier = Attempt("y", 1000)  # issued by a controller that has lost its state
+    story.report("a", AttemptReport(earlier, (0,)))
     story.report("a")
     story.submit("job")
     (order,) = story.until(11)
@@ -26,19 +28,19 @@ def test_a_node_cannot_use_up_the_numbers_of_attempts() -> None:
     assert order.attempt.number == 1001
 
 
-@pytest.mark.parametrize("is_heard_again", [False, True])
-def test_a_lease_that_is_shorter_from_now_on_ends_none_that_was_given_before(is_heard_again: bool) -> None:
+@pytest.mark.parametrize("reports_again", [False, True])
+def test_shorter_lease_does_not_end_earlier_leases(reports_again: bool) -> None:
     story = ClusterScript()  # 20 s and 5 s
     story.join("a")
     story.submit("job")
     (order,) = story.until(2)
-    story.report("a", runs(order), seen=1)  # the node may hold to this lease until 22, and to its grace until 27
+    story.report("a", runs(order), seen=1)  # this lease is valid until 22 s, and its grace until 27 s
     shorter = settings(lease_ns=2 * SECOND_NS, grace_ns=SECOND_NS)
     story.tell(ClusterStarted(shorter, "1", 0))
     story.join("b")
-    if is_heard_again:
+    if reports_again:
         story.now_s = 3
-        story.report("a", runs(order), seen=1)  # what the controller says to that may be lost
+        story.report("a", runs(order), seen=1)  # the answer to this report may be lost
     reported = story.machine.snapshot()
     story.machine.handle(reported, now=story.now_s * SECOND_NS)
     story.tell(ClusterStarted(shorter, "1", 0))
@@ -53,7 +55,7 @@ def test_a_lease_that_is_shorter_from_now_on_ends_none_that_was_given_before(is_
     assert placed == {"job": ("b", (0,))}
 
 
-def test_what_jobs_say_is_bounded_and_those_that_are_over_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_of_jobs_is_bounded_and_finished_jobs_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_jobs, "TEXT_LIMIT", 1000)
     story = ClusterScript()
 

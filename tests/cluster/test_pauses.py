@@ -6,8 +6,8 @@ from cotenant.cluster.state.cluster import ClusterMachine
 from tests.support.cluster_steps import ClusterScript, runs
 
 
-def pushed_out(story: ClusterScript, order: object, after_s: int = 0) -> int:
-    """Its node makes it leave so long after it began; the second at which it does."""
+def evict(story: ClusterScript, order: object, after_s: int = 0) -> int:
+    """Let the node evict the job after `after_s` seconds and return the second of the eviction."""
     assert isinstance(order, StartJob)
     story.report("a", runs(order), seen=order.attempt.number)
     for _ in range(after_s // 10):
@@ -23,28 +23,28 @@ def next_start(story: ClusterScript) -> StartJob:
             if isinstance(action, StartJob):
                 return action
         story.report("a", seen=99)
-    raise AssertionError("it is never started again")
+    raise AssertionError("the job is never started again")
 
 
-def test_a_job_that_its_node_makes_leave_waits_longer_each_time_and_not_after_a_long_run() -> None:
+def test_pause_after_eviction_doubles_and_resets_after_a_long_run() -> None:
     story = ClusterScript(round_ns=1_000_000_000)
     story.join("a")
     story.submit("job")
     order = next_start(story)
-    waited = []
+    pauses = []
     for after_s in (0, 0, 0, 0, 0, 0, 0, 700, 0):
-        left = pushed_out(story, order, after_s)
+        evicted_at = evict(story, order, after_s)
         order = next_start(story)
-        waited.append(story.now_s - left)
-    assert [round(one, -1) for one in waited] == [30, 60, 120, 240, 480, 600, 600, 30, 60]
+        pauses.append(story.now_s - evicted_at)
+    assert [round(pause, -1) for pause in pauses] == [30, 60, 120, 240, 480, 600, 600, 30, 60]
 
 
-def test_how_often_it_had_to_leave_is_kept_in_a_snapshot() -> None:
+def test_snapshot_keeps_the_number_of_evictions() -> None:
     story = ClusterScript(round_ns=1_000_000_000)
     story.join("a")
     story.submit("job")
     for _ in range(2):
-        pushed_out(story, next_start(story))
+        evict(story, next_start(story))
     machine = ClusterMachine()
     machine.handle(story.machine.snapshot(), now=story.now_s)
     assert machine.job_table.jobs["job"].pushed_out == 2

@@ -20,7 +20,7 @@ def test_hard_constraints() -> None:
     story = ClusterScript(slowdown_limit_ppm=100_000_000)
     story.join("a", small)
     story.join("b", served, replaced(GPU, condition=GpuCondition.UNHEALTHY), replaced(GPU, offer_ppm=0))
-    wants: dict[str, dict[str, object]] = {
+    requirements_by_job: dict[str, dict[str, object]] = {
         "memory": {"memory_bytes": 5 * GIB},
         "type": {"types": ("T4",)},
         "share": {"min_share_ppm": 400_000},
@@ -28,15 +28,15 @@ def test_hard_constraints() -> None:
         "gang": {"gpus": 2},
         "nowhere": {"types": ("H100",)},
     }
-    found: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for name, given in wants.items():
-        story.submit(name, **given)
-        found |= starts(story.until(story.now_s + 11))
+    placed: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for name, requirements in requirements_by_job.items():
+        story.submit(name, **requirements)
+        placed |= starts(story.until(story.now_s + 11))
         story.tell(JobCancelled(name))
         for node, attempts in [("a", ()), ("b", ())]:
             story.now_s += 1
             story.tell(NodeReport(node, 1, story.reported[node].gpus, attempts, 99))
-    assert found == {
+    assert placed == {
         "memory": ("b", (0,)),
         "type": ("a", (0,)),
         "share": ("b", (0,)),
@@ -44,13 +44,13 @@ def test_hard_constraints() -> None:
     }
 
 
-def test_a_gang_gets_all_of_its_gpus_on_one_node_or_none() -> None:
+def test_gang_gets_all_of_its_gpus_on_one_node_or_none() -> None:
     story = ClusterScript()
     story.join("a")
     story.join("b")
     story.submit("gang", gpus=2)
     assert starts(story.until(15)) == {}
-    assert "no node has 2 open GPUs" in story.job("gang").why
+    assert "no node has 2 suitable open GPUs" in story.job("gang").why
     story.join("c", GPU, GPU, GPU)
     assert list(starts(story.until(30)).values()) == [("c", (0, 1))]
 
@@ -71,7 +71,7 @@ def test_groups_that_avoid_each_other_share_no_node() -> None:
     ]
 
 
-def test_a_quota_holds_at_each_start_and_takes_nothing_away() -> None:
+def test_quota_limits_starts_and_evicts_no_job() -> None:
     story = ClusterScript()
     story.join("a", GPU, GPU, GPU)
     story.tell(QuotaSet(Quota("ann", 1)))
@@ -86,7 +86,7 @@ def test_a_quota_holds_at_each_start_and_takes_nothing_away() -> None:
     assert sorted(starts(story.until(15))) == ["two"]
 
 
-def test_who_has_priority_goes_first() -> None:
+def test_job_of_higher_priority_is_placed_first() -> None:
     story = ClusterScript()
     story.submit("early")
     story.submit("urgent", priority=5)
@@ -94,7 +94,7 @@ def test_who_has_priority_goes_first() -> None:
     assert list(starts(story.until(5))) == ["urgent"]
 
 
-def test_users_who_had_less_come_first_if_that_is_asked_for() -> None:
+def test_fair_sharing_prefers_users_with_less_gpu_time() -> None:
     story = ClusterScript(fair=True)
     story.join("a")
     story.submit("long")
@@ -107,7 +107,7 @@ def test_users_who_had_less_come_first_if_that_is_asked_for() -> None:
     assert list(starts(story.until(111))) == ["newcomer"]
 
 
-def test_a_job_moves_where_it_gains_and_what_is_kept_for_it_is_not_given_away() -> None:
+def test_job_moves_to_a_faster_gpu_that_stays_reserved_for_it() -> None:
     story = ClusterScript(slowdown_limit_ppm=100_000_000)
     crowded = replaced(GPU, online=(BUSY,), offer_ppm=200_000)
     story.join("slow", crowded)
@@ -119,16 +119,16 @@ def test_a_job_moves_where_it_gains_and_what_is_kept_for_it_is_not_given_away() 
     story.report("slow", runs(order, 200_000), seen=1)
     (stop,) = story.until(25)
     assert isinstance(stop, StopJob)
-    assert (stop.node, stop.why) == ("slow", "it goes on faster on fast")
+    assert (stop.node, stop.why) == ("slow", "it is moved to a faster GPU of fast")
     story.submit("thief")
     story.report("fast")
     assert starts(story.until(35)) == {}
-    _, again = story.report("slow", runs(order, 300_000, JobEnd.EVICTED), seen=1)
-    assert isinstance(again, StartJob)
-    assert (again.node, again.progress_ppm) == ("fast", 300_000)
+    _, restart = story.report("slow", runs(order, 300_000, JobEnd.EVICTED), seen=1)
+    assert isinstance(restart, StartJob)
+    assert (restart.node, restart.progress_ppm) == ("fast", 300_000)
 
 
-def test_jobs_do_not_move_for_little() -> None:
+def test_job_is_not_moved_for_a_small_gain() -> None:
     story = ClusterScript()
     story.join("a", replaced(GPU, offer_ppm=950_000))
     story.submit("job", use=TaskUse(950_000, ((1_000_000, 1_000_000),), 500_000, 100_000))
@@ -149,23 +149,23 @@ def test_measured_speeds_change_predictions() -> None:
     story.report("a", runs(order, 100_000), seen=1)
     assert story.machine.pair_weights.predictor.learned() == ()
     story.report("a", runs(order, 200_000, rate_ppm=300_000), seen=1)
-    once = story.machine.pair_weights.predictor.learned()
-    assert {profile for profile, *_ in once} == {"bert"}
+    learned = story.machine.pair_weights.predictor.learned()
+    assert {profile for profile, *_ in learned} == {"bert"}
     story.report("a", runs(order, 300_000, rate_ppm=310_000), seen=1)
-    assert story.machine.pair_weights.predictor.learned() == once, "much the same is nothing new"
+    assert story.machine.pair_weights.predictor.learned() == learned, "a similar speed is not learned again"
 
 
-def test_kinds_follow_what_is_avoided() -> None:
+def test_gpu_kinds_change_with_avoided_tenants() -> None:
     story = ClusterScript()
     web, ads = (replaced(GPU, online=(OnlineUse(name),)) for name in ("web", "ads"))
     story.join("a", web, ads)
-    assert len(story.machine.inventory.kinds) == 1, "names do not count"
+    assert len(story.machine.inventory.kinds) == 1, "names that no job avoids do not distinguish kinds"
     story.submit("job", avoid=("ads",), min_share_ppm=1_000_000)
     story.until(5)
     assert [kind.named for kind in story.machine.inventory.kinds if kind.named] == [("ads",)]
 
 
-def test_kinds_that_are_no_more_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_kinds_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_floor, "_KINDS_LIMIT", 4)
     monkeypatch.setattr(cluster_jobs, "_KINDS_LIMIT", 4)
     story = ClusterScript()
@@ -184,25 +184,25 @@ def test_kinds_that_are_no_more_are_forgotten(monkeypatch: pytest.MonkeyPatch) -
     assert starts(story.until(story.now_s + 12)) == {"last": ("a", (1,))}
 
 
-def test_what_is_not_known_is_put_beside_online_work_last_and_not_never() -> None:
+def test_job_of_unknown_use_is_placed_with_online_work_last() -> None:
     story = ClusterScript()
-    unauthenticated = OnlineUse("stranger", TaskUse(active_ppm=500_000))
-    story.join("a", replaced(GPU, online=(unauthenticated,), offer_ppm=800_000))
+    unprofiled = OnlineUse("stranger", TaskUse(active_ppm=500_000))
+    story.join("a", replaced(GPU, online=(unprofiled,), offer_ppm=800_000))
     story.join("b")
     story.submit("unknown")
     story.submit("another")
     assert starts(story.until(2)) == {"unknown": ("b", (0,)), "another": ("a", (0,))}
 
 
-def test_what_is_known_to_slow_online_work_too_much_is_not_put_there() -> None:
+def test_job_that_slows_online_work_too_much_is_not_placed() -> None:
     story = ClusterScript(slowdown_limit_ppm=0)
     story.join("a", replaced(GPU, online=(BUSY,), offer_ppm=500_000))
     story.submit("heavy", use=TaskUse(1_000_000, ((1_000_000, 1_000_000),), 1_000_000, 5_000_000, active_ppm=1_000_000))
     assert starts(story.until(15)) == {}
-    assert story.job("heavy").why == ("none of 1 open GPU will do: 1 would make online work too slow, as predicted")
+    assert story.job("heavy").why == ("none of 1 open GPU is suitable: 1 would make online work too slow, as predicted")
 
 
-def test_a_controller_goes_on_from_its_record_whatever_a_round_would_decide_today() -> None:
+def test_recovery_uses_recorded_decisions_of_rounds() -> None:
     story = ClusterScript(place="first-fit", slowdown_limit_ppm=100_000_000)
     story.join("crowded", replaced(GPU, online=(BUSY,), offer_ppm=200_000))
     story.join("free")
@@ -221,7 +221,7 @@ def test_a_controller_goes_on_from_its_record_whatever_a_round_would_decide_toda
     assert list(machine.jobs()) == list(story.machine.jobs())
 
 
-def test_a_move_that_is_on_record_is_made_again() -> None:
+def test_recovery_repeats_a_recorded_move() -> None:
     story = ClusterScript(slowdown_limit_ppm=100_000_000)
     story.join("slow", replaced(GPU, online=(BUSY,), offer_ppm=200_000))
     story.submit("job", use=TaskUse(950_000, ((800_000, 1_000_000),), 500_000, 100_000))
@@ -238,13 +238,13 @@ def test_a_move_that_is_on_record_is_made_again() -> None:
     assert [job.reserved_on for job in machine.snapshot().jobs] == ["fast"]
 
 
-def test_prices_of_a_fuller_round_keep_no_job_waiting() -> None:
+def test_prices_of_a_fuller_round_do_not_delay_jobs() -> None:
     story = ClusterScript()
     story.join("a", GPU, GPU)
     for name in ("one", "two", "three"):
         story.submit(name, use=TaskUse(950_000, ((800_000, 1_000_000),), 500_000, 100_000))
     orders = story.until(2)
-    assert any(story.machine.inventory.prices), "more wanted GPUs than there were"
+    assert any(story.machine.inventory.prices), "more jobs than GPUs leave prices"
     for name in ("one", "two", "three"):
         story.tell(JobCancelled(name))
     story.report("a", *(runs(order, end=JobEnd.EVICTED) for order in orders), seen=2)
@@ -252,7 +252,7 @@ def test_prices_of_a_fuller_round_keep_no_job_waiting() -> None:
     assert list(starts(story.until(4))) == ["modest"]
 
 
-def test_an_unknown_job_that_was_seen_often_counts_for_about_what_was_seen() -> None:
+def test_weight_of_unknown_job_approaches_its_measured_speed() -> None:
     story = ClusterScript()
     story.join("a", replaced(GPU, online=(BUSY,), offer_ppm=900_000))
     story.submit("job", profile="bert")
@@ -267,12 +267,12 @@ def test_an_unknown_job_that_was_seen_often_counts_for_about_what_was_seen() -> 
             ]
         )
 
-    before = weight()
-    reported = machine.pair_weights.predictor
+    first_weight = weight()
+    predictor = machine.pair_weights.predictor
     story.report("a", runs(order, 100_000), seen=1)
     for step in range(20):
         story.report("a", runs(order, 200_000 + step, rate_ppm=(600_000, 400_000)[step % 2]), seen=1)
-    seen = sum(times for _, co_runners, times, _ in reported.learned() if not co_runners)
-    assert seen == 20
-    assert before < 0.15
+    learned = sum(times for _, co_runners, times, _ in predictor.learned() if not co_runners)
+    assert learned == 20
+    assert first_weight < 0.15
     assert 0.4 < weight() < 0.6

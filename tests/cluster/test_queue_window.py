@@ -8,7 +8,7 @@ from cotenant.predict.usage import TaskUse
 from tests.support.cluster_steps import BUSY, GPU, ClusterScript, replaced, starts
 
 _MANY = 1_040
-"""More than a round of one open GPU looks at."""
+"""More jobs than a round with one open GPU considers."""
 _HEAVY = TaskUse(1_000_000, ((1_000_000, 1_000_000),), 1_000_000, 2_000_000, active_ppm=1_000_000)
 
 
@@ -33,7 +33,7 @@ def test_jobs_that_would_be_unsafe_hide_no_other_job() -> None:
     assert starts(story.until(2)) == {"unknown": ("a", (0,))}
 
 
-def test_jobs_that_are_alike_fill_the_window_only_as_far_as_there_are_gpus_for_them() -> None:
+def test_equal_jobs_fill_the_window_up_to_the_number_of_gpus() -> None:
     story = ClusterScript()
     story.join("a", GPU, replaced(GPU, type="T4"))
     for number in range(_MANY):
@@ -42,7 +42,7 @@ def test_jobs_that_are_alike_fill_the_window_only_as_far_as_there_are_gpus_for_t
     assert starts(story.until(2)) == {"alike-0": ("a", (1,)), "ordinary": ("a", (0,))}
 
 
-def test_of_jobs_that_are_alike_each_user_has_some_in_the_window() -> None:
+def test_window_contains_equal_jobs_of_each_user() -> None:
     story = ClusterScript(fair=True)
     story.join("a")
     story.machine.job_table.users.used["ann"] = 1e6
@@ -52,7 +52,7 @@ def test_of_jobs_that_are_alike_each_user_has_some_in_the_window() -> None:
     assert sorted(starts(story.until(2))) == ["last"]
 
 
-def test_a_gang_that_a_quota_leaves_no_room_for_blocks_none_of_its_users_other_jobs() -> None:
+def test_gang_beyond_the_quota_does_not_block_other_jobs_of_its_user() -> None:
     story = ClusterScript()
     story.join("a", GPU, GPU, GPU, GPU)
     story.tell(QuotaSet(Quota("ann", 2)))
@@ -61,11 +61,11 @@ def test_a_gang_that_a_quota_leaves_no_room_for_blocks_none_of_its_users_other_j
     story.submit("gang", gpus=2)
     story.submit("two")
     assert sorted(starts(story.until(2))) == ["one", "two"]
-    assert story.job("too-large").why == "it wants 4 GPUs, more than the whole quota of ann, 2"
+    assert story.job("too-large").why == "it needs 4 GPUs, more than the whole quota of ann, 2"
     assert story.job("gang").why == "ann holds 2 GPUs of a quota of 2"
 
 
-def test_a_quota_is_not_used_up_by_jobs_that_cannot_be_started() -> None:
+def test_jobs_that_cannot_start_do_not_use_the_quota() -> None:
     story = ClusterScript()
     story.join("a")
     story.tell(QuotaSet(Quota("ann", 1)))

@@ -1,4 +1,4 @@
-"""What holds for every plan of a round, whatever the policy; and what each of them is for."""
+"""Tests of the plans of every placement policy."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from cotenant.cluster.policy import ROUNDS
 from cotenant.cluster.policy.round import MAX_FACTOR, MIN_FACTOR, Round, RoundPlan, priority_factors, round_of
 from tests.support.effort import examples
 
-FORESEEING = ("match", "greedy")
+SAFE_POLICIES = ("match", "greedy")
 WHOLE = 1_000_000
 
 
@@ -49,149 +49,151 @@ def rounds(draw: st.DrawFn, *, gangs: bool = True) -> Round:
     )
 
 
-def allowed_of(name: str, one: Round) -> Any:
-    if name in FORESEEING:
-        return one.weight > 0
-    return one.possible & (one.gpu_kinds.online == 0) if name == "no-sharing" else one.possible
+def allowed_of(name: str, inputs: Round) -> Any:
+    if name in SAFE_POLICIES:
+        return inputs.weight > 0
+    return inputs.possible & (inputs.gpu_kinds.online == 0) if name == "no-sharing" else inputs.possible
 
 
-def assert_can_be(name: str, one: Round, planned: RoundPlan) -> None:
-    taken = [gpu for pairing in planned.pairings for gpu in pairing.gpus]
-    assert len(taken) == len(set(taken))
+def assert_valid_plan(name: str, inputs: Round, planned: RoundPlan) -> None:
+    used_gpus = [gpu for pairing in planned.pairings for gpu in pairing.gpus]
+    assert len(used_gpus) == len(set(used_gpus))
     assert len({pairing.job for pairing in planned.pairings}) == len(planned.pairings)
-    allowed, moved = allowed_of(name, one), 0
+    allowed, moves = allowed_of(name, inputs), 0
     for job, gpus, weight in planned.pairings:
-        kind = one.jobs.kind[job]
-        kinds, nodes = one.gpus.kind[list(gpus)], {int(node) for node in one.gpus.node[list(gpus)]}
-        assert len(gpus) == one.job_kinds.gpus[kind]
+        kind = inputs.jobs.kind[job]
+        kinds, nodes = inputs.gpus.kind[list(gpus)], {int(node) for node in inputs.gpus.node[list(gpus)]}
+        assert len(gpus) == inputs.job_kinds.gpus[kind]
         assert len(nodes) == 1
         assert allowed[kind][kinds].all()
-        assert not nodes & one.barred.get(int(kind), frozenset())
-        assert weight == pytest.approx(one.weight[kind][kinds].min())
-        if one.jobs.now[job] > 0:
-            moved += 1
-            assert weight > one.jobs.now[job] + one.switch - 1e-6
-    assert moved <= (one.moves if name == "match" else 0)
+        assert not nodes & inputs.barred.get(int(kind), frozenset())
+        assert weight == pytest.approx(inputs.weight[kind][kinds].min())
+        if inputs.jobs.now[job] > 0:
+            moves += 1
+            assert weight > inputs.jobs.now[job] + inputs.switch - 1e-6
+    assert moves <= (inputs.moves if name == "match" else 0)
 
 
-def could_still_go(name: str, one: Round, planned: RoundPlan) -> list[int]:
-    """Jobs that wait though there is room for them."""
-    free = np.ones(len(one.gpus.kind), bool)
+def unplaced_jobs_that_fit(name: str, inputs: Round, planned: RoundPlan) -> list[int]:
+    """Return the waiting jobs that the plan does not place although suitable GPUs are free."""
+    free = np.ones(len(inputs.gpus.kind), bool)
     for pairing in planned.pairings:
         free[list(pairing.gpus)] = False
-    allowed, placed, found = allowed_of(name, one), {pairing.job for pairing in planned.pairings}, []
-    for job in np.flatnonzero(one.jobs.now <= 0).tolist():
-        kind = int(one.jobs.kind[job])
-        for node in {int(node) for node in one.gpus.node} - one.barred.get(kind, frozenset()):
-            room = (free & (one.gpus.node == node) & allowed[kind][one.gpus.kind]).sum()
-            if job not in placed and room >= one.job_kinds.gpus[kind]:
-                found.append(job)
-    return found
+    allowed, placed, unplaced = allowed_of(name, inputs), {pairing.job for pairing in planned.pairings}, []
+    for job in np.flatnonzero(inputs.jobs.now <= 0).tolist():
+        kind = int(inputs.jobs.kind[job])
+        for node in {int(node) for node in inputs.gpus.node} - inputs.barred.get(kind, frozenset()):
+            available = (free & (inputs.gpus.node == node) & allowed[kind][inputs.gpus.kind]).sum()
+            if job not in placed and available >= inputs.job_kinds.gpus[kind]:
+                unplaced.append(job)
+    return unplaced
 
 
 @pytest.mark.parametrize("name", ROUNDS)
 @settings(max_examples=examples(25, 2000))
-@given(one=rounds())
-def test_a_plan_can_be_carried_out_and_leaves_no_job_without_reason(name: str, one: Round) -> None:
-    planned = ROUNDS[name].plan(one)
-    assert_can_be(name, one, planned)
-    if not (name == "match" and one.price is not None):  # prices of another world may keep the last few apart
-        assert not could_still_go(name, one, planned)
-    assert ROUNDS[name].plan(one).pairings == planned.pairings
+@given(inputs=rounds())
+def test_plan_is_valid_and_places_every_job_that_fits(name: str, inputs: Round) -> None:
+    planned = ROUNDS[name].plan(inputs)
+    assert_valid_plan(name, inputs, planned)
+    if not (name == "match" and inputs.price is not None):  # prices of another round may leave a few jobs unplaced
+        assert not unplaced_jobs_that_fit(name, inputs, planned)
+    assert ROUNDS[name].plan(inputs).pairings == planned.pairings
 
 
 @settings(max_examples=examples(40, 2000))
 @given(rounds(gangs=False))
-def test_single_jobs_of_a_priority_are_worth_nearly_the_most_there_is(one: Round) -> None:
-    still = np.zeros_like(one.jobs.priority)
-    one = one._replace(
-        jobs=one.jobs._replace(priority=still, now=still, priority_factor=still + 1, waited_ns=still),
+def test_weight_of_single_jobs_is_near_the_optimum(inputs: Round) -> None:
+    zeros = np.zeros_like(inputs.jobs.priority)
+    inputs = inputs._replace(
+        jobs=inputs.jobs._replace(priority=zeros, now=zeros, priority_factor=zeros + 1, waited_ns=zeros),
         barred={},
         moves=0,
     )
-    planned = ROUNDS["match"].plan(one)
-    each = one.weight[one.jobs.kind][:, one.gpus.kind].astype(float)
-    best = float(each[linear_sum_assignment(-each)].sum())
-    got = sum(pairing.weight for pairing in planned.pairings)
-    assert best * 0.999 - 1e-4 <= got <= best + 1e-4
-    assert planned.value == pytest.approx(got, abs=1e-3)
+    planned = ROUNDS["match"].plan(inputs)
+    weights = inputs.weight[inputs.jobs.kind][:, inputs.gpus.kind].astype(float)
+    best = float(weights[linear_sum_assignment(-weights)].sum())
+    total = sum(pairing.weight for pairing in planned.pairings)
+    assert best * 0.999 - 1e-4 <= total <= best + 1e-4
+    assert planned.value == pytest.approx(total, abs=1e-3)
     assert planned.bound >= best - 1e-3
 
 
 @settings(max_examples=examples(25, 2000))
 @given(rounds())
-def test_higher_priorities_are_placed_as_if_lower_ones_were_absent(one: Round) -> None:
-    one = one._replace(jobs=one.jobs._replace(now=np.zeros_like(one.jobs.now)), price=None)
-    top = one.jobs.priority.max(initial=0)
-    alone = np.flatnonzero(one.jobs.priority == top)
-    fewer = one._replace(jobs=type(one.jobs)(*(array[alone] for array in one.jobs)))
+def test_lower_priorities_do_not_affect_higher_ones(inputs: Round) -> None:
+    inputs = inputs._replace(jobs=inputs.jobs._replace(now=np.zeros_like(inputs.jobs.now)), price=None)
+    top = inputs.jobs.priority.max(initial=0)
+    top_jobs = np.flatnonzero(inputs.jobs.priority == top)
+    fewer = inputs._replace(jobs=type(inputs.jobs)(*(array[top_jobs] for array in inputs.jobs)))
     for name in ("match", "greedy", "first-fit", "best-fit", "spread"):
-        both = {pairing.job: pairing.gpus for pairing in ROUNDS[name].plan(one).pairings}
-        only = {int(alone[pairing.job]): pairing.gpus for pairing in ROUNDS[name].plan(fewer).pairings}
-        assert {job: gpus for job, gpus in both.items() if one.jobs.priority[job] == top} == only
+        all_pairings = {pairing.job: pairing.gpus for pairing in ROUNDS[name].plan(inputs).pairings}
+        top_pairings = {int(top_jobs[pairing.job]): pairing.gpus for pairing in ROUNDS[name].plan(fewer).pairings}
+        assert {job: gpus for job, gpus in all_pairings.items() if inputs.jobs.priority[job] == top} == top_pairings
 
 
-def test_who_runs_is_moved_only_for_more_than_the_cost_of_it() -> None:
-    one = round_of([[0.5, 0.65]], [0], [1], moves=4)
+def test_running_job_moves_only_for_more_than_the_cost() -> None:
+    inputs = round_of([[0.5, 0.65]], [0], [1], moves=4)
     for now, moves in ((0.5, True), (0.6, False)):
-        running = one._replace(jobs=one.jobs._replace(now=np.array([now], np.float32)))
+        running = inputs._replace(jobs=inputs.jobs._replace(now=np.array([now], np.float32)))
         assert [pairing.gpus for pairing in ROUNDS["match"].plan(running).pairings] == ([(0,)] if moves else [])
 
 
-def test_who_waits_comes_before_who_would_gain_less_by_a_move() -> None:
-    one = round_of([[0.9], [0.4]], [0, 1], [0], moves=4)
-    one = one._replace(jobs=one.jobs._replace(now=np.array([0.5, 0], np.float32)))
-    assert [pairing.job for pairing in ROUNDS["match"].plan(one).pairings] == [1]
+def test_waiting_job_precedes_a_move_with_a_smaller_gain() -> None:
+    inputs = round_of([[0.9], [0.4]], [0, 1], [0], moves=4)
+    inputs = inputs._replace(jobs=inputs.jobs._replace(now=np.array([0.5, 0], np.float32)))
+    assert [pairing.job for pairing in ROUNDS["match"].plan(inputs).pairings] == [1]
 
 
-def test_a_lift_decides_between_jobs_for_the_same_gpu_and_not_where_there_is_room_for_all() -> None:
+def test_priority_factor_decides_only_between_jobs_for_the_same_gpu() -> None:
     weight = [[0.9, 0.2], [0.8, 0.7]]
-    lifted = np.array([1, 2], np.float32)
+    factors = np.array([1, 2], np.float32)
     scarce, ample = (round_of(weight, [0, 1], kinds) for kinds in ([0], [0, 1]))
-    for one, without, with_it in ((scarce, {0: (0,)}, {1: (0,)}), (ample, {0: (0,), 1: (1,)}, {0: (0,), 1: (1,)})):
+    for inputs, without, with_it in ((scarce, {0: (0,)}, {1: (0,)}), (ample, {0: (0,), 1: (1,)}, {0: (0,), 1: (1,)})):
         plans = [
-            ROUNDS["match"].plan(one),
-            ROUNDS["match"].plan(one._replace(jobs=one.jobs._replace(priority_factor=lifted))),
+            ROUNDS["match"].plan(inputs),
+            ROUNDS["match"].plan(inputs._replace(jobs=inputs.jobs._replace(priority_factor=factors))),
         ]
         assert [{pairing.job: pairing.gpus for pairing in plan.pairings} for plan in plans] == [without, with_it]
 
 
-def test_a_job_of_several_gpus_takes_the_node_that_others_miss_least() -> None:
-    # Two nodes will do alike for it; the price says that GPUs of kind 1 are wanted by others.
-    one = round_of([[0.8, 0.8]], [0], [1, 1, 0, 0], node=[0, 0, 1, 1], gpus=[2], price=np.array([0, 0.5], np.float32))
-    assert ROUNDS["match"].plan(one).pairings[0].gpus == (2, 3)
-    assert ROUNDS["match"].plan(one._replace(price=None)).pairings[0].gpus == (0, 1)
+def test_gang_takes_the_node_with_the_lowest_prices() -> None:
+    # Both nodes are equally suitable; the price shows that other jobs want GPUs of kind 1.
+    inputs = round_of(
+        [[0.8, 0.8]], [0], [1, 1, 0, 0], node=[0, 0, 1, 1], gpus=[2], price=np.array([0, 0.5], np.float32)
+    )
+    assert ROUNDS["match"].plan(inputs).pairings[0].gpus == (2, 3)
+    assert ROUNDS["match"].plan(inputs._replace(price=None)).pairings[0].gpus == (0, 1)
 
 
-def test_what_is_free_is_kept_for_a_large_job_that_waited_long_and_could_ever_go_there() -> None:
+def test_node_is_reserved_for_a_gang_that_waited_long() -> None:
     hours = 3_600_000_000_000
-    for waited, sizes, kept in (
+    for waited, sizes, is_reserved in (
         (31 * hours, [4, 2], True),
-        (29 * hours, [4, 2], False),  # of two nodes it would be half of all
+        (29 * hours, [4, 2], False),  # with two nodes, a reservation takes half of the cluster
         (7 * hours, [4, *[2] * 49], True),
         (5 * hours, [4, *[2] * 49], False),
         (31 * hours, [2, 2], False),  # no node is large enough for it
         (31 * hours, None, False),
     ):
-        one = round_of([[0.8], [0.8]], [0, 1, 1, 1], [0, 0, 0], node=[0, 0, 1], gpus=[3, 1])
-        one = one._replace(
-            jobs=one.jobs._replace(waited_ns=np.array([waited, 0, 0, 0])),
+        inputs = round_of([[0.8], [0.8]], [0, 1, 1, 1], [0, 0, 0], node=[0, 0, 1], gpus=[3, 1])
+        inputs = inputs._replace(
+            jobs=inputs.jobs._replace(waited_ns=np.array([waited, 0, 0, 0])),
             sizes=None if sizes is None else np.array(sizes),
         )
-        placed = {pairing.job: pairing.gpus for pairing in ROUNDS["match"].plan(one).pairings}
-        assert placed == ({1: (2,)} if kept else {1: (2,), 2: (0,), 3: (1,)})
+        placed = {pairing.job: pairing.gpus for pairing in ROUNDS["match"].plan(inputs).pairings}
+        assert placed == ({1: (2,)} if is_reserved else {1: (2,), 2: (0,), 3: (1,)})
 
 
-def test_each_baseline_chooses_by_its_rule() -> None:
-    one = round_of([[0.5, 0.4, 0.9]], [0], [0, 1, 2, 2], node=[0, 0, 1, 2])
-    one = one._replace(
-        gpu_kinds=one.gpu_kinds._replace(
+def test_each_baseline_follows_its_rule() -> None:
+    inputs = round_of([[0.5, 0.4, 0.9]], [0], [0, 1, 2, 2], node=[0, 0, 1, 2])
+    inputs = inputs._replace(
+        gpu_kinds=inputs.gpu_kinds._replace(
             offer_ppm=np.array([WHOLE, WHOLE // 2, WHOLE]), online=np.array([1, 0, 1]), free_bytes=np.array([9, 9, 9])
         ),
-        job_kinds=one.job_kinds._replace(need_ppm=np.array([WHOLE // 2])),
-        jobs=one.jobs._replace(kind=np.array([0])),
+        job_kinds=inputs.job_kinds._replace(need_ppm=np.array([WHOLE // 2])),
+        jobs=inputs.jobs._replace(kind=np.array([0])),
     )
-    firsts = {name: policy.plan(one).pairings[0].gpus[0] for name, policy in ROUNDS.items() if name != "random"}
+    firsts = {name: policy.plan(inputs).pairings[0].gpus[0] for name, policy in ROUNDS.items() if name != "random"}
     assert firsts == {
         "match": 2,
         "greedy": 2,
@@ -203,38 +205,38 @@ def test_each_baseline_chooses_by_its_rule() -> None:
         "priority-time-sharing": 0,
         "no-sharing": 1,
     }
-    assert {ROUNDS["random"].plan(one._replace(seed=seed)).pairings[0].gpus[0] for seed in range(40)} == {0, 1, 2, 3}
+    assert {ROUNDS["random"].plan(inputs._replace(seed=seed)).pairings[0].gpus[0] for seed in range(40)} == {0, 1, 2, 3}
 
 
-def test_fragmentation_leaves_whole_nodes_to_who_needs_them_and_takes_what_others_cannot_use() -> None:
+def test_fragmentation_keeps_whole_nodes_for_gangs() -> None:
     weight = np.array([[0.5, 0.5], [0.5, 0.0]])
     for waiting, kinds, node, first in (
         ([0, 1, 1], [0, 1], [0, 1], 1),  # kind 1 cannot use the second GPU
         ([0, 2, 2], [0, 0, 0], [0, 0, 1], 2),  # kind 2 needs both of node 0
     ):
         table = np.concatenate([weight, weight[:1]])
-        one = round_of(table, waiting, kinds, node=node, gpus=[1, 1, 2])
-        assert ROUNDS["fragmentation"].plan(one).pairings[0].gpus == (first,)
+        inputs = round_of(table, waiting, kinds, node=node, gpus=[1, 1, 2])
+        assert ROUNDS["fragmentation"].plan(inputs).pairings[0].gpus == (first,)
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**15), st.integers(1, 1000)), max_size=8))
-def test_lifts_are_bounded_and_fall_with_what_was_received(users: list[tuple[int, int]]) -> None:
-    received, weight = np.array([one[0] for one in users], float), np.array([one[1] for one in users], float)
-    found = priority_factors(received, weight)
-    assert ((found >= MIN_FACTOR) & (found <= MAX_FACTOR)).all()
+def test_priority_factors_are_bounded_and_fall_with_received_time(users: list[tuple[int, int]]) -> None:
+    received, weight = np.array([user[0] for user in users], float), np.array([user[1] for user in users], float)
+    factors = priority_factors(received, weight)
+    assert ((factors >= MIN_FACTOR) & (factors <= MAX_FACTOR)).all()
     order = np.argsort(received / weight)
-    assert (np.diff(found[order]) <= 0).all()
+    assert (np.diff(factors[order]) <= 0).all()
 
 
-def test_users_with_little_catch_up() -> None:
-    """Four jobs wait at any time, two of each user; one GPU. The pairs of one user are worth twice as much."""
+def test_users_with_less_gpu_time_catch_up() -> None:
+    """Place four jobs of two users on one GPU; the pairs of the first user have nearly twice the weight."""
     received = np.zeros(2)
     for _ in range(400):
-        one = round_of([[1.0], [0.55]], [0, 0, 1, 1], [0])
+        inputs = round_of([[1.0], [0.55]], [0, 0, 1, 1], [0])
         priority_factor = priority_factors(received, np.ones(2))
-        one = one._replace(jobs=one.jobs._replace(priority_factor=priority_factor[one.jobs.kind]))
-        for pairing in ROUNDS["match"].plan(one).pairings:
-            received[one.jobs.kind[pairing.job]] += 1
+        inputs = inputs._replace(jobs=inputs.jobs._replace(priority_factor=priority_factor[inputs.jobs.kind]))
+        for pairing in ROUNDS["match"].plan(inputs).pairings:
+            received[inputs.jobs.kind[pairing.job]] += 1
     assert received.min() / received.sum() > 0.25
     unfair = ROUNDS["match"].plan(round_of([[1.0], [0.55]], [0, 0, 1, 1], [0])).pairings
     assert [pairing.job for pairing in unfair] == [0]

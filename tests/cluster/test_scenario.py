@@ -49,7 +49,7 @@ BAD_SCENARIOS = {
 
 
 @pytest.mark.parametrize("name", BAD_SCENARIOS)
-def test_a_bad_scenario_gets_one_sentence(name: str) -> None:
+def test_bad_scenario_is_rejected_in_one_sentence(name: str) -> None:
     text, line, field = BAD_SCENARIOS[name]
     with pytest.raises(ConfigError) as caught:
         decode_cluster(text, "w.toml")
@@ -67,25 +67,25 @@ BAD_WORLDS = {
 
 
 @pytest.mark.parametrize("name", BAD_WORLDS)
-def test_a_world_that_cannot_be_gets_one_sentence(name: str) -> None:
-    more, word = BAD_WORLDS[name]
+def test_impossible_cluster_is_rejected_in_one_sentence(name: str) -> None:
+    addition, word = BAD_WORLDS[name]
     with pytest.raises(ConfigError, match=word):
-        simulate_cluster(decode_cluster(JOBS + more, "w.toml"), Path("w.toml"))
+        simulate_cluster(decode_cluster(JOBS + addition, "w.toml"), Path("w.toml"))
 
 
-def test_a_mode_that_is_none_is_refused() -> None:
+def test_unknown_mode_is_rejected() -> None:
     text = JOBS.replace("seed = 1", 'seed = 1\nmode = "magic"')
     with pytest.raises(ConfigError, match="mode"):
         simulate_cluster(decode_cluster(text, "w.toml"), Path("w.toml"))
 
 
-def test_only_what_says_so_is_of_a_cluster() -> None:
+def test_only_a_scenario_of_kind_cluster_is_of_a_cluster() -> None:
     assert is_of_cluster(WORLD)
     assert not is_of_cluster("seed = 1\n")
     assert not is_of_cluster("seed = \n")
 
 
-def test_a_trace_in_our_own_table_is_played(tmp_path: Path) -> None:
+def test_trace_in_csv_format_is_simulated(tmp_path: Path) -> None:
     (tmp_path / "jobs.csv").write_text(
         "job,user,submit_s,work_s,gpus,profile,memory_mib,types\n"
         "early,u,10,60,1,,1000,\na,u,3700,60,1,bert-b2,1000,\nb,v,3650.5,120,2,,1000,T4\nhuge,v,3700,60,9,,1000,\n"
@@ -104,7 +104,7 @@ def test_a_trace_in_our_own_table_is_played(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sort", ["philly", "philly-1"])
-def test_two_sources_that_bring_a_job_of_one_name_are_refused(sort: str, tmp_path: Path) -> None:
+def test_duplicate_names_of_two_sources_are_rejected(sort: str, tmp_path: Path) -> None:
     (tmp_path / "philly.csv").write_text(
         "timestamp,duration,num_gpus,gpu_time,cluster\n"
         + "".join(f"2017-10-09 07:0{number}:00,60,1,60,a\n" for number in range(3))
@@ -119,7 +119,7 @@ def test_two_sources_that_bring_a_job_of_one_name_are_refused(sort: str, tmp_pat
         assert simulate_cluster(scenario, world).outcome.problems == []
 
 
-def test_a_page_has_every_plot_and_needs_nothing_else(tmp_path: Path) -> None:
+def test_page_is_self_contained_and_has_every_plot(tmp_path: Path) -> None:
     world, page = tmp_path / "w.toml", tmp_path / "out.html"
     world.write_text(JOBS)
     lines: list[str] = []
@@ -146,7 +146,7 @@ def test_a_page_has_every_plot_and_needs_nothing_else(tmp_path: Path) -> None:
         assert "nan" not in drawing
 
 
-def test_the_command_prints_a_table_and_json_and_refuses_what_means_nothing(tmp_path: Path) -> None:
+def test_command_prints_table_or_json_and_rejects_flags_without_effect(tmp_path: Path) -> None:
     world = tmp_path / "w.toml"
     world.write_text(JOBS)
     command: list[str | Path] = [sys.executable, "-m", "cotenant", "simulate", world]
@@ -160,14 +160,14 @@ def test_the_command_prints_a_table_and_json_and_refuses_what_means_nothing(tmp_
     assert "--journal" in refused.stdout
 
 
-def test_a_page_that_cannot_be_written_is_said_before_the_work(tmp_path: Path) -> None:
+def test_unwritable_page_is_rejected_before_the_run(tmp_path: Path) -> None:
     world = tmp_path / "w.toml"
     world.write_text(JOBS)
     with pytest.raises(ConfigError, match="--report"):
         simulate_cluster_file(world, None, str(tmp_path / "none" / "out.html"), Console(stderr=True), None)
 
 
-def test_the_bench_counts_what_it_does() -> None:
+def test_bench_reports_its_counts() -> None:
     size = measure(16, 1, 0)
     assert (size.gpus, size.jobs) == (16, 80)
     assert size.rounds >= 12
@@ -177,9 +177,9 @@ def test_the_bench_counts_what_it_does() -> None:
     assert measure(16, 1, 0).decisions == size.decisions
 
 
-def test_the_bench_runs_each_size_in_a_process_of_its_own() -> None:
-    seen: list[tuple[int, int]] = []
-    report = bench_cluster(lambda _: None, lambda done, total: seen.append((done, total)), quick=True)
+def test_bench_runs_each_size_in_its_own_process() -> None:
+    progress: list[tuple[int, int]] = []
+    report = bench_cluster(lambda _: None, lambda done, total: progress.append((done, total)), quick=True)
     assert [size.gpus for size in report.sizes] == [40, 160]
-    assert seen[-1][0] == seen[-1][1]
+    assert progress[-1][0] == progress[-1][1]
     assert report.met == {}

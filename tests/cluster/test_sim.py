@@ -55,17 +55,17 @@ def played(text: str, new_machine: Callable[[], ClusterMachine] = ClusterMachine
 CALM_PLAYED = played(CALM)
 
 
-def test_all_jobs_get_done_and_the_sums_are_right() -> None:
-    outcome, sim_jobs, seen = CALM_PLAYED.outcome, CALM_PLAYED.world.sim_jobs, CALM_PLAYED.world.measurements
+def test_all_jobs_complete_and_sums_are_consistent() -> None:
+    outcome, sim_jobs, measurements = CALM_PLAYED.outcome, CALM_PLAYED.world.sim_jobs, CALM_PLAYED.world.measurements
     assert outcome.problems == []
     assert outcome.jobs == {"done": 12}
     assert outcome.makespan_h > 0
     assert outcome.work_done_h * 3600 * SECOND_NS == pytest.approx(sim_jobs.work.sum())
-    computed_ns = seen.mean("offline_speed") * seen.span_ns * seen.gpus
+    computed_ns = measurements.mean("offline_speed") * measurements.span_ns * measurements.gpus
     assert computed_ns == pytest.approx(
         sim_jobs.computed.sum(), rel=1e-5
-    )  # all of one GPU: speed over time is the work
-    assert (sim_jobs.end_ns - sim_jobs.submit_ns >= sim_jobs.work - 1).all()  # nobody is faster than alone
+    )  # single-GPU jobs: speed times time is the work
+    assert (sim_jobs.end_ns - sim_jobs.submit_ns >= sim_jobs.work - 1).all()  # no job is faster than alone
     assert outcome.utilization > outcome.utilization_before > 0
     assert sum(outcome.gpu_time.values()) == pytest.approx(1)
 
@@ -116,32 +116,32 @@ FAULTS = st.fixed_dictionaries(
     st.sampled_from(["match", "first-fit", "no-sharing"]),
 )
 @settings(max_examples=examples(30, 1500), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_nothing_is_lost_or_made_up_whatever_goes_wrong(
+def test_faults_neither_lose_nor_invent_work(
     seed: int, nodes: int, sorts: list[dict[str, object]], faults: dict[str, str], place: str
 ) -> None:
-    found = played(random_text(seed, nodes, sorts, faults, place))
-    sim_jobs, outcome = found.world.sim_jobs, found.outcome
+    run = played(random_text(seed, nodes, sorts, faults, place))
+    sim_jobs, outcome = run.world.sim_jobs, run.outcome
     assert outcome.problems == []
-    came = int((sim_jobs.state != SimJobState.PENDING).sum())
-    assert sum(outcome.jobs.values()) == came  # each is told of once, in one state
-    names = [reported.spec.name for reported in found.machine.jobs()]
+    submitted = int((sim_jobs.state != SimJobState.PENDING).sum())
+    assert sum(outcome.jobs.values()) == submitted  # each job is counted once, in one state
+    names = [reported.spec.name for reported in run.machine.jobs()]
     assert len(set(names)) == len(names)
-    reported = {one.spec.name: one for one in found.machine.jobs()}
+    reported = {job.spec.name: job for job in run.machine.jobs()}
     for job in np.flatnonzero(sim_jobs.state == SimJobState.RUNNING).tolist():
         assert reported[sim_jobs.specs[job].name].state not in {JobState.WAITING, JobState.DONE, JobState.FAILED}
     assert (sim_jobs.safe <= sim_jobs.work).all()
     assert (sim_jobs.lost >= 0).all()
-    on_gpus = np.bincount(found.world.job[found.world.job >= 0], minlength=len(sim_jobs.work))
+    on_gpus = np.bincount(run.world.job[run.world.job >= 0], minlength=len(sim_jobs.work))
     assert (on_gpus == np.where(sim_jobs.state == SimJobState.RUNNING, sim_jobs.gpus, 0)).all()
 
 
-def test_everything_gets_done_in_the_end_after_a_storm() -> None:
-    found = played(STORM)
-    assert found.outcome.problems == []
-    assert set(found.outcome.jobs) <= {"done", "failed"}
-    assert found.outcome.evictions
-    assert found.outcome.crashes["controller_kills"] == 2
-    assert all(found.outcome.crashes.values())
+def test_all_jobs_complete_after_many_faults() -> None:
+    run = played(STORM)
+    assert run.outcome.problems == []
+    assert set(run.outcome.jobs) <= {"done", "failed"}
+    assert run.outcome.evictions
+    assert run.outcome.crashes["controller_kills"] == 2
+    assert all(run.outcome.crashes.values())
 
 
 def test_a_run_is_a_function_of_its_scenario_and_seed() -> None:
@@ -150,7 +150,7 @@ def test_a_run_is_a_function_of_its_scenario_and_seed() -> None:
     assert other.decisions != CALM_PLAYED.outcome.decisions
 
 
-def test_no_hash_decides_anything(tmp_path: Path) -> None:
+def test_run_does_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
     world = tmp_path / "storm.toml"
     world.write_text(STORM)
     command: list[str | Path] = [sys.executable, "-m", "cotenant", "simulate", world, "--json"]
@@ -160,7 +160,7 @@ def test_no_hash_decides_anything(tmp_path: Path) -> None:
 
 
 class Twice(ClusterMachine):
-    """Starts what it starts once more, elsewhere."""
+    """Starts every job a second time on another node."""
 
     def handle(self, event: ClusterEvent, *, now: Instant) -> list[ClusterAction]:
         actions = super().handle(event, now=now)
@@ -172,24 +172,24 @@ class Twice(ClusterMachine):
         return actions
 
 
-def test_a_cluster_that_runs_a_job_twice_is_found_out() -> None:
+def test_controller_that_runs_a_job_twice_is_detected() -> None:
     with pytest.raises(GuaranteeViolationError, match=r"is started|another job has"):
         played(CALM, Twice)
 
 
 def test_the_audit_finds_inconsistencies() -> None:
-    found = played(CALM)
-    assert audit(found.world, found.machine) == []
-    found.world.sim_jobs.computed[3] *= 1.01
-    found.world.sim_jobs.safe[5] -= 1.0
-    found.world.sim_jobs.state[7] = SimJobState.IDLE
-    found.world.measurements.free_gpu_ns *= 0.9
-    problems = "\n".join(audit(found.world, found.machine))
+    run = played(CALM)
+    assert audit(run.world, run.machine) == []
+    run.world.sim_jobs.computed[3] *= 1.01
+    run.world.sim_jobs.safe[5] -= 1.0
+    run.world.sim_jobs.state[7] = SimJobState.IDLE
+    run.world.measurements.free_gpu_ns *= 0.9
+    problems = "\n".join(audit(run.world, run.machine))
     for words in ("a-3 computed", "a-5 is done with", "a-7 is reported to be done", "GPU time adds up"):
         assert words in problems
 
 
-def test_load_swings_once_a_day_and_stays_within_bounds() -> None:
+def test_load_has_a_daily_cycle_within_bounds() -> None:
     config = scenario_of(CALM).online
     service = np.array([0, 1, -1, 2] * 50)
     load = OnlineLoad(np.random.default_rng(5), config, service, np.full(200, np.nan))
@@ -203,12 +203,12 @@ def test_load_swings_once_a_day_and_stays_within_bounds() -> None:
     busiest, calmest = int(mean[:day].argmax()), int(mean[:day].argmin())
     assert mean[busiest] > 2 * mean[calmest]
     assert abs(busiest - calmest) == pytest.approx(day / 2, abs=day / 6)
-    assert np.corrcoef(mean[:day], mean[day:])[0, 1] > 0.95  # tomorrow is like today
-    again = OnlineLoad(np.random.default_rng(5), config, service, np.full(200, np.nan))
-    assert (again.next(0, step_ns) == rows[0]).all()
+    assert np.corrcoef(mean[:day], mean[day:])[0, 1] > 0.95  # the second day is like the first
+    repeated = OnlineLoad(np.random.default_rng(5), config, service, np.full(200, np.nan))
+    assert (repeated.next(0, step_ns) == rows[0]).all()
 
 
-def test_reports_are_shared_by_gpus_in_the_same_state() -> None:
+def test_gpus_in_the_same_state_share_one_report() -> None:
     fleet = CALM_PLAYED.world.fleet
     codes, _ = fleet.changed()
     assert all(fleet.report(code) is fleet.report(code) for code in codes)
@@ -218,9 +218,9 @@ def test_reports_are_shared_by_gpus_in_the_same_state() -> None:
 
 
 @pytest.mark.parametrize("place", ROUNDS)
-def test_every_policy_gets_all_jobs_done(place: str) -> None:
-    some = CALM + f'[online]\ngpus = "50%"\n[cluster]\nplace = "{place}"\n'
-    outcome = played(some).outcome
+def test_every_policy_completes_all_jobs(place: str) -> None:
+    text = CALM + f'[online]\ngpus = "50%"\n[cluster]\nplace = "{place}"\n'
+    outcome = played(text).outcome
     assert outcome.problems == []
     assert outcome.jobs == {"done": 12}
     assert outcome.mode == ROUNDS[place].mode
@@ -229,13 +229,13 @@ def test_every_policy_gets_all_jobs_done(place: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_nodes_offer_follows_the_way_to_share(mode: str) -> None:
-    found = played(CALM.replace("seed = 3", f'seed = 3\nmode = "{mode}"'))
-    fleet = found.world.fleet
+def test_offers_follow_the_sharing_mode(mode: str) -> None:
+    run = played(CALM.replace("seed = 3", f'seed = 3\nmode = "{mode}"'))
+    fleet = run.world.fleet
     offers = {fleet.report(code).offer_ppm for code in fleet.changed()[0]}
     if mode == "space":
         assert offers
         assert 0 not in offers or len(offers) > 1
     else:
         assert offers == ({0} if mode == "none" else {1_000_000})
-    assert found.outcome.problems == []
+    assert run.outcome.problems == []

@@ -22,8 +22,8 @@ from tests.support.tools import ROOT
 EXAMPLE = ROOT / "scenarios" / "cluster-round.json"
 
 
-def lively() -> ClusterScript:
-    """Something in every state that counts."""
+def varied_cluster() -> ClusterScript:
+    """Return a cluster with jobs and nodes in every state that a snapshot contains."""
     story = ClusterScript()
     story.join("a", GPU, GPU)
     story.join("b", GPU)
@@ -37,19 +37,21 @@ def lively() -> ClusterScript:
     return story
 
 
-def test_what_is_written_is_read() -> None:
-    story = lively()
+def test_snapshot_round_trip() -> None:
+    story = varied_cluster()
     written = encode_snapshot(story.machine.snapshot(), 7_000_000_000)
     state, now = decode_snapshot(written, "x")
     machine = ClusterMachine()
     machine.handle(state, now=now)
     machine.check()
     assert encode_snapshot(machine.snapshot(), now) == written
-    before = {reported.spec.name: (reported.state, reported.node, reported.gpus) for reported in story.machine.jobs()}
-    assert {reported.spec.name: (reported.state, reported.node, reported.gpus) for reported in machine.jobs()} == before
+    expected = {reported.spec.name: (reported.state, reported.node, reported.gpus) for reported in story.machine.jobs()}
+    assert {
+        reported.spec.name: (reported.state, reported.node, reported.gpus) for reported in machine.jobs()
+    } == expected
 
 
-def test_a_round_on_a_snapshot_is_the_round_that_the_cluster_would_hold(tmp_path: Path) -> None:
+def test_plan_on_a_snapshot_equals_the_round_of_the_cluster(tmp_path: Path) -> None:
     story = ClusterScript()
     story.join("a", GPU, GPU)
     for name in ("one", "two", "three"):
@@ -59,20 +61,20 @@ def test_a_round_on_a_snapshot_is_the_round_that_the_cluster_would_hold(tmp_path
     report = plan_on_snapshot(file)
     story.until(2)
     started = {reported.spec.name: (reported.node, reported.gpus) for reported in story.machine.jobs() if reported.node}
-    assert {one.job: (one.node, one.gpus) for one in report.placed} == started
-    assert [one.why for one in report.waiting] == ["every GPU that will do is better used for another job"]
+    assert {row.job: (row.node, row.gpus) for row in report.placed} == started
+    assert [row.why for row in report.waiting] == ["every suitable GPU is better used for another job"]
 
 
-def test_the_example_explains_everything() -> None:
+def test_example_snapshot_has_every_kind_of_reason() -> None:
     report = plan_on_snapshot(EXAMPLE)
     cluster = json.loads(EXAMPLE.read_text(encoding="utf-8"))
     waiting = {job["name"] for job in cluster["jobs"] if "state" not in job}
-    assert {one.job for one in report.placed} | {one.job for one in report.waiting} == waiting
+    assert {row.job for row in report.placed} | {row.job for row in report.waiting} == waiting
     gpus = {(node["name"], gpu) for node in cluster["nodes"] for gpu in range(len(node["gpus"]))}
-    used = {(one.node, gpu) for one in report.placed for gpu in one.gpus}
-    assert used | {(one.node, one.gpu) for one in report.idle} == gpus
-    assert all(one.why for one in report.waiting)
-    assert all(one.why for one in report.idle)
+    used = {(row.node, gpu) for row in report.placed for gpu in row.gpus}
+    assert used | {(row.node, row.gpu) for row in report.idle} == gpus
+    assert all(row.why for row in report.waiting)
+    assert all(row.why for row in report.idle)
     assert report.value <= report.bound
 
 
@@ -114,12 +116,12 @@ BAD: dict[str, tuple[Callable[[dict], Any], str]] = {
 }
 
 
-def with_job(file: dict, **given: object) -> dict:
-    return file | {"jobs": [{"name": "j", "user": "u", **given}]}
+def with_job(file: dict, **fields: object) -> dict:
+    return file | {"jobs": [{"name": "j", "user": "u", **fields}]}
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_snapshot_gets_one_sentence(name: str, tmp_path: Path) -> None:
+def test_bad_snapshot_is_rejected_in_one_sentence(name: str, tmp_path: Path) -> None:
     change, field = BAD[name]
     gpu = {"type": "T4", "memory_bytes": GIB, "free_bytes": GIB, "offer_ppm": 10}
     file = {"format": "cotenant-snapshot", "version": 2, "nodes": [{"name": "n", "gpus": [gpu, gpu]}]}
@@ -132,7 +134,7 @@ def test_a_bad_snapshot_gets_one_sentence(name: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_place_tells_it_in_words_and_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_command_prints_tables_or_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cluster", "plan", str(EXAMPLE)]) == 0
     assert "waiting jobs" in capsys.readouterr().out
     assert main(["cluster", "plan", str(EXAMPLE), "--place", "first-fit", "--json"]) == 0
@@ -140,9 +142,7 @@ def test_place_tells_it_in_words_and_in_json(capsys: pytest.CaptureFixture[str])
     assert main(["cluster", "plan", str(EXAMPLE), "--place", "best"]) == 2
 
 
-def test_a_clusters_journal_is_replayed_and_shows_how_it_stands(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cluster_journal_is_replayed_to_its_final_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     machine = ClusterMachine()
     journal, snapshot = tmp_path / "journal", tmp_path / "snapshot.json"
     turns = [MAGIC]
@@ -150,7 +150,7 @@ def test_a_clusters_journal_is_replayed_and_shows_how_it_stands(
     def tell(event: ClusterEvent, now: int) -> None:
         turns.append(encode_turn(now, event, machine.handle(event, now=now)))
 
-    story = lively()
+    story = varied_cluster()
     head = story.machine.snapshot()
     tell(head, 3_000_000_000)
     tell(NodeDrained("a", on=True), 4_000_000_000)

@@ -23,7 +23,7 @@ from tests.support.cluster_steps import BUSY, GIB, GPU, ClusterScript, replaced,
 from tests.support.tools import ROOT
 
 
-def test_a_job_is_started_known_to_run_and_done() -> None:
+def test_job_is_started_reported_and_done() -> None:
     story = ClusterScript()
     story.join("a")
     spec = story.submit("job")
@@ -39,17 +39,17 @@ def test_a_job_is_started_known_to_run_and_done() -> None:
     assert story.report("a", runs(order, end=JobEnd.DONE), seen=1) == [AckEnd("a", Attempt("job", 1))]
 
 
-def test_an_order_that_was_lost_is_sent_again_until_the_node_has_it() -> None:
+def test_lost_order_is_repeated_until_received() -> None:
     story = ClusterScript()
     story.join("a")
     story.submit("job")
     (order,) = story.until(2)
     assert story.report("a") == [order]
     assert story.report("a", runs(order), seen=1) == []
-    assert story.report("a") == [order]  # a report that was sent before the order came, and came after it
+    assert story.report("a") == [order]  # a report that was sent before the order arrived
 
 
-def test_an_ordered_attempt_that_a_node_does_not_name_is_gone_and_restarts_elsewhere() -> None:
+def test_received_attempt_missing_from_a_report_restarts_elsewhere() -> None:
     story = ClusterScript()
     story.join("a")
     story.submit("job")
@@ -63,7 +63,7 @@ def test_an_ordered_attempt_that_a_node_does_not_name_is_gone_and_restarts_elsew
     assert (again.attempt, again.progress_ppm) == (Attempt("job", 2), 400_000)
 
 
-def test_a_node_that_started_anew_has_ended_what_it_does_not_name() -> None:
+def test_restarted_node_has_ended_attempts_that_it_does_not_name() -> None:
     story = ClusterScript()
     story.join("a", GPU, GPU)
     for name in ("one", "two"):
@@ -73,11 +73,11 @@ def test_a_node_that_started_anew_has_ended_what_it_does_not_name() -> None:
     story.reported["a"] = NodeReport("a", 2, (GPU, GPU))
     story.report("a", runs(two))
     assert (story.state("one"), story.state("two")) == (JobState.WAITING, JobState.RUNNING)
-    assert story.tell(NodeReport("a", 1, (GPU, GPU), (runs(one),), 2)) == []  # on its way since before
+    assert story.tell(NodeReport("a", 1, (GPU, GPU), (runs(one),), 2)) == []  # sent before the restart
     assert story.state("two") is JobState.RUNNING
 
 
-def test_a_silent_node_keeps_its_jobs_until_it_must_have_ended_them() -> None:
+def test_silent_node_keeps_its_jobs_until_lease_and_grace_end() -> None:
     story = ClusterScript()
     story.join("a")
     story.submit("job")
@@ -93,7 +93,7 @@ def test_a_silent_node_keeps_its_jobs_until_it_must_have_ended_them() -> None:
     assert starts(story.until(26)) == {}
     assert starts(story.until(33)) == {"job": ("b", (0,))}
     assert story.report("a", runs(order), seen=1) == [StopJob("a", order_attempt(order), "it is not wanted here")]
-    assert not story.machine.inventory.open[0], "nothing is started where something runs that must end"
+    assert not story.machine.inventory.open[0], "no job starts on a GPU with an unwanted attempt"
     story.report("a", runs(order, end=JobEnd.EVICTED), seen=1)
     assert story.machine.inventory.open[0]
 
@@ -103,7 +103,7 @@ def order_attempt(order: object) -> Attempt:
     return order.attempt
 
 
-def test_a_silent_node_that_speaks_in_time_goes_on() -> None:
+def test_silent_node_that_reports_in_time_keeps_its_jobs() -> None:
     story = ClusterScript()
     story.join("a")
     story.submit("job")
@@ -116,7 +116,7 @@ def test_a_silent_node_that_speaks_in_time_goes_on() -> None:
 
 
 @pytest.mark.parametrize("end, failures", [(JobEnd.FAILED, 1), (JobEnd.REFUSED, 0)])
-def test_after_a_failure_or_a_refusal_there_is_a_pause(end: JobEnd, failures: int) -> None:
+def test_job_pauses_after_failure_or_refusal(end: JobEnd, failures: int) -> None:
     story = ClusterScript(round_ns=SECOND_NS)
     story.join("a")
     story.submit("job", retries=1)
@@ -127,7 +127,7 @@ def test_after_a_failure_or_a_refusal_there_is_a_pause(end: JobEnd, failures: in
     assert starts(story.until(12)) == {"job": ("a", (0,))}
 
 
-def test_a_job_that_fails_too_often_has_failed_and_evictions_do_not_count() -> None:
+def test_job_fails_after_its_retries_and_evictions_do_not_count() -> None:
     story = ClusterScript(round_ns=SECOND_NS, lease_ns=3600 * SECOND_NS)
     story.join("a")
     story.submit("job", retries=1)
@@ -138,7 +138,7 @@ def test_a_job_that_fails_too_often_has_failed_and_evictions_do_not_count() -> N
     assert starts(story.until(story.now_s + 60)) == {}
 
 
-def test_cancelling_waits_for_the_end_of_what_runs() -> None:
+def test_cancelled_job_keeps_its_gpus_until_it_ends() -> None:
     story = ClusterScript()
     story.join("a")
     story.submit("job")
@@ -155,7 +155,7 @@ def test_cancelling_waits_for_the_end_of_what_runs() -> None:
     assert answer == Answer(9)
 
 
-def test_what_is_done_before_it_can_be_cancelled_is_done() -> None:
+def test_job_done_before_its_cancellation_is_done() -> None:
     story = ClusterScript()
     story.join("a")
     story.submit("job")
@@ -168,7 +168,7 @@ def test_what_is_done_before_it_can_be_cancelled_is_done() -> None:
     assert answer.reject is not None
 
 
-def test_the_same_job_again_is_the_same_job_and_another_of_its_name_is_refused() -> None:
+def test_repeated_submission_is_accepted_and_a_taken_name_is_rejected() -> None:
     story = ClusterScript(waiting_limit=1)
     spec = story.submit("job")
     assert story.tell(JobSubmitted(spec, 5)) == [Answer(5)]
@@ -176,11 +176,13 @@ def test_the_same_job_again_is_the_same_job_and_another_of_its_name_is_refused()
         story.tell(JobSubmitted(msgspec.structs.replace(spec, **changed), 6))
         for changed in ({"priority": 3}, {"name": "other"})
     ]
-    reasons = [one[0].reject.reason.value for one in refused if isinstance(one[0], Answer) and one[0].reject]
+    reasons = [
+        actions[0].reject.reason.value for actions in refused if isinstance(actions[0], Answer) and actions[0].reject
+    ]
     assert reasons == ["name-taken", "queue-full"]
 
 
-def test_a_drained_node_is_emptied_and_takes_nothing_until_it_is_let_back() -> None:
+def test_drained_node_is_emptied_and_gets_no_jobs() -> None:
     story = ClusterScript()
     story.join("a")
     story.submit("job")
@@ -188,13 +190,15 @@ def test_a_drained_node_is_emptied_and_takes_nothing_until_it_is_let_back() -> N
     story.report("a", runs(order), seen=1)
     assert story.said(NodeDrained("a", on=True)) == ["stop job#1 on a: its node is drained"]
     story.report("a", runs(order, end=JobEnd.FAILED), seen=1)
-    assert (story.state("job"), story.job("job").failures) == (JobState.WAITING, 0), "it was told to end"
+    assert (story.state("job"), story.job("job").failures) == (JobState.WAITING, 0), (
+        "an attempt that was stopped does not count as failed"
+    )
     assert starts(story.until(15)) == {}
     story.tell(NodeDrained("a", on=False))
     assert starts(story.until(30)) == {"job": ("a", (0,))}
 
 
-def test_a_node_that_leaves_leaves_its_jobs_to_others() -> None:
+def test_jobs_of_a_departed_node_restart_elsewhere() -> None:
     story = ClusterScript()
     story.join("a")
     story.submit("job")
@@ -206,7 +210,7 @@ def test_a_node_that_leaves_leaves_its_jobs_to_others() -> None:
     assert starts(story.until(12)) == {"job": ("b", (0,))}
 
 
-def test_a_controller_that_starts_again_gives_everybody_a_whole_lease() -> None:
+def test_restarted_controller_grants_full_leases() -> None:
     story = ClusterScript()
     story.join("a")
     story.submit("job")
@@ -220,18 +224,18 @@ def test_a_controller_that_starts_again_gives_everybody_a_whole_lease() -> None:
     assert story.state("job") is JobState.LOST
 
 
-def test_attempts_of_a_controller_that_knew_more_are_never_given_out_again() -> None:
+def test_unknown_attempt_numbers_are_never_issued_again() -> None:
     story = ClusterScript()
     story.join("a")
-    there = AttemptReport(Attempt("forgotten", 41), (0,))
-    assert story.report("a", there, seen=41) == [StopJob("a", there.attempt, "it is not wanted here")]
+    unknown = AttemptReport(Attempt("forgotten", 41), (0,))
+    assert story.report("a", unknown, seen=41) == [StopJob("a", unknown.attempt, "it is not wanted here")]
     story.submit("job")
     story.report("a", seen=41)
     (order,) = story.until(15)
     assert order_attempt(order).number == 42
 
 
-def test_a_node_that_is_silent_for_a_day_is_forgotten_unless_it_is_drained() -> None:
+def test_node_silent_for_a_day_is_forgotten_unless_drained() -> None:
     story = ClusterScript(round_ns=3600 * SECOND_NS, lease_ns=600 * SECOND_NS)
     for name in ("a", "b", "c"):
         story.join(name)
@@ -245,14 +249,14 @@ def test_a_node_that_is_silent_for_a_day_is_forgotten_unless_it_is_drained() -> 
     assert [view.is_silent for view in story.machine.nodes()] == [True, True, False]
 
 
-def test_a_node_that_makes_numbers_up_does_not_use_them_up() -> None:
+def test_implausible_attempt_number_does_not_advance_the_counter() -> None:
     story = ClusterScript()
     story.join("a")
     story.report("a", AttemptReport(Attempt("x", (1 << 63) - 1), (0,)))
     assert story.machine.next_attempt == 1
 
 
-def test_what_is_over_is_remembered_for_a_while() -> None:
+def test_finished_jobs_are_remembered_up_to_a_limit() -> None:
     story = ClusterScript(remember=2)
     for name in ("one", "two", "three"):
         story.submit(name)
@@ -260,25 +264,25 @@ def test_what_is_over_is_remembered_for_a_while() -> None:
     assert [reported.spec.name for reported in story.machine.jobs()] == ["two", "three"]
 
 
-# After a change that is meant to change decisions, read the diff of what this prints as part of the change:
+# After an intended change of decisions, review the diff that this test prints:
 #   .venv/bin/python -m pytest -q tests/cluster/test_state.py -k golden
-def test_the_golden_log_of_a_cluster() -> None:
+def test_cluster_log_equals_the_golden_log() -> None:
     golden = (ROOT / "scenarios" / "cluster-controller.log").read_text(encoding="utf-8")
     assert "\n".join(run_script()) + "\n" == golden
 
 
 def run_script() -> list[str]:
-    """A short life with one of everything."""
+    """Run a script with every kind of event and return its log."""
     story = ClusterScript(slowdown_limit_ppm=100_000_000)
     story.join("a", GPU, replaced(GPU, offer_ppm=400_000, online=(BUSY,)))
     story.tell(QuotaSet(Quota("bob", 1), 1))
-    for name, user, given in (
+    for name, user, options in (
         ("bert", "ann", {"memory_bytes": 8 * GIB, "profile": "bert"}),
         ("gang", "ann", {"gpus": 2}),
         ("alone", "bob", {"avoid": ("web",)}),
         ("more", "bob", {}),
     ):
-        story.submit(name, user, **given)
+        story.submit(name, user, **options)
     (gang,) = story.until(2)
     story.report("a", runs(gang, 100_000), seen=1)
     story.join("b", GPU, GPU)

@@ -1,4 +1,4 @@
-"""Tests of cluster state machine against simulated nodes, with random events."""
+"""Tests of the cluster state machine against simulated nodes, with random events."""
 
 import io
 from typing import Any
@@ -76,7 +76,7 @@ specs = st.builds(
 
 
 class ClusterLife(RuleBasedStateMachine):
-    """The machine, twins of it made from its snapshots, and the nodes as they really are."""
+    """Drives the state machine, copies restored from its snapshots, and the true state of the nodes."""
 
     @initialize(
         remember=st.sampled_from((6, 100)),
@@ -97,13 +97,13 @@ class ClusterLife(RuleBasedStateMachine):
         self.drained: set[str] = set()
         self.quotas: dict[str, int] = {}
         self.submitted: dict[str, JobSpec] = {}
-        self.before: dict[str, JobReport] = {}
+        self.last_reports: dict[str, JobReport] = {}
         self.started: set[int] = set()
         self.tell(ClusterStarted(self.settings, "1", 0))
         for number in range(count):
             self._join(f"node{number}", (GOOD,) * (number % 2 + 1))
 
-    # -- telling, and what must hold of the answer ----------------------------------------------------------------
+    # -- events, and checks of the resulting actions ----------------------------------------------------------------
 
     def tell(self, event: ClusterEvent) -> list[ClusterAction]:
         actions, *others = [machine.handle(event, now=self.now) for machine in self.machines]
@@ -113,14 +113,14 @@ class ClusterLife(RuleBasedStateMachine):
         self.turns.append(ClusterTurn(self.now, event, actions))
         for action in actions:
             if isinstance(action, StartJob):
-                self._believe_start(action)
+                self._check_start(action)
             if not isinstance(action, Answer) and action.node in self.world:
                 self.world[action.node].orders.append(action)
-        self._nothing_lost()
+        self._check_jobs()
         return actions
 
-    def _believe_start(self, order: StartJob) -> None:
-        """An order that is new keeps every constraint, by what the nodes have told."""
+    def _check_start(self, order: StartJob) -> None:
+        """Check that a new order satisfies every constraint, by the last reports of the nodes."""
         if order.attempt.number in self.started:
             return
         assert order.attempt.number > max(self.started, default=0)
@@ -136,48 +136,52 @@ class ClusterLife(RuleBasedStateMachine):
             assert spec.min_share_ppm <= report.offer_ppm
             assert spec.memory_bytes <= report.free_bytes
             assert not spec.types or report.type in spec.types
-            assert not any(one.name in spec.avoid for one in report.online)
+            assert not any(tenant.name in spec.avoid for tenant in report.online)
         jobs = list(self.machines[0].jobs())
-        co_runners = [one.spec for one in jobs if one.node == order.node and one.spec.name != spec.name]
-        assert not any((other.group or "-") in spec.avoid or (spec.group or "-") in other.avoid for other in co_runners)
-        held = sum(len(one.gpus) for one in jobs if one.spec.user == spec.user)
+        co_runners = [job.spec for job in jobs if job.node == order.node and job.spec.name != spec.name]
+        assert not any(
+            (co_runner.group or "-") in spec.avoid or (spec.group or "-") in co_runner.avoid for co_runner in co_runners
+        )
+        held = sum(len(job.gpus) for job in jobs if job.spec.user == spec.user)
         assert held <= self.quotas.get(spec.user, held)
 
-    def _nothing_lost(self) -> None:
+    def _check_jobs(self) -> None:
         """Check that each submitted job exists once until it is forgotten after its end; progress never decreases."""
         machine = self.machines[0]
-        now = {reported.spec.name: reported for reported in machine.jobs()}
-        for name, reported in now.items():
-            was = self.before.get(name)
+        current = {reported.spec.name: reported for reported in machine.jobs()}
+        for name, reported in current.items():
+            previous = self.last_reports.get(name)
             assert reported.spec == self.submitted[name]
-            if was is not None:
-                assert reported.progress_ppm >= was.progress_ppm
-                assert reported.attempt >= was.attempt
-                assert not was.state.is_over or reported.state is was.state
-        for name, reported in self.before.items():
-            assert name in now or reported.state.is_over
-        for name in set(self.submitted) - set(now):
+            if previous is not None:
+                assert reported.progress_ppm >= previous.progress_ppm
+                assert reported.attempt >= previous.attempt
+                assert not previous.state.is_over or reported.state is previous.state
+        for name, reported in self.last_reports.items():
+            assert name in current or reported.state.is_over
+        for name in set(self.submitted) - set(current):
             del self.submitted[name]
-        self.before = now
+        self.last_reports = current
 
     # -- time, and messages ----------------------------------------------------------------------------------------
 
     @rule(step=st.sampled_from((1, 3, 10, 25, 60)))
     def pass_time(self, step: int) -> None:
-        until = self.now + step * SECOND_NS
+        end = self.now + step * SECOND_NS
         while True:
             due = self.machines[0].next_wakeup()
             nodes = [node.acknowledged + LEASE + GRACE for node in self.world.values()]
-            soon = [max(self.now, one) for one in [*([] if due is None else [due]), *nodes] if one > self.now]
+            upcoming = [
+                max(self.now, instant) for instant in [*([] if due is None else [due]), *nodes] if instant > self.now
+            ]
             if due is not None and due <= self.now:
                 self.tell(ClusterWoke())
                 continue
-            if not soon or min(soon) > until:
+            if not upcoming or min(upcoming) > end:
                 break
-            self._reach(min(soon))
-        self._reach(until)
+            self._advance_to(min(upcoming))
+        self._advance_to(end)
 
-    def _reach(self, instant: int) -> None:
+    def _advance_to(self, instant: int) -> None:
         self.now = instant
         for node in self.world.values():
             node.lapse(self.now, LEASE, GRACE)
@@ -196,9 +200,9 @@ class ClusterLife(RuleBasedStateMachine):
     def _deliver(self, report: Report, *, heard: bool) -> None:
         name = report.reported.node
         if name not in self.world:
-            return  # a node that left for good is not heard of again: its certificate is gone with it
-        known = self.reported.get(name)
-        if known is None or report.reported.epoch >= known.epoch or self._is_silent(name):
+            return  # a node that left for good sends no more reports: its certificate was revoked
+        last = self.reported.get(name)
+        if last is None or report.reported.epoch >= last.epoch or self._is_silent(name):
             self.reported[name] = report.reported
         self.tell(report.reported)
         if heard:
@@ -206,7 +210,7 @@ class ClusterLife(RuleBasedStateMachine):
             node.acknowledged = max(node.acknowledged, report.sent)
 
     def _is_silent(self, name: str) -> bool:
-        view = next(one for one in self.machines[0].nodes() if one.node == name)
+        view = next(node for node in self.machines[0].nodes() if node.node == name)
         return view.is_silent and not any(view.jobs)
 
     @rule(data=st.data())
@@ -237,19 +241,19 @@ class ClusterLife(RuleBasedStateMachine):
     def orders(self, data: Any) -> None:
         self._take_orders(data.draw(st.sampled_from(self.nodes())), 100, refuse=False)
 
-    def _take_orders(self, name: str, most: int, *, refuse: bool) -> None:
+    def _take_orders(self, name: str, limit: int, *, refuse: bool) -> None:
         node = self.world[name]
-        for order in node.orders[:most]:
-            begun = node.take(order, refuse=refuse)
-            if begun is not None:
-                self._really_once(name, begun.job)
-        del node.orders[:most]
+        for order in node.orders[:limit]:
+            attempt = node.take(order, refuse=refuse)
+            if attempt is not None:
+                self._check_runs_once(name, attempt.job)
+        del node.orders[:limit]
 
-    def _really_once(self, name: str, job: str) -> None:
-        """What really runs, runs once, and alone among offline jobs on its GPUs."""
+    def _check_runs_once(self, name: str, job: str) -> None:
+        """Check that the job runs on one node only, and that no GPU there has two jobs."""
         everywhere = [(node.name, run) for node in self.world.values() for run in node.runs.values()]
-        assert [where for where, run in everywhere if run.attempt.job == job] == [name]
-        held = [gpu for where, run in everywhere if where == name for gpu in run.gpus]
+        assert [node_name for node_name, run in everywhere if run.attempt.job == job] == [name]
+        held = [gpu for node_name, run in everywhere if node_name == name for gpu in run.gpus]
         assert len(set(held)) == len(held)
 
     # -- nodes -----------------------------------------------------------------------------------------------------
@@ -272,7 +276,7 @@ class ClusterLife(RuleBasedStateMachine):
     @precondition(lambda self: len(self.world) > 1)
     @rule(data=st.data())
     def leave(self, data: Any) -> None:
-        """In good order: what ran there has ended, and what ended has been told."""
+        """Let a node leave gracefully: its attempts have ended and their ends were reported."""
         name = data.draw(st.sampled_from(self.nodes()))
         node = self.world[name]
         for number in list(node.runs):
@@ -294,8 +298,8 @@ class ClusterLife(RuleBasedStateMachine):
             (self.drained.add if on else self.drained.discard)(name)
 
     @rule(data=st.data(), end=st.sampled_from(list(JobEnd)), progress=st.integers(0, 400_000))
-    def run_on(self, data: Any, end: JobEnd, progress: int) -> None:
-        """Something that runs goes on, or ends."""
+    def progress_or_end(self, data: Any, end: JobEnd, progress: int) -> None:
+        """Let a running attempt progress or end."""
         running = [(node, number) for node in self.world.values() for number in node.runs]
         if running:
             node, number = data.draw(st.sampled_from(running))
@@ -309,11 +313,11 @@ class ClusterLife(RuleBasedStateMachine):
 
     @rule(spec=specs)
     def submit(self, spec: JobSpec) -> None:
-        known = self.submitted.get(spec.name)
+        existing = self.submitted.get(spec.name)
         self.submitted.setdefault(spec.name, spec)
         (answer,) = self.tell(JobSubmitted(spec, 5))
         assert isinstance(answer, Answer)
-        assert (answer.reject is None) == (known in (None, spec))
+        assert (answer.reject is None) == (existing in (None, spec))
 
     @precondition(lambda self: self.submitted)
     @rule(data=st.data())
@@ -325,32 +329,32 @@ class ClusterLife(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data: Any) -> None:
         name = data.draw(st.sampled_from(sorted(self.submitted)))
-        was_over = self.before[name].state.is_over
+        was_over = self.last_reports[name].state.is_over
         (*_, answer) = self.tell(JobCancelled(name, 6))
         assert isinstance(answer, Answer)
         reported = self.machines[0].job(name)
-        assert reported == self.before.get(name)
+        assert reported == self.last_reports.get(name)
         if reported is not None and not was_over:
             assert reported.state in {JobState.CANCELLED, JobState.STOPPING, JobState.LOST}
 
-    @rule(user=st.sampled_from(("ann", "bob")), most=st.integers(0, 3), weight=st.integers(1, 3))
-    def limit(self, user: str, most: int, weight: int) -> None:
-        self.quotas[user] = most
-        self.tell(QuotaSet(Quota(user, most, weight)))
+    @rule(user=st.sampled_from(("ann", "bob")), count=st.integers(0, 3), weight=st.integers(1, 3))
+    def limit(self, user: str, count: int, weight: int) -> None:
+        self.quotas[user] = count
+        self.tell(QuotaSet(Quota(user, count, weight)))
 
     @rule()
     def restart_controller(self) -> None:
-        """From its journal; what was on its way from it is lost.
+        """Restart the controller from its journal; orders in transit are lost.
 
-        One that decides everything anew must come to the same; one that does again what is on record goes on alike.
+        A replay that decides again and a recovery from recorded decisions must both reach the same state.
         """
         content = MAGIC + b"".join(encode_turn(turn.now, turn.event, turn.actions) for turn in self.turns)
-        again = ClusterMachine()
-        replay(again, ClusterJournalReader(io.BytesIO(content).read))
-        assert again.snapshot() == self.machines[0].snapshot()
+        replayed = ClusterMachine()
+        replay(replayed, ClusterJournalReader(io.BytesIO(content).read))
+        assert replayed.snapshot() == self.machines[0].snapshot()
         recovered = ClusterMachine()
         recover_cluster(recovered, ClusterJournalReader(io.BytesIO(content).read))
-        self.machines = [again, recovered]
+        self.machines = [replayed, recovered]
         for node in self.world.values():
             node.orders.clear()
         self.tell(ClusterStarted(self.settings, "1", 0))
@@ -358,16 +362,16 @@ class ClusterLife(RuleBasedStateMachine):
     @precondition(lambda self: len(self.machines) < 3)
     @rule()
     def twin(self) -> None:
-        """A machine restored from the snapshot, as it stands in a journal, decides the same from then on."""
+        """Add a machine restored from the snapshot, which must decide the same from then on."""
         head = self.machines[0].snapshot()
         (turn,) = ClusterJournalReader(io.BytesIO(MAGIC + encode_turn(self.now, head, [])).read)
-        again = ClusterMachine()
-        again.handle(turn.event, now=self.now)
-        assert again.snapshot() == head
-        self.machines.append(again)
+        copy = ClusterMachine()
+        copy.handle(turn.event, now=self.now)
+        assert copy.snapshot() == head
+        self.machines.append(copy)
 
     def teardown(self) -> None:
-        """Once nothing goes wrong any more, every job is done."""
+        """Check that every job ends when no more faults occur."""
         if not hasattr(self, "world"):
             return
         for user in ("ann", "bob"):

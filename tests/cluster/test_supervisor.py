@@ -58,7 +58,7 @@ def said(doing: EndedBy, code: int) -> RunOutcome:
         ([said(EndedBy.OWN, 3), said(EndedBy.ASKED, 143)], JobEnd.FAILED),
     ],
 )
-def test_an_end_is_classified_by_its_cause(outcomes: list[RunOutcome | None], end: JobEnd) -> None:
+def test_end_is_classified_by_its_cause(outcomes: list[RunOutcome | None], end: JobEnd) -> None:
     """Of several programs the first that does not end well decides: the others were told to end because of it."""
     assert end_of(outcomes, None, is_complete=False).end is end
     is_well = all(outcome is not None and outcome.code == 0 for outcome in outcomes)
@@ -77,7 +77,7 @@ def test_all_programs_of_an_attempt_end_before_its_end_is_reported(
     assert len(yard.born_lines(1)) == len(what)
 
 
-def test_an_attempt_that_is_stopped_is_asked_to_end_and_named_until_that_is_known(yard: AttemptFixture) -> None:
+def test_stopped_attempt_is_terminated_and_named_until_acknowledged(yard: AttemptFixture) -> None:
     record = yard.begin(1, "wait")
     assert yard.attempts.reports(boot_ns())[0].end is None
     yard.attempts.stop(Attempt("job-1", 1), "moved elsewhere")
@@ -90,14 +90,14 @@ def test_an_attempt_that_is_stopped_is_asked_to_end_and_named_until_that_is_know
     assert not yard.agent().reports(boot_ns())
 
 
-def test_one_that_is_asked_to_end_and_has_done_all_is_done(yard: AttemptFixture) -> None:
+def test_stopped_attempt_with_complete_progress_is_done(yard: AttemptFixture) -> None:
     record = yard.begin(1, "wait")
     record.progress_file.write_text("8/8\n")
     yard.attempts.stop(Attempt("job-1", 1), "moved elsewhere")
     assert yard.ended().end is JobEnd.DONE
 
 
-def test_a_supervisor_goes_on_without_the_agent_and_the_next_agent_finds_it(yard: AttemptFixture) -> None:
+def test_supervisor_survives_its_agent_and_is_found_by_the_next(yard: AttemptFixture) -> None:
     record = yard.begin(1, "wait")
     supervisor = supervisor_of(record)
     later = yard.agent()
@@ -110,14 +110,14 @@ def test_a_supervisor_goes_on_without_the_agent_and_the_next_agent_finds_it(yard
     assert yard.ended(later).end is JobEnd.EVICTED
 
 
-def test_an_attempt_that_was_accepted_and_not_begun_is_begun_by_the_next_agent(yard: AttemptFixture) -> None:
+def test_accepted_attempt_is_started_by_the_next_agent(yard: AttemptFixture) -> None:
     """The agent was killed between its record and the start."""
     assert yard.attempts.accept(yard.order(1, "own:0"), None)
     assert yard.ended(yard.agent()).end is JobEnd.DONE
     assert len(yard.born_lines(1)) == 1
 
 
-def test_two_agents_that_both_start_its_supervisor_start_its_program_once(yard: AttemptFixture) -> None:
+def test_two_agents_start_a_program_once(yard: AttemptFixture) -> None:
     """The agent was killed just after it started a supervisor that is slow to take charge."""
     order = yard.order(1, "wait")
     assert yard.attempts.accept(order, None)
@@ -132,13 +132,13 @@ def test_two_agents_that_both_start_its_supervisor_start_its_program_once(yard: 
     assert record.end() == End(JobEnd.EVICTED, "enough")
 
 
-def test_an_order_twice_is_one_attempt(yard: AttemptFixture) -> None:
+def test_repeated_order_is_one_attempt(yard: AttemptFixture) -> None:
     yard.begin(1, "wait")
     assert not yard.attempts.accept(yard.order(1, "wait"), None)
     assert len(yard.attempts.reports(boot_ns())) == 1
 
 
-def test_what_a_killed_supervisor_ran_is_gone_before_its_end_is_reported(yard: AttemptFixture) -> None:
+def test_programs_of_a_killed_supervisor_end_before_the_report(yard: AttemptFixture) -> None:
     record = yard.begin(1, "wait")
     [program] = map(int, yard.born_lines(1))
     os.kill(supervisor_of(record), signal.SIGKILL)
@@ -148,7 +148,7 @@ def test_what_a_killed_supervisor_ran_is_gone_before_its_end_is_reported(yard: A
     assert len(yard.born_lines(1)) == 1, "the second supervisor runs nothing"
 
 
-def test_one_that_does_not_end_when_its_supervisor_is_killed_is_killed_too(yard: AttemptFixture) -> None:
+def test_program_that_outlives_its_supervisor_is_killed(yard: AttemptFixture) -> None:
     record = yard.begin(1, "deaf", grace_ns=-8 * SECOND_NS)  # no patience at all
     until(lambda: "deaf" in yard.born_lines(1))
     os.kill(supervisor_of(record), signal.SIGKILL)
@@ -156,7 +156,7 @@ def test_one_that_does_not_end_when_its_supervisor_is_killed_is_killed_too(yard:
     assert not alive(int(yard.born_lines(1)[0]))
 
 
-def test_without_a_lease_all_ends_although_no_agent_runs(yard: AttemptFixture) -> None:
+def test_programs_end_with_the_lease_without_an_agent(yard: AttemptFixture) -> None:
     """The agent is dead: nobody tends, the supervisor alone reads the file."""
     record = yard.begin(1, "wait")
     yard.extend(lease_ns=0)
@@ -166,7 +166,7 @@ def test_without_a_lease_all_ends_although_no_agent_runs(yard: AttemptFixture) -
     assert not marked(record.path)
 
 
-def test_a_program_that_outlasts_its_lease_is_killed_within_the_grace(yard: AttemptFixture) -> None:
+def test_program_is_killed_within_the_grace_after_its_lease(yard: AttemptFixture) -> None:
     record = yard.begin(1, "deaf", grace_ns=600 * SECOND_NS)
     until(lambda: "deaf" in yard.born_lines(1))
     yard.extend(lease_ns=0, grace_ns=SECOND_NS)
@@ -174,14 +174,14 @@ def test_a_program_that_outlasts_its_lease_is_killed_within_the_grace(yard: Atte
     assert not marked(record.path)
 
 
-def test_nothing_begins_without_a_lease(yard: AttemptFixture) -> None:
+def test_no_program_starts_without_a_lease(yard: AttemptFixture) -> None:
     yard.extend(lease_ns=0)
     yard.attempts.accept(yard.order(1, "own:0"), None)
     assert yard.ended().end is JobEnd.EVICTED
     assert not yard.born(1).exists()
 
 
-def test_one_that_is_stopped_before_it_began_never_begins(yard: AttemptFixture) -> None:
+def test_attempt_stopped_before_its_start_never_starts(yard: AttemptFixture) -> None:
     order = yard.order(1, "own:0")
     yard.attempts.accept(order, None)
     yard.attempts.stop(order.attempt, "cancelled")
@@ -189,7 +189,7 @@ def test_one_that_is_stopped_before_it_began_never_begins(yard: AttemptFixture) 
     assert not yard.born(1).exists()
 
 
-def test_one_that_is_stopped_as_soon_as_its_supervisor_is_known_says_why(yard: AttemptFixture) -> None:
+def test_attempt_stopped_at_its_start_reports_the_reason(yard: AttemptFixture) -> None:
     """The supervisor is told by a signal, which finds it whatever it is about to do."""
     order = yard.order(1, "wait")
     yard.attempts.accept(order, None)
@@ -199,7 +199,7 @@ def test_one_that_is_stopped_as_soon_as_its_supervisor_is_known_says_why(yard: A
     assert yard.ended().detail == "moved elsewhere"
 
 
-def test_what_a_program_left_behind_is_gone_when_it_has_ended(yard: AttemptFixture, tmp_path: Path) -> None:
+def test_processes_left_by_a_program_are_killed(yard: AttemptFixture, tmp_path: Path) -> None:
     left = tmp_path / "left"
     order = yard.order(1, "own:0")
     [words] = order.commands
@@ -212,7 +212,7 @@ def test_what_a_program_left_behind_is_gone_when_it_has_ended(yard: AttemptFixtu
     assert not alive(int(left.read_text()))
 
 
-def test_a_directory_that_is_not_there_is_the_jobs_own_fault(yard: AttemptFixture) -> None:
+def test_missing_directory_fails_the_job(yard: AttemptFixture) -> None:
     order = yard.order(1, "own:0")
     fields = {name: getattr(order, name) for name in order.__struct_fields__}
     nowhere = str(yard.home / "nowhere")
@@ -222,7 +222,7 @@ def test_a_directory_that_is_not_there_is_the_jobs_own_fault(yard: AttemptFixtur
     assert nowhere in report.detail
 
 
-def test_an_order_that_cannot_be_read_is_ended_and_given_up(yard: AttemptFixture) -> None:
+def test_unreadable_order_is_reported_as_ended(yard: AttemptFixture) -> None:
     record = yard.begin(1, "wait")
     (record.path / "order").write_text("{}")
     assert not yard.agent().reports(boot_ns())
@@ -230,7 +230,7 @@ def test_an_order_that_cannot_be_read_is_ended_and_given_up(yard: AttemptFixture
     assert not alive(int(yard.born_lines(1)[0]))
 
 
-def test_a_supervisor_of_nothing_ends_quietly(tmp_path: Path) -> None:
+def test_supervisor_without_an_order_exits(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
@@ -241,7 +241,7 @@ def test_a_supervisor_of_nothing_ends_quietly(tmp_path: Path) -> None:
     assert subprocess.run(command, capture_output=True, check=False).stderr == b""
 
 
-def test_what_supervisors_say_is_bounded(yard: AttemptFixture) -> None:
+def test_output_of_supervisors_is_bounded(yard: AttemptFixture) -> None:
     log = yard.attempts.record_of(Attempt("job-1", 1)).path.parent.parent / "supervisors.log"
     log.write_bytes(b"x" * LOG_LIMIT_BYTES)
     yard.begin(1, "own:0")

@@ -63,7 +63,7 @@ def table(columns: tuple[str, ...], rows: list[list[object]]) -> bytes:
 
 @given(JOBS, st.booleans())
 @settings(max_examples=examples(20, 500))
-def test_jobs_come_back_in_order(jobs: list[TraceJob], packed: bool) -> None:
+def test_jobs_are_read_by_submission(jobs: list[TraceJob], packed: bool) -> None:
     rows: list[list[object]] = [
         [
             *(job.name, job.user, f"{job.submit_ns / 1e9:.3f}", f"{job.work_ns / 1e9:.3f}", job.gpus, job.profile),
@@ -77,7 +77,7 @@ def test_jobs_come_back_in_order(jobs: list[TraceJob], packed: bool) -> None:
 
 @given(NODES)
 @settings(max_examples=examples(20, 500))
-def test_nodes_come_back(nodes: list[TraceNode]) -> None:
+def test_nodes_round_trip(nodes: list[TraceNode]) -> None:
     rows: list[list[object]] = [
         [
             *(node.name, node.type, node.gpus, node.memory_bytes >> 20),
@@ -90,7 +90,7 @@ def test_nodes_come_back(nodes: list[TraceNode]) -> None:
 
 @given(JOBS, st.integers(0, 10**14), st.integers(1, 10**14), st.integers(0, 5), st.integers(1, 9))
 @settings(max_examples=examples(20, 500))
-def test_a_window_has_what_came_in_it(
+def test_window_contains_the_jobs_submitted_in_it(
     jobs: list[TraceJob], begin_ns: int, span_ns: int, limit: int, compress: int
 ) -> None:
     ordered = sorted(jobs, key=lambda job: job.submit_ns)
@@ -115,7 +115,7 @@ BAD_JOBS = {
 
 
 @pytest.mark.parametrize("name", BAD_JOBS)
-def test_a_damaged_row_is_named(name: str) -> None:
+def test_damaged_row_is_reported(name: str) -> None:
     text, place, field = BAD_JOBS[name]
     with pytest.raises(ConfigError) as caught:
         read_jobs(text.encode(), "jobs.csv")
@@ -123,13 +123,13 @@ def test_a_damaged_row_is_named(name: str) -> None:
     assert caught.value.field == field
 
 
-def test_nodes_with_too_few_loads_are_named() -> None:
+def test_node_with_too_few_loads_is_reported() -> None:
     with pytest.raises(ConfigError, match=r"nodes\.csv:2.*each of its 2 GPUs"):
         read_nodes((",".join(NODE_COLUMNS) + "\nn,V100,2,100,0.5\n").encode(), "nodes.csv")
 
 
-def test_what_is_not_whole_gzip_is_named() -> None:
-    with pytest.raises(ConfigError, match="is not whole gzip"):
+def test_truncated_gzip_file_is_reported() -> None:
+    with pytest.raises(ConfigError, match="is not a complete gzip file"):
         read_jobs(gzip.compress(HEAD.encode())[:-4], "jobs.csv.gz")
 
 
@@ -142,7 +142,7 @@ PHILLY = """timestamp,duration,num_gpus,gpu_time,cluster
 """
 
 
-def test_philly_counts_from_its_first_job_over_months_and_leap_days() -> None:
+def test_philly_instants_start_at_the_first_job() -> None:
     jobs = read_philly(PHILLY.encode(), "p")
     first = ("philly-1", "vc-6214e9", 0, 10_500_000_000, 8)
     assert (jobs[0].name, jobs[0].user, jobs[0].submit_ns, jobs[0].work_ns, jobs[0].gpus) == first
@@ -152,7 +152,7 @@ def test_philly_counts_from_its_first_job_over_months_and_leap_days() -> None:
 
 
 @pytest.mark.parametrize("stamp", ["2017-13-01 00:00:00", "2017-01-01", "2017-01-01 24:00:00", ""])
-def test_philly_names_a_stamp_that_is_none(stamp: str) -> None:
+def test_philly_invalid_timestamp_is_reported(stamp: str) -> None:
     text = PHILLY.splitlines()[0] + f"\n{stamp},1,1,1,a\n"
     with pytest.raises(ConfigError, match=r"p:2.*timestamp"):
         read_philly(text.encode(), "p")
@@ -177,17 +177,17 @@ cpu,1,1,0,
 
 
 @pytest.mark.parametrize("again", ["s1,1,1,1,600,,LS,Running,0,100,0", "j1,1,1,1,500,,BE,Succeeded,50,90,60"])
-def test_openb_names_a_pod_that_is_there_twice(again: str) -> None:
-    with pytest.raises(ConfigError, match=r"p:11.*pod = '[sj]1': is there twice \(also p:[26]\)"):
+def test_openb_duplicate_pod_is_reported(again: str) -> None:
+    with pytest.raises(ConfigError, match=r"p:11.*pod = '[sj]1': appears twice \(also p:[26]\)"):
         read_openb_pods((PODS + again + "\n").encode(), "p")
 
 
-def test_openb_names_a_node_that_is_there_twice() -> None:
-    with pytest.raises(ConfigError, match=r"n:5.*node = 'n1': is there twice \(also n:2\)"):
+def test_openb_duplicate_node_is_reported() -> None:
+    with pytest.raises(ConfigError, match=r"n:5.*node = 'n1': appears twice \(also n:2\)"):
         read_openb_nodes((OPENB_NODES + "n1,1,1,2,T4\n").encode(), "n")
 
 
-def test_openb_has_services_and_best_effort_jobs() -> None:
+def test_openb_services_and_jobs_are_read() -> None:
     services, jobs = read_openb_pods(PODS.encode(), "p")
     assert [job.name for job in jobs] == ["j2", "j1"]
     assert (jobs[1].submit_ns, jobs[1].work_ns, jobs[1].types) == (50 * 10**9, 30 * 10**9, ("P100", "T4"))

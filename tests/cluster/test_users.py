@@ -8,18 +8,18 @@ from cotenant.units.instant import SECOND_NS
 _DAY_S = 86_400
 
 
-def test_what_was_had_a_day_ago_counts_for_half() -> None:
+def test_gpu_time_of_a_day_ago_counts_half() -> None:
     users = Users()
     users.hold("old", 4)
     users.account(1000 * SECOND_NS)
-    had = users.used["old"]
-    assert had == pytest.approx(4 * 1000, rel=0.01)
+    used = users.used["old"]
+    assert used == pytest.approx(4 * 1000, rel=0.01)
     users.hold("old", -4)
     users.account((1000 + _DAY_S) * SECOND_NS)
-    assert users.used["old"] == pytest.approx(had / 2)
+    assert users.used["old"] == pytest.approx(used / 2)
 
 
-def test_it_does_not_matter_how_often_it_is_accounted() -> None:
+def test_accounting_interval_does_not_change_the_result() -> None:
     often, seldom = Users(), Users()
     for users in (often, seldom):
         users.hold("ann", 2)
@@ -29,7 +29,7 @@ def test_it_does_not_matter_how_often_it_is_accounted() -> None:
     assert often.used["ann"] == pytest.approx(seldom.used["ann"])
 
 
-def test_users_who_had_next_to_nothing_are_forgotten() -> None:
+def test_users_with_negligible_gpu_time_are_forgotten() -> None:
     users = Users()
     users.hold("once", 1)
     users.account(60 * SECOND_NS)

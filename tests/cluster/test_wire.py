@@ -115,37 +115,37 @@ answers: st.SearchStrategy[wire.Answer] = st.one_of(
 
 
 def is_allowed(request: wire.Request, role: Role | None) -> bool:
-    """By the words of the documentation, written once more."""
-    own = {
+    """Return whether the reference allows this request for the role."""
+    allowed = {
         None: (wire.GetAuthority, wire.Enrol),
         Role.NODE: (wire.ReportNode, wire.Renew),
         Role.USER: (wire.Submit, wire.Cancel, wire.ListJobs, wire.ListNodes, wire.Renew),
     }
     if role is Role.OPERATOR:
-        return not isinstance(request, (*own[None], wire.ReportNode))
-    return isinstance(request, own[role])
+        return not isinstance(request, (*allowed[None], wire.ReportNode))
+    return isinstance(request, allowed[role])
 
 
 @given(requests, st.sampled_from(ROLES))
 @settings(max_examples=examples(60, 5000))
-def test_a_request_arrives_as_it_was_said_from_those_who_may_say_it(request: wire.Request, role: Role | None) -> None:
+def test_request_round_trip_depends_on_the_role(request: wire.Request, role: Role | None) -> None:
     frames = wire.frames_from(Role.NODE).feed(wire.encode(request))
     if is_allowed(request, role):
         assert [wire.decode_request(frame, role) for frame in frames] == [request]
     else:
-        with pytest.raises(PeerError, match=r"may not say"):
+        with pytest.raises(PeerError, match=r"may not send"):
             wire.decode_request(frames[0], role)
 
 
 @given(answers)
 @settings(max_examples=examples(40, 5000))
-def test_an_answer_arrives_as_it_was_said(answer: wire.Answer) -> None:
+def test_answer_round_trip(answer: wire.Answer) -> None:
     assert [wire.decode_answer(frame) for frame in wire.answer_frames().feed(wire.encode(answer))] == [answer]
 
 
 @given(requests, st.data())
 @settings(max_examples=examples(60, 5000))
-def test_a_damaged_message_is_another_or_none_and_never_an_accident(request: wire.Request, data: Any) -> None:
+def test_damaged_message_is_valid_or_raises_peer_error(request: wire.Request, data: Any) -> None:
     payload = bytearray(wire.encode(request)[4:])
     for _ in range(data.draw(st.integers(1, 4))):
         payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
@@ -153,18 +153,18 @@ def test_a_damaged_message_is_another_or_none_and_never_an_accident(request: wir
         try:
             wire.decode_request(bytes(payload), role)
         except PeerError as error:
-            assert str(error)  # noqa: PT017  either outcome is right, an accident is not
+            assert str(error)  # noqa: PT017  either outcome is right, another exception is not
 
 
 @given(st.binary(max_size=300))
 @settings(max_examples=examples(60, 5000))
-def test_noise_is_no_message(noise: bytes) -> None:
+def test_random_bytes_are_rejected(noise: bytes) -> None:
     for decode in (lambda: wire.decode_request(noise, Role.OPERATOR), lambda: wire.decode_answer(noise)):
         with pytest.raises(PeerError):
             decode()
 
 
-def test_every_request_is_somebodys_to_say() -> None:
+def test_every_request_is_allowed_for_some_role() -> None:
     for kind in get_args(wire.Request):
         assert any(kind in allowed for allowed in wire._ALLOWED.values()), kind
 
@@ -173,7 +173,7 @@ def names_in(text: str) -> set[str]:
     return set(re.findall(r"`([a-z_-]+)`", text))
 
 
-def test_the_document_names_every_message_every_field_and_every_setting() -> None:
+def test_reference_names_every_message_field_and_setting() -> None:
     docs = ROOT / "docs"
     _, _, after = (docs / "reference" / "wire.md").read_text(encoding="utf-8").partition("\n## Cluster protocol\n")
     protocol = names_in(after.partition("\n## ")[0])
@@ -185,21 +185,21 @@ def test_the_document_names_every_message_every_field_and_every_setting() -> Non
     assert set(ClusterConfig.__struct_fields__) <= guide
 
 
-def test_another_version_is_named_whatever_else_is_wrong() -> None:
+def test_wrong_version_is_reported_before_other_errors() -> None:
     newer = msgspec.msgpack.encode({"type": "report-node", "version": 3, "rumours": []})
     with pytest.raises(PeerError, match=r"this controller speaks version 2 of the cluster's protocol, not 3"):
         wire.decode_request(newer, Role.NODE)
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_a_frame_is_as_large_as_its_sender_may_send(role: Role | None) -> None:
+def test_frame_limit_depends_on_the_role(role: Role | None) -> None:
     limit = wire._LIMITS[role]
     assert wire.frames_from(role).feed(limit.to_bytes(4, "little")) == []
     with pytest.raises(PeerError, match=rf"1 to {limit} bytes"):
         wire.frames_from(role).feed((limit + 1).to_bytes(4, "little"))
 
 
-def test_the_largest_report_fits_into_its_frame() -> None:
+def test_largest_report_fits_into_a_frame() -> None:
     online = OnlineUse(
         "n" * 128,
         TaskUse(998_576, ((998_576, 998_576),) * 8, 998_576, 1 << 62, 1 << 62, 1 << 62, 1 << 62, 998_576),

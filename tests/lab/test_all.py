@@ -69,7 +69,7 @@ REPORTS: dict[str, Any] = {
 
 
 class Labs:
-    """Labs that are as quick as a dictionary, and count how often they are run."""
+    """Return prepared reports instead of running studies, and count the runs."""
 
     def __init__(self) -> None:
         self.ran: list[str] = []
@@ -92,15 +92,15 @@ def test_every_claim_has_a_result_and_limitations(tmp_path: Path) -> None:
     labs = Labs()
     report = study("", labs)
     assert labs.ran == list(LABS)
-    assert [one.lab for one in report.labs] == list(LABS)
+    assert [lab.lab for lab in report.labs] == list(LABS)
     for lab in report.labs:
         assert lab.claims
-        for one in lab.claims:
-            assert one.claim
-            assert one.ours
-            assert one.measured
-            assert "GPU" in one.does_not_show
-    by = {one.claim: one.ours for lab in report.labs for one in lab.claims}
+        for claim in lab.claims:
+            assert claim.claim
+            assert claim.ours
+            assert claim.measured
+            assert "GPU" in claim.does_not_show
+    by = {claim.claim: claim.ours for lab in report.labs for claim in lab.claims}
     assert by["GPU utilization 26 to 76 %"] == "26% to 58%, 70% while jobs wait (philly, 40 jobs, 16 GPUs)"
     assert "random 2.50 times as long" in by["offline jobs end earlier than under other placement and sharing modes"]
     assert "8 of 9" in by["throughput at the objective +584 % over MPS"]
@@ -118,7 +118,7 @@ def test_kept_report_is_not_run_again(tmp_path: Path) -> None:
     (tmp_path / "dstack.json").write_text(json.dumps({**REPORTS["dstack"], "seed": 41}))
     report = study(str(tmp_path), first)
     assert first.ran == ["fikit", "arkgpu", "muxflow"]
-    assert {one.lab: one.seed for one in report.labs}["dstack"] == 41
+    assert {lab.lab: lab.seed for lab in report.labs}["dstack"] == 41
     assert study(str(tmp_path), second) == report
     assert not second.ran
 

@@ -41,7 +41,7 @@ from cotenant_lab.study.arkgpu.run import (
     evaluate_cases,
     simulated_of,
 )
-from cotenant_lab.study.arkgpu.steady import GRID, SteadyResult, drawn, swings_of
+from cotenant_lab.study.arkgpu.steady import GRID, SteadyResult, draw_window, swings_of
 from cotenant_lab.study.arkgpu.steps import BAND, StepResult, quality_of, settle_time_ns
 from cotenant_lab.study.arkgpu.tables import show_arkgpu
 from cotenant_lab.study.fikit.cases import synthetic
@@ -78,18 +78,18 @@ def results(mixes: Mixes) -> list[ArkResult]:
 
 
 def test_every_mode_gets_the_same_requests_and_objectives(results: list[ArkResult]) -> None:
-    assert [one.objective for one in results] == list(OBJECTIVES)
-    for one in results:
-        assert list(one.modes) == [*OURS, *(mode for mode in MODES if mode not in OURS)]
-        exclusive, mps = one.modes["exclusive"], one.modes["mps"]
+    assert [result.objective for result in results] == list(OBJECTIVES)
+    for result in results:
+        assert list(result.modes) == [*OURS, *(mode for mode in MODES if mode not in OURS)]
+        exclusive, mps = result.modes["exclusive"], result.modes["mps"]
         assert exclusive.gpus == 2
         assert exclusive.offline == pytest.approx(1)
         assert exclusive.goodput == pytest.approx((exclusive.attainment + 1) / 2)
-        assert 0 < one.modes["cotenant"].offline <= mps.offline <= 1.01
-        assert one.modes["cotenant"].attainment >= mps.attainment
-        for found in one.modes.values():
-            assert 0 <= found.worst <= found.attainment <= 1
-            assert found.goodput_capacity <= found.goodput + 1e-9
+        assert 0 < result.modes["cotenant"].offline <= mps.offline <= 1.01
+        assert result.modes["cotenant"].attainment >= mps.attainment
+        for metrics in result.modes.values():
+            assert 0 <= metrics.worst <= metrics.attainment <= 1
+            assert metrics.goodput_capacity <= metrics.goodput + 1e-9
     strict, loose = results
     for mode in MODES:
         if mode not in OURS:
@@ -164,7 +164,7 @@ def test_larger_threshold_counts_fewer_oscillations(shares: list[float], least: 
 @given(st.floats(0.15, 1.0), st.integers(0, 100))
 def test_windows_are_drawn_from_the_nearest_shares(part: float, seed: int) -> None:
     library = [[DeviceWindow(place, 0, 1)] for place in range(len(GRID))]
-    found = GRID[drawn(library, part, random.Random(seed)).gpu]
+    found = GRID[draw_window(library, part, random.Random(seed)).gpu]
     near = [one for one in GRID if one <= part][-1:] + [one for one in GRID if one >= part][:1]
     assert found in near
 

@@ -31,7 +31,7 @@ def test_every_mode_answers_every_request_and_counts_delay(tmp_path: Path, monke
         assert 0 <= mode.attainment <= 1
         assert mode.goodput <= mode.attainment + mode.offline
     assert results.modes["alone"].offline == 0 < results.modes["exclusive"].offline
-    assert results.modes["alone"].delay_ms == results.modes["exclusive"].delay_ms == 0, "each has a device of its own"
-    assert max(results.modes[mode].delay_ms for mode in ("mps", "slices")) > 0, "nobody ever waited for the other"
+    assert results.modes["alone"].delay_ms == results.modes["exclusive"].delay_ms == 0, "each tenant has its own device"
+    assert max(results.modes[mode].delay_ms for mode in ("mps", "slices")) > 0, "no tenant ever waited for the other"
     assert [at for at, _, _ in results.changes] == sorted(at for at, _, _ in results.changes)
     assert all(0 < part <= 1 and why for _, part, why in results.changes)

@@ -33,7 +33,7 @@ def beside(*guests: Guest, for_ns: int = FOR_NS) -> RunSpec:
 
 
 def part(result: TenantResult) -> float:
-    """Of the window, what its kernels took of a device of their own."""
+    """Return the kernel time of a tenant as a fraction of the window."""
     return result.done_ns / (result.end_ns - result.begin_ns)
 
 
@@ -68,20 +68,20 @@ def test_slices_are_equal_and_a_late_tenant_waits_for_one() -> None:
 
 
 def test_percentages_limit_each_tenant_to_its_sms() -> None:
-    """Who has half of the SMs is half as fast, and nobody beside it changes that."""
+    """A tenant with half of the SMs is half as fast, whatever its neighbours do."""
     wide = Guest(load=narrow("wide", 80, 100), online=False, priority=7)
     run = beside(service(100), wide)
     shared = share("mps-percent", run)
     assert shared.metrics == {"percent 0": 50, "percent 1": 50}
     assert part(shared.guests[1]) == pytest.approx(0.5, abs=0.02)
-    # 12 % of the SMs are enough for this one, so that its neighbours' number changes nothing for the service.
+    # 12 % of the SMs are enough for the service, so that the number of neighbours does not affect it.
     small = Guest(load=narrow("small", 8, 100), online=False, priority=7)
     beside_small = share("mps-percent", beside(service(100), small))
     assert shared.guests[0].ends_ns == beside_small.guests[0].ends_ns
     assert part(beside_small.guests[1]) > 0.95
 
 
-def test_the_knee_is_where_more_sms_stop_to_help() -> None:
+def test_knee_is_where_more_sms_stop_helping() -> None:
     def online(load: Workload) -> Guest:
         return Guest(load=load, online=True, priority=1)
 
@@ -94,7 +94,7 @@ def test_the_knee_is_where_more_sms_stop_to_help() -> None:
     assert knee_percentages([small, small], SETTING) == [10, 10]
 
 
-def test_a_grid_limiter_follows_its_target_roughly_and_small_grids_pass_it_by() -> None:
+def test_grid_limiter_follows_its_target_except_for_small_grids() -> None:
     """Its known weakness: tokens are blocks, and a kernel of few blocks can take as long as one of thousands."""
 
     def used(load: Workload, tenants: int) -> float:
@@ -122,7 +122,7 @@ def test_rate_halves_if_production_is_slowed_and_grows_otherwise() -> None:
                 assert production.ask(launch, at_ns, at_ns) == at_ns
             now_ns += request_ns
             production.drained(now_ns)
-            now_ns += request_ns  # a pause: it is no harm
+            now_ns += request_ns  # a pause does not count as slowdown
         now_ns = end_ns
         held.adapt(production.health(now_ns))
         return held.rate_per_s
@@ -138,7 +138,7 @@ def test_rate_halves_if_production_is_slowed_and_grows_otherwise() -> None:
     assert max(steps) == pytest.approx(min(steps))  # additive from now on
 
 
-def test_a_rate_is_kept() -> None:
+def test_rate_limiter_keeps_its_rate() -> None:
     gate = RateLimiter()
     gate.rate_per_s = 1000.0
     now_ns = passed = 0
@@ -151,7 +151,7 @@ def test_a_rate_is_kept() -> None:
 
 @pytest.mark.parametrize("mode", ["tgs", "tgs-mps"])
 def test_opportunistic_work_gets_what_production_leaves(mode: str) -> None:
-    """A service that comes after two seconds: the training is fast before, and slow after."""
+    """A service starts after two seconds: the training is fast before and slow after."""
     load = with_arrivals(SERVICE, draw_arrivals(StepRate(((0, 0.0), (2 * SECOND_NS, 300.0))), 4 * SECOND_NS, 5))
     run = RunSpec(
         guests=(Guest(load=load, online=True, priority=1), BATCH), setting=SETTING, for_ns=4 * SECOND_NS, warm_ns=0

@@ -25,8 +25,8 @@ def test_service_continues_during_faults_of_its_neighbour(capfd: pytest.CaptureF
     assert lost == {"kill-busy": 0, "node-killed": 0}
 
 
-def test_every_kind_of_fault_has_its_own_name_and_an_excuse_only_where_hardware_has_one() -> None:
+def test_fault_kinds_have_unique_names_and_excuses_only_for_hardware() -> None:
     names = [kind.name for kind in KINDS]
     assert len(names) == len(set(names)) >= 14
     by_slices = [kind.name for kind in KINDS if kind.excuse(mps=False)]
-    assert by_slices == ["ecc", "device-lost"], "by time slices a neighbour's own fault is its own"
+    assert by_slices == ["ecc", "device-lost"], "under time slices a fault affects its own tenant only"

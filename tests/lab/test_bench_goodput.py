@@ -33,14 +33,14 @@ def check(report: dict[str, Any], names: set[str]) -> None:
         assert one["failed"] == 0, one
         assert 0 <= one["slo_attainment_admitted"] <= 1
         assert (one["simulated_rps"] is None) == (one["policy"] == report["default"])
-    assert sum(one["offered"] for one in report["cells"]) > 0  # on a machine that stands still, not in each of them
+    assert sum(one["offered"] for one in report["cells"]) > 0  # a stalled machine may answer nothing in some of them
     together = [one["offered"] for one in report["cells"] if one["arrival"] == "poisson" and one["load"] == 2.0]
-    assert len(set(together)) == 1  # everybody was asked the same
+    assert len(set(together)) == 1  # every contender received the same requests
     defaults = [one for one in report["cells"] if one["policy"] == report["default"] and one["in_time"]]
-    assert all(one["goodput_vs_default"] == 1.0 for one in defaults)
+    assert all(default["goodput_vs_default"] == 1.0 for default in defaults)
     for model in report["models"]:
         assert model["slo_ms"] == pytest.approx(3 * model["solo_p99_ms"], abs=0.01)
 
 
-def test_on_the_cores_of_this_machine() -> None:
+def test_bench_runs_on_the_cores_of_this_machine() -> None:
     check(bench("--only", "dstack"), {"dstack", "onnxruntime default"})

@@ -22,7 +22,7 @@ def test_every_share_is_measured_alone_and_with_a_neighbour(monkeypatch: pytest.
     monkeypatch.setattr(limit, "_WARM_S", 0.2)
     monkeypatch.setattr(limit, "_SHORT_S", 0.4)
     monkeypatch.setattr(limit_more, "_WARM_S", 0.2)
-    monkeypatch.setattr(limit_more, "TOGETHER", {"two": limit_more.TOGETHER["two with shares"]})
+    monkeypatch.setattr(limit_more, "SHARED_CASES", {"two": limit_more.SHARED_CASES["two with shares"]})
     output: list[str] = []
     report = limit.bench_limit(output.append, quick=True)
     assert [(case.neighbour, case.target_pct) for case in report.cases] == [

@@ -31,7 +31,7 @@ def test_requested_number_is_drawn() -> None:
 
 
 def test_command_reports_fraction_of_optimum(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """The processes are left out, but for one."""
+    """Run only one case in its own process; the others run in this process."""
     made: list[tuple[str, ...]] = []
     really = match._match_result
 

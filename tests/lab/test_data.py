@@ -29,7 +29,7 @@ PARVA_HEADER = "model,mig_gpcs,batch,procs,throughput,latency_s"
 
 @given(SURFACES)
 @settings(max_examples=25)
-def test_a_surface_comes_back(surface: rapp.Surface) -> None:
+def test_surface_round_trip(surface: rapp.Surface) -> None:
     rows = [
         f"{model},{batch},{share},{quota},{latency!r}"
         for (model, batch), quotas in surface.items()
@@ -103,7 +103,7 @@ def _results(text: str) -> object:
         (_results, '{"results": [{"clientName": "a", "analyzers": [{"type": "basic"}]}]}', "standAlone"),
     ],
 )
-def test_damage_is_named(read: Callable[[str], object], text: str, named: str) -> None:
+def test_damaged_files_are_reported(read: Callable[[str], object], text: str, named: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(text)
     assert named in str(caught.value)
@@ -117,15 +117,15 @@ def test_damage_is_named(read: Callable[[str], object], text: str, named: str) -
         "other",
         "cut",
         "binary",
-    ],  # the packed bytes hold the time, and every worker must know a test by one name
+    ],  # gzip output contains the time, and every worker must use the same test names
 )
-def test_a_file_that_is_not_whole_is_named(content: bytes) -> None:
+def test_truncated_file_is_reported(content: bytes) -> None:
     with pytest.raises(ConfigError):
         rapp.read_surface(content, "f")
 
 
 @given(st.dictionaries(st.integers(1, 100), st.floats(0.01, 1e6), min_size=1), st.floats(1.01, 50))
-def test_a_knee_is_the_least_share_that_is_good_enough_whatever_the_unit(curve: dict[int, float], unit: float) -> None:
+def test_knee_is_the_least_sufficient_share_in_any_unit(curve: dict[int, float], unit: float) -> None:
     knee = knee_pct(curve)
     lowest = min(curve.values())
     assert curve[knee] <= 1.1 * lowest
@@ -134,6 +134,6 @@ def test_a_knee_is_the_least_share_that_is_good_enough_whatever_the_unit(curve: 
     assert knee_pct({**curve, 200: unit * max(curve.values())}) == knee
 
 
-def test_no_curve_no_knee() -> None:
+def test_empty_curve_has_no_knee() -> None:
     with pytest.raises(ValueError, match="no knee"):
         knee_pct({})

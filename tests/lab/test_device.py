@@ -38,7 +38,7 @@ def test_command_is_reproducible_and_draws(small: Path, tmp_path: Path, capfd: p
     arguments = ["study", "device", "--json", "--data", str(small), "--plots", str(tmp_path / "once"), "--seed", "3"]
     assert main(arguments) == 0
     text = capfd.readouterr().out.splitlines()[-1]
-    # Again, in one process instead of several: who works out which split changes nothing.
+    # Repeat in one process: the number of workers does not change results.
     report, evidence = evaluate_device(read_measurements(small), 3, 1, silent)
     assert msgspec.json.encode(report, enc_hook=str).decode() == text
     plotter(tmp_path / "again")(report, evidence)
@@ -49,7 +49,7 @@ def test_command_is_reproducible_and_draws(small: Path, tmp_path: Path, capfd: p
     shown = capfd.readouterr().out
     assert all(check.name in shown for check in report.checks)
     assert "Knee from 5 shares" in shown
-    # The data was made by the device model: what was held out is predicted except for the coarseness of the fits.
+    # The data come from the device model, so held-out cases are predicted up to the resolution of the fits.
     errors = {check.name: check.errors for check in report.checks}
     assert errors["kernel sums"].worst <= 0.01
     assert errors["latency by share"].n == 4 * 15
@@ -63,7 +63,7 @@ def test_command_is_reproducible_and_draws(small: Path, tmp_path: Path, capfd: p
     }
 
 
-def test_shares_held_out_change_no_forecast(measured: DeviceMeasurements) -> None:
+def test_held_out_shares_do_not_change_predictions(measured: DeviceMeasurements) -> None:
     curves, _, lean = shares.predict(measured.surface, silent)
     changed = {
         name: {
@@ -78,7 +78,7 @@ def test_shares_held_out_change_no_forecast(measured: DeviceMeasurements) -> Non
     assert [curve.measured for curve in curves] != [curve.measured for curve in others]
 
 
-def test_processes_held_out_change_no_forecast(measured: DeviceMeasurements) -> None:
+def test_held_out_processes_do_not_change_predictions(measured: DeviceMeasurements) -> None:
     lab = instances.Instances(measured.profiles)
     for by in ("cell", "point"):
         known = lab.known_cells(by, 1)
@@ -93,7 +93,7 @@ def test_processes_held_out_change_no_forecast(measured: DeviceMeasurements) -> 
 
 
 @pytest.mark.parametrize("by", ["cell", "run", "none"])
-def test_clients_held_out_change_no_forecast(measured: DeviceMeasurements, by: str) -> None:
+def test_held_out_clients_do_not_change_predictions(measured: DeviceMeasurements, by: str) -> None:
     server = measured.servers[0]
     known = servers.known_cells(server, by, 1)
     together = {cell: latency if cell in known else 9 * latency for cell, latency in server.together_ns.items()}
@@ -104,7 +104,7 @@ def test_clients_held_out_change_no_forecast(measured: DeviceMeasurements, by: s
     assert before.measured != after.measured
 
 
-def test_halves_are_a_function_of_the_seed_and_leave_nothing_out() -> None:
+def test_halves_depend_on_the_seed_and_are_complete() -> None:
     cases = [("a", number) for number in range(11)]
     known, held_out = halves(cases, 5)
     assert sorted(known + held_out) == cases
@@ -119,7 +119,7 @@ def test_error_summary() -> None:
     assert short.p90 == pytest.approx(0.4)
 
 
-def test_a_curve_that_rises_with_the_share_is_named() -> None:
+def test_curve_that_rises_with_the_share_is_reported() -> None:
     rising = {one: 10.0 if one <= 50 else 30.0 for one in range(5, 101, 5)}
     curves, _, lean = shares.predict({("odd", 1): {100: rising}}, silent)
     (case,) = shares.evaluate_shares(curves, 0, lean).unexplained
@@ -134,7 +134,7 @@ def test_a_curve_that_rises_with_the_share_is_named() -> None:
         (["--seed", "-1"], 2, "--seed = -1: choose 0"),
     ],
 )
-def test_bad_arguments_get_one_sentence(
+def test_bad_arguments_are_rejected_in_one_sentence(
     arguments: list[str], code: int, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["study", "device", *arguments]) == code
@@ -143,7 +143,7 @@ def test_bad_arguments_get_one_sentence(
     assert shown.count("\n") == 1
 
 
-def test_absent_data_gets_one_sentence(
+def test_missing_data_is_reported_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -157,7 +157,7 @@ def test_absent_data_gets_one_sentence(
     assert "COTENANT_DATA = '/nowhere'" in capsys.readouterr().err
 
 
-def test_plots_without_matplotlib_name_the_extra(
+def test_plots_without_matplotlib_name_the_package(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["study", "device", "--data", str(small), "--plots"]
@@ -171,7 +171,7 @@ def test_plots_without_matplotlib_name_the_extra(
     assert "cotenant-lab" in capsys.readouterr().err
 
 
-def test_a_damaged_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_file_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = write_all(tmp_path)
     broken = root / "disb" / "results" / "trt.A.json"
     broken.write_text(broken.read_text()[:-20])
@@ -180,7 +180,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 @needs_data
-def test_the_published_files_are_whole_and_kernels_take_their_time() -> None:
+def test_published_files_are_complete_and_kernel_sums_match() -> None:
     measured = read_measurements(data_directory(str(DATA), {}))
     assert len({model for model, _ in measured.surface}) == 69
     assert len(measured.surface) == 275

@@ -49,17 +49,19 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> DstackReport:
 
 
 def test_every_mode_runs_at_every_load_and_none_exceeds_the_bound(report: DstackReport) -> None:
-    assert {one.mode for one in report.cases} == set(MODES)
-    assert len(report.cases) == sum(len(MODES) if one.admitted_too else 1 + len(MODES) // 2 for one in OFFERED_LOADS)
-    for one in report.cases:
-        assert one.models == list(MODELS)
-        assert 0 <= one.of_bound <= 1.2  # what arrived at the very end is answered after the window
-        assert one.of_bound <= one.of_fair_bound * (1 + 1e-9)
-        assert one.attainment_admitted >= (1 - one.missed) * (1 - 1e-9)
+    assert {case.mode for case in report.cases} == set(MODES)
+    assert len(report.cases) == sum(
+        len(MODES) if offered_load.admitted_too else 1 + len(MODES) // 2 for offered_load in OFFERED_LOADS
+    )
+    for case in report.cases:
+        assert case.models == list(MODELS)
+        assert 0 <= case.of_bound <= 1.2  # what arrived at the very end is answered after the window
+        assert case.of_bound <= case.of_fair_bound * (1 + 1e-9)
+        assert case.attainment_admitted >= (1 - case.missed) * (1 - 1e-9)
 
 
 def test_spatial_sharing_serves_more_than_temporal(report: DstackReport) -> None:
-    temporal = next(one for one in report.results if one.mode == "temporal" and one.models == "all")
+    temporal = next(result for result in report.results if result.mode == "temporal" and result.models == "all")
     assert temporal.throughput.median >= temporal.throughput_admitted.median > 1
     assert temporal.utilization.median > 1
     assert report.combinations == {"2": 1}
@@ -94,7 +96,7 @@ def test_model_curves_are_the_measured_ones() -> None:
     assert results.alone_per_s == pytest.approx(500, rel=1e-6)  # 2 ms of the whole device for a row
 
 
-def test_combinations_are_every_one_of_each_size() -> None:
+def test_combinations_are_complete_for_each_size() -> None:
     model = served_models(surface())[0]
     seven = [msgspec.structs.replace(model, name=name) for name in NAMED.values()]
     found = combinations(seven)
@@ -109,7 +111,7 @@ def test_law_of_runs_without_shares_is_evaluated_by_held_out_processes() -> None
     assert found == {2: [pytest.approx(1.0)], 3: [pytest.approx(2.0)]}
 
 
-def test_a_spread_of_few_is_still_one() -> None:
+def test_spread_of_one_value() -> None:
     one = spread_of([2.0])
     assert (one.n, one.min, one.quarter, one.median, one.three_quarters, one.max) == (1, 2, 2, 2, 2, 2)
     assert spread_of([1, 2, 3, 4, 5]).quarter == 2

@@ -15,7 +15,7 @@ MS = 1_000_000
 
 @st.composite
 def model(draw: st.DrawFn, name: str, all_units: int) -> ServedModel:
-    """A model with a part that no units make quicker, one that they do up to a width, and some SLO."""
+    """Return a model with a serial part, a part that scales up to a width, and an objective."""
     widths = (1, 2) if all_units == 2 else (10, 20, 40, 60, 100)
     fixed_ms = draw(st.floats(1, 4))
     row_ms = draw(st.floats(2, 8))
@@ -55,7 +55,7 @@ def test_accepted_requests_are_in_time_if_run_times_are_exact(
     outcome = played(models, all_units, load, "dstack")
     for one in outcome.models:
         assert one.offered == one.refused + one.dropped + one.in_time + one.late
-        assert one.late <= 2  # a model that did not run for a second is tried whatever is believed
+        assert one.late <= 2  # a model that did not run for a second is tried whatever the prediction is
     admitted = sum(one.admitted for one in outcome.models)
     assert sum(one.dropped for one in outcome.models) <= 0.03 * admitted + 2
 

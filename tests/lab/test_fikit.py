@@ -34,13 +34,13 @@ def results() -> list[FikitResult]:
 
 
 def test_gate_fills_gaps_with_little_delay(results: list[FikitResult]) -> None:
-    for one in results:
-        metrics = one.metrics
+    for result in results:
+        metrics = result.metrics
         assert metrics.offline_vs_alone["cotenant mps"] > 0
         assert metrics.online_delay_ratio["cotenant mps"] <= metrics.online_delay_ratio["mps"]
-        assert 0 < one.gap_ratio < 1
-        assert one.filled_gaps["mps"] > 0
-        assert one.oracle_vs_wall["mps"] <= one.gap_ratio + one.delay_of_wall["mps"] + 0.05
+        assert 0 < result.gap_ratio < 1
+        assert result.filled_gaps["mps"] > 0
+        assert result.oracle_vs_wall["mps"] <= result.gap_ratio + result.delay_of_wall["mps"] + 0.05
 
 
 def test_without_allowed_delay_only_gaps_are_filled() -> None:
@@ -60,7 +60,7 @@ def test_number_of_workers_does_not_change_results(results: list[FikitResult]) -
 
 def test_live_and_simulated_are_compared_pair_by_pair(results: list[FikitResult]) -> None:
     group = group_of("pairs", results)
-    same = {"bench": "fill", "pairs": [msgspec.to_builtins(one.metrics) for one in results]}
+    same = {"bench": "fill", "pairs": [msgspec.to_builtins(result.metrics) for result in results]}
     found = agreement_of(same, group)
     assert found
     assert all(one.median_error == 0 and one.pairs == len(results) for one in found)
@@ -91,4 +91,4 @@ def test_flags_of_other_studies_are_refused(words: list[str], capsys: pytest.Cap
 def test_measured_loads_become_cases() -> None:
     pairs, missing = catalogue(DATA, quick=True)
     assert len(pairs) + len(missing) == len(PLANS)
-    assert {one.pair.family for one in pairs} >= {"eager", "graph", "poisson"}
+    assert {pair.pair.family for pair in pairs} >= {"eager", "graph", "poisson"}

@@ -19,7 +19,7 @@ from cotenant.workload.kernel import KernelIdentity, WorkKind
 from cotenant.workload.kernel_table import LIST_COLUMNS, TIMELINE_COLUMNS
 from cotenant.workload.load import TRAINING, Launch, Workload, periodic
 from cotenant_lab.bench.fill import pairs
-from cotenant_lab.bench.fill.bench import bench_fill, one_of_each, swept
+from cotenant_lab.bench.fill.bench import bench_fill, first_of_each_family, pairs_to_sweep
 from cotenant_lab.bench.fill.metrics import Range, pair_metrics, ranges_of, same_window_ratio, spread_of
 from cotenant_lab.data.trt import read_layers
 
@@ -36,7 +36,7 @@ def load(*durations_ns: int) -> Workload:
 
 
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=8), st.integers(0, 100))
-def test_progress_is_the_time_of_the_kernels_that_are_done(durations: list[int], kernels: int) -> None:
+def test_progress_is_the_time_of_completed_kernels(durations: list[int], kernels: int) -> None:
     done_ns = sum(durations[index % len(durations)] for index in range(kernels))
     assert Progress(load(*durations)).done_ns(kernels) == done_ns
 
@@ -122,7 +122,7 @@ def test_failed_runs_are_omitted() -> None:
 
 
 @given(st.integers(1, 1000), st.integers(1, 1000), st.integers(0, 1000), st.integers(0, 1000), st.floats(0, 1))
-def test_the_ratio_over_one_window_is_fair(ours: int, theirs: int, mine: int, his: int, alone: float) -> None:
+def test_ratio_uses_the_same_window_for_both_runs(ours: int, theirs: int, mine: int, his: int, alone: float) -> None:
     first, second = run("mps", ours, ours, 0, mine), run("mps", theirs, theirs, 0, his)
     assert same_window_ratio(first, first, alone) == pytest.approx(1.0 if mine or ours == 0 else 0.0)
     if his and mine:
@@ -139,7 +139,7 @@ def test_ranges_and_spreads() -> None:
 
 
 def measurements(root: Path) -> Path:
-    """A directory as the public measurements are laid out, with one tiny file of each kind."""
+    """Return a directory laid out like the public measurements, with one small file of each kind."""
     for folder in ("kernel_timelines", "orion/model_kernels", "trt_engine_explorer"):
         (root / folder).mkdir(parents=True)
     rows = [
@@ -180,18 +180,20 @@ def test_pairs_are_read_and_missing_files_are_named(tmp_path: Path) -> None:
     assert [launch.sms(80) for launch in training.launches] == [80, 40]
 
 
-def test_names_of_pairs_and_loads_tell_them_apart() -> None:
+def test_names_of_pairs_and_loads_are_unique() -> None:
     assert len({pairs.plan_name(plan) for plan in pairs.PLANS}) == len(pairs.PLANS)
     recipes = {recipe for plan in pairs.PLANS for recipe in (plan.online, plan.offline)}
     # the same kernels under other arrivals are one task, and only they share a name
-    assert len({recipe.name for recipe in recipes}) == len({(one.path, one.host_ns, one.scale) for one in recipes})
+    assert len({recipe.name for recipe in recipes}) == len(
+        {(recipe.path, recipe.host_ns, recipe.scale) for recipe in recipes}
+    )
     families = {plan.family for plan in pairs.PLANS}
-    assert {plan.family for plan in one_of_each(pairs.PLANS)} == families == set(pairs.FAMILIES)
+    assert {plan.family for plan in first_of_each_family(pairs.PLANS)} == families == set(pairs.FAMILIES)
 
 
-def test_a_curve_is_drawn_for_pairs_of_three_kinds(tmp_path: Path) -> None:
+def test_bound_is_swept_for_three_families(tmp_path: Path) -> None:
     found, _ = pairs.read_pairs(measurements(tmp_path))
-    assert [pair.family for pair in swept(found)] == ["eager"]
+    assert [pair.family for pair in pairs_to_sweep(found)] == ["eager"]
 
 
 def test_periods_set_the_number_of_requests(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ MS = MILLISECOND_NS
 
 
 @given(st.lists(st.tuples(st.sampled_from(list(RequestOutcome)), st.integers(0, 100 * MS))))
-def test_every_request_is_in_one_count(ends: list[tuple[RequestOutcome, int]]) -> None:
+def test_every_request_is_counted_once(ends: list[tuple[RequestOutcome, int]]) -> None:
     recorder = GoodputRecorder("m", 50 * MS)
     for outcome, latency_ns in ends:
         recorder.record_send(latency_ns // 50)
@@ -46,7 +46,7 @@ def trial(policy: str, load: float, in_time: int, bound_rps: float = 100.0) -> L
     return LoadTrial(policy, "poisson", load, models, bound_rps, 2 * bound_rps, simulated_rps, 0.1, 0.3, 1.5, left_rps)
 
 
-def test_cells_are_medians_of_the_rounds_against_the_default_of_the_same_round() -> None:
+def test_cells_compare_with_the_default_of_the_same_round() -> None:
     rounds = [(20, 5, 40.0), (30, 10, 60.0), (60, 30, 200.0)]
     tries = [
         one for ours, plain, bound in rounds for one in (trial("plain", 1.3, plain), trial("ours", 1.3, ours, bound))
@@ -66,7 +66,7 @@ def test_cells_are_medians_of_the_rounds_against_the_default_of_the_same_round()
     assert (ours.fairness, plain.fairness) == (1.0, 0.5)
 
 
-def test_holding_is_the_highest_load_over_the_best() -> None:
+def test_hold_is_goodput_at_the_highest_load_over_the_best() -> None:
     cells = cells_of([trial("p", load, count) for load, count in ((0.5, 40), (1.0, 50), (1.2, 45))], "p")
     (found,) = policies_of(cells)
     assert (found.best_rps, found.goodput_hold, found.goodput_vs_bound) == (100.0, 0.9, 0.8)

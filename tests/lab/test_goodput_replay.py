@@ -27,7 +27,7 @@ def test_demand_of_all_models_exceeds_the_device() -> None:
     assert sum(KNEES.values()) > 1.5
 
 
-def test_they_can_be_written_and_read() -> None:
+def test_replay_models_round_trip() -> None:
     model = replay_model(0.5, 10.0)
     assert decode_replay(encode_replay(model, "about"), "here") == model
 
@@ -53,7 +53,7 @@ for one in threads:
 
 
 def test_many_threads_may_read_models_at_once() -> None:
-    """A server loads its models on several threads, and msgspec must have learned what they are before."""
+    """A server loads its models on several threads; the msgspec decoder must be built before."""
     text = encode_replay(replay_model(0.5, 10.0), "about")
     for _ in range(3):
         assert subprocess.run([sys.executable, "-c", RACE, text], check=False).returncode == 0

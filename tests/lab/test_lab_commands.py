@@ -37,7 +37,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
 
 
 @pytest.mark.parametrize("typed", MISTAKES)
-def test_a_wrong_input_gets_one_sentence(
+def test_wrong_input_is_rejected_in_one_sentence(
     typed: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -51,7 +51,7 @@ def test_a_wrong_input_gets_one_sentence(
     assert [word for word in MISTAKES[typed] if word not in line] == [], line
 
 
-def test_the_timelines_study_replays_under_the_hook(node_harness: NodeHarness) -> None:
+def test_timelines_study_replays_under_the_hook(node_harness: NodeHarness) -> None:
     data = node_harness.home / "data" / "kernel_timelines"
     data.mkdir(parents=True)
     for name, text in (("small", SMALL), ("later", LATER)):
@@ -73,7 +73,7 @@ def test_the_timelines_study_replays_under_the_hook(node_harness: NodeHarness) -
     assert "no timelines" in study(node_harness.home).stderr
 
 
-def test_the_loop_bench_reports_every_metric(
+def test_loop_bench_reports_every_metric(
     node_harness: NodeHarness, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COTENANT_CONFIG", node_harness.environ["COTENANT_CONFIG"])

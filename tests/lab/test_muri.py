@@ -53,7 +53,7 @@ def test_every_job_ends_once_and_not_before_its_time_alone(
         assert run.held_s <= GPUS * last_s + 1e-3
 
 
-def test_a_job_alone_waits_for_the_next_decision_and_a_start() -> None:
+def test_single_job_waits_for_the_next_decision_and_its_start() -> None:
     run = replay([job(0, 100.0, 1000.0)], "SRTF", Costs(25.0))
     assert run.ends_s[0] == pytest.approx(ROUND_S + 25 + 1000)
     assert run.starts == 1
@@ -62,8 +62,8 @@ def test_a_job_alone_waits_for_the_next_decision_and_a_start() -> None:
 def test_orders_by_remaining_time_or_received_service() -> None:
     long, short = job(0, 0.0, 50_000.0, 64), job(1, 10_000.0, 200.0, 64)
     ends = {policy: replay([long, short], policy, COSTS).ends_s for policy in ("SRTF", "SRSF", "Tiresias")}
-    for found in ends.values():
-        assert found[1] < found[0]
+    for end in ends.values():
+        assert end[1] < end[0]
     later = job(2, 10_000.0, 60_000.0, 64)
     assert replay([long, later], "SRSF", COSTS).ends_s[0] < replay([long, later], "Tiresias", COSTS).ends_s[0]
 
@@ -72,14 +72,14 @@ def test_jobs_with_different_bottlenecks_interleave_and_end_earlier() -> None:
     loads = [job(0, 0.0, 9000.0, 64, 0), job(1, 0.0, 9000.0, 64, 1)]
     apart, together = replay(loads, "SRSF", COSTS), replay(loads, "Muri-S", COSTS)
     assert max(together.ends_s.values()) < max(apart.ends_s.values())
-    group = [ActiveJob(one) for one in loads]
+    group = [ActiveJob(load) for load in loads]
     periods = Periods()
-    assert max(one.step_s for one in loads) * 0.9 <= periods.of(kind_of(group)) <= sum(one.step_s for one in loads)
+    assert max(load.step_s for load in loads) * 0.9 <= periods.of(kind_of(group)) <= sum(load.step_s for load in loads)
     assert all(0 < rate <= 1 for rate in rates(group, periods, 1.0))
     assert rates(group[:1], periods, 9.0) == [1.0]
 
 
-def test_the_best_pairing_is_of_the_most_weight() -> None:
+def test_pairing_has_maximum_weight() -> None:
     periods = Periods()
     kinds = [kind_of([ActiveJob(job(0, 0.0, 1.0, 8, stage))]) for stage in range(3)]
     found = periods.paired({kinds[0]: 2, kinds[1]: 2}, 4)
@@ -89,7 +89,7 @@ def test_the_best_pairing_is_of_the_most_weight() -> None:
         assert value >= sum(periods.weight(tuple(sorted(kinds[a] + kinds[b]))) for a, b in mode) - 1e-9
 
 
-def test_gpus_are_taken_on_one_node_or_on_whole_ones() -> None:
+def test_gpus_are_taken_on_one_node_or_on_whole_nodes() -> None:
     free = [8, 3, 8]
     assert take(free, 2)
     assert free == [6, 3, 8]
@@ -147,9 +147,9 @@ def write_data(root: Path, jobs: list[MuriJob]) -> None:
 def test_study_reproduces_its_own_replay(tmp_path: Path) -> None:
     write_data(tmp_path, JOBS)
     report = run_muri(tmp_path, Console(quiet=True), lambda _: None, quick=True)
-    assert [one.policy for one in report.results] == ["SRTF", "SRSF", "Tiresias", "Themis"]
+    assert [result.policy for result in report.results] == ["SRTF", "SRSF", "Tiresias", "Themis"]
     assert report.costs.start_s == pytest.approx(COSTS.start_s)
-    assert all(abs(one.jct_error) < 1e-6 and abs(one.makespan_error) < 1e-6 for one in report.results)
+    assert all(abs(result.jct_error) < 1e-6 and abs(result.makespan_error) < 1e-6 for result in report.results)
     assert all(report.met.values())
     out = io.StringIO()
     show_muri(Console(file=out, width=200), report)

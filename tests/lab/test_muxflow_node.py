@@ -45,18 +45,18 @@ def results() -> list[NodeResult]:
     return [evaluate_node(case(level), SETTING) for level in LEVELS]
 
 
-def test_sharing_uses_more_of_the_device_and_the_gate_keeps_the_service_close_to_alone(
+def test_sharing_increases_use_and_the_gate_protects_the_service(
     results: list[NodeResult],
 ) -> None:
-    for one in results:
-        assert one.before.requests == 40
-        assert one.before.sm_activity <= one.before.utilization < 1
-        for use in one.after.values():
-            assert one.before.utilization < use.utilization <= 1
+    for result in results:
+        assert result.before.requests == 40
+        assert result.before.sm_activity <= result.before.utilization < 1
+        for use in result.after.values():
+            assert result.before.utilization < use.utilization <= 1
             assert use.sm_activity <= use.utilization
-            assert use.requests == one.before.requests
-        assert 1 <= one.p99_ratio["cotenant mps"] <= one.p99_ratio["mps"]
-        assert 0 < one.metrics.offline_vs_alone["cotenant mps"] <= one.metrics.offline_vs_alone["mps"]
+            assert use.requests == result.before.requests
+        assert 1 <= result.p99_ratio["cotenant mps"] <= result.p99_ratio["mps"]
+        assert 0 < result.metrics.offline_vs_alone["cotenant mps"] <= result.metrics.offline_vs_alone["mps"]
     low, high = results
     assert low.before.utilization < high.before.utilization
 
@@ -66,9 +66,9 @@ def test_number_of_workers_does_not_change_results(results: list[NodeResult]) ->
     assert again == simulated_of(results)
 
 
-def test_a_day_is_its_levels_in_their_proportions(results: list[NodeResult]) -> None:
+def test_day_weights_levels_by_their_duration(results: list[NodeResult]) -> None:
     (day,) = days_of(results)
-    low, high = (one.after[PROTECTED].utilization for one in results)
+    low, high = (result.after[PROTECTED].utilization for result in results)
     share = DAY[LEVELS[1]] / (DAY[LEVELS[0]] + DAY[LEVELS[1]])
     assert day.after[PROTECTED]["utilization"] == pytest.approx(low + share * (high - low))
     assert sum(DAY.values()) == pytest.approx(1)
@@ -85,7 +85,7 @@ def test_service_reaches_its_level_or_is_omitted() -> None:
             assert load.requests == REQUESTS
 
 
-def test_services_are_short_distinct_and_no_trainings() -> None:
+def test_services_are_short_and_distinct_and_exclude_trainings() -> None:
     offline = synthetic("below", 60, 4000, TRAINING, 1)
     long, same = service(kernel_us=2000), msgspec.structs.replace(service(), name="the same again")
     trains = msgspec.structs.replace(service(kernel_us=31), name="train something")
@@ -94,7 +94,7 @@ def test_services_are_short_distinct_and_no_trainings() -> None:
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=40))
-def test_a_distribution_is_in_order(values: list[float]) -> None:
+def test_distribution_is_ordered(values: list[float]) -> None:
     found = distribution_of(values)
     assert min(values) == found.min <= found.median <= found.p90 <= found.max == max(values)
 
@@ -129,7 +129,7 @@ def live_results(delayed_part: float = 0.01, *, evicted: int = 1) -> NodeLiveRes
     return live_result(LIVE_CASE, rounds, (0.8, 1.0), 80)
 
 
-def test_a_live_case_is_the_median_of_its_rounds() -> None:
+def test_live_result_is_the_median_of_its_rounds() -> None:
     found = live_results()
     assert (found.before.utilization, found.after.utilization) == (0.1, 0.5)
     assert (found.before.sm_activity, found.after.sm_activity) == (0.05, 0.25)
@@ -141,7 +141,7 @@ def test_a_live_case_is_the_median_of_its_rounds() -> None:
 
 
 def test_missed_targets_are_reported_as_missed(results: list[NodeResult]) -> None:
-    slow = [msgspec.structs.replace(one, p99_ratio={**one.p99_ratio, PROTECTED: 1.2}) for one in results]
+    slow = [msgspec.structs.replace(result, p99_ratio={**result.p99_ratio, PROTECTED: 1.2}) for result in results]
     report = report_of(
         simulated_of([*slow, results[0], results[0], results[0]]), [live_results(0.2)], [], 3, quick=True
     )

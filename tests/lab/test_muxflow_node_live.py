@@ -22,7 +22,7 @@ def test_evicted_training_returns(tmp_path: Path) -> None:
     sizes = Quotas(6 * GIB, 4 * GIB, 5 * GIB, 3 * GIB)
     case = NodeLiveCase(name="synthetic", level=0.1, online=online, offline=(training, training), sizes=sizes)
     with LiveNode(tmp_path) as node:
-        node.teach(training)
+        node.profile(training)
         act = node.run_players(case, shared=True)
     assert (act.evicted, act.came_back, act.health) == (1, True, "healthy")
     assert min(act.offline_done_ns) > 0

@@ -21,7 +21,7 @@ REQUEST = st.builds(
 
 @given(REQUEST, st.integers(1, V100.sm_count))
 @settings(max_examples=60)
-def test_the_closed_law_is_what_the_device_does(request_: share.Request, cap: int) -> None:
+def test_closed_form_equals_the_device_model(request_: share.Request, cap: int) -> None:
     assert share.law_ns(request_, cap) == share.latency_ns(request_, V100, cap)
 
 
@@ -47,19 +47,19 @@ def test_lean_is_recovered_from_curves() -> None:
 
 
 @given(st.sets(st.integers(1, 100), min_size=1), st.integers(2, 8))
-def test_shares_to_fit_are_some_of_those_there_are_ends_included(shares: set[int], count: int) -> None:
+def test_shares_to_fit_are_measured_ones_with_both_ends(shares: set[int], count: int) -> None:
     chosen = share.fit_shares(sorted(shares), count)
     assert len(chosen) == len(set(chosen)) == min(count, len(shares))
     assert set(chosen) <= shares
     assert {min(shares), max(shares)} <= set(chosen)
 
 
-def test_the_usual_shares_to_fit() -> None:
+def test_default_shares_to_fit() -> None:
     assert share.fit_shares(range(5, 101, 5), 5) == [5, 10, 20, 45, 100]
 
 
 @pytest.mark.parametrize("gpcs", [1, 2, 3, 4])
-def test_the_size_of_an_instance_plays_no_part_in_a_slowdown(gpcs: int) -> None:
+def test_slowdown_does_not_depend_on_the_instance_size(gpcs: int) -> None:
     small = msgspec.structs.replace(preset("a100-80"), sm_count=gpcs * instance.GPC_SMS)
     large = msgspec.structs.replace(preset("a100-80"), sm_count=7 * instance.GPC_SMS)
     for count in (1, 3, 5):
@@ -68,7 +68,7 @@ def test_the_size_of_an_instance_plays_no_part_in_a_slowdown(gpcs: int) -> None:
 
 def test_two_process_counts_predict_the_others() -> None:
     config = msgspec.structs.replace(preset("a100-80"), sm_count=7 * instance.GPC_SMS)
-    found = [one for one in instance.candidates() if one.narrow_width in {1, 5}]
+    found = [candidate for candidate in instance.candidates() if candidate.narrow_width in {1, 5}]
     table = instance.slowdown_table(found, 5, config)
     truth = table[found.index(PROCESS)]
     point, stranger = ("net", 1, 8), ("other", 1, 8)
@@ -77,7 +77,7 @@ def test_two_process_counts_predict_the_others() -> None:
     assert list(table[chosen]) == pytest.approx(list(truth), rel=0.02)
 
 
-def test_the_wide_part_is_learned_from_latencies_alone() -> None:
+def test_wide_part_is_fitted_to_latencies_alone() -> None:
     request = share.Request(host_ns=1e6, wide_sm_ns=2.8e9, narrow_ns=1e7, lean=0.5)
     alone = {("net", gpcs, 8): float(share.law_ns(request, gpcs * instance.GPC_SMS)) for gpcs in (1, 2, 4, 7)}
     parts = instance.wide_parts({**alone, ("lonely", 1, 8): 1e7})
@@ -86,7 +86,7 @@ def test_the_wide_part_is_learned_from_latencies_alone() -> None:
         assert parts[point] == pytest.approx(2.8e9 / (point[1] * instance.GPC_SMS) / latency, rel=0.05)
 
 
-def test_a_client_alone_takes_what_it_took_alone() -> None:
+def test_single_client_has_its_latency_alone() -> None:
     (first, *_), config = runs(), tenants.rtx3080()
     for client in first.clients:
         only = tenants.ClientsRun(first.name, (client,), first.alone_ns)
@@ -94,7 +94,7 @@ def test_a_client_alone_takes_what_it_took_alone() -> None:
         assert latency == pytest.approx(first.alone_ns[client.name], rel=0.001)
 
 
-def test_numbers_of_kernels_are_found_from_clients_together() -> None:
+def test_kernel_counts_are_fitted_to_concurrent_clients() -> None:
     config = tenants.rtx3080()
     together = tenants.predict(runs(), SERVER, config)
     found = tenants.fit_server(runs(), together, config)

@@ -42,12 +42,12 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     again = {
         gpu: {
             one: {
-                "null": first[place],
-                **{other: [first[place] / 2, second[place] / 2] for other, second in JOBS.items()},
+                "null": first[index],
+                **{other: [first[index] / 2, second[index] / 2] for other, second in JOBS.items()},
             }
             for one, first in JOBS.items()
         }
-        for place, gpu in enumerate(("k80", "p100", "v100"))
+        for index, gpu in enumerate(("k80", "p100", "v100"))
     }
     (root / "gavel/oracle_throughputs.json.gz").write_bytes(gzip.compress(msgspec.json.encode(again), mtime=0))
     return root
@@ -55,7 +55,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lab of a second: so few pairs that nothing is learned, but all of it is gone through."""
+    """Make the study take a second: too few pairs to learn from, but every step runs."""
     for name, count in (("_FITTED", 12), ("_HELD_OUT", 4), ("_RECORDED", 2), ("_QUICK", 1)):
         monkeypatch.setattr(speed, name, count)
     monkeypatch.setattr(speed_pairs, "_LAUNCHES", 300)
@@ -97,11 +97,11 @@ def test_command_is_reproducible_draws_and_writes_parameters(
     assert parameters.kind == report.kept
     if importlib.util.find_spec("matplotlib"):
         assert {path.name for path in (tmp_path / "plots").iterdir()} == {"speeds.svg", "index.html"}
-    assert [(one.name, one.of) for one in report.results] == [
+    assert [(result.name, result.of) for result in report.results] == [
         (name, of) for name in (GAVEL, AGAIN, DISB) for of in ("speed", "slowdown")
     ]
     assert len(evidence.shown[GAVEL]) == report.results[0].kept.n == 36
-    # Gavel's two files say 0.5 and 0.625 of the same job once, and 0.5 and 0.5 the other time.
+    # Gavel's two files have 0.5 and 0.625 for the same job in the first case, and 0.5 and 0.5 in the second.
     assert report.results[0].baselines[TWICE].worst == pytest.approx(0.2)
     assert all(set(line.models) == set(FITS) and ADDS_UP in line.baselines for line in report.results)
     show_predictor(Console(width=160), report)
@@ -110,7 +110,7 @@ def test_command_is_reproducible_draws_and_writes_parameters(
     assert 0 < predicted.low[0, 0] <= predicted.point[0, 0] <= 1
 
 
-def test_a_file_that_cannot_be_written_is_named_before_the_work(
+def test_unwritable_file_is_rejected_before_the_run(
     small: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for bad in (tmp_path / "no" / "file", tmp_path):
@@ -123,7 +123,7 @@ def test_a_file_that_cannot_be_written_is_named_before_the_work(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_pair_is_a_function_of_its_number_and_within_reason(mode: Any) -> None:
+def test_pair_depends_on_its_number_and_is_within_limits(mode: Any) -> None:
     for number in range(3):
         pair = play(PairCase(mode, number, 7))
         assert pair == play(PairCase(mode, number, 7))
@@ -140,7 +140,7 @@ def test_wide_job_is_as_fast_as_its_share_with_an_idle_neighbour() -> None:
     job = speed_programs._measured(RoundProgram("job", (wide,) * 4, (1_000,) * 4, (False,) * 4, 0), config)
     other = speed_programs._measured(RoundProgram("other", (wide,), (1_000,), (False,), 0), config)
     for share in (0.25, 0.5, 1.0):
-        predicted = speed_pairs._together(job, [other], [0.01], share, "space", random.Random(1), config)
+        predicted = speed_pairs._simulate(job, [other], [0.01], share, "space", random.Random(1), config)
         assert predicted[0] == pytest.approx(share, abs=0.05)
 
 
@@ -170,7 +170,7 @@ def test_every_kind_of_model_learns_errors_of_the_rule(kind: str) -> None:
     assert msgspec.json.decode(msgspec.json.encode(model), type=type(model)) == model
 
 
-def test_a_tree_finds_the_border() -> None:
+def test_tree_finds_the_threshold() -> None:
     rows = np.linspace(0, 1, 200, dtype=np.float32)[:, None]
     truth = np.where(rows > 0.5, 0.2, -0.2).repeat(2, axis=1)
     trees = fit_trees(rows, truth, TreeSettings(trees=1, levels=1, rate=1.0, firmness=0.0))
@@ -190,7 +190,7 @@ def test_outcomes_contain_known_inputs(small: Path) -> None:
     assert all(isinstance(other, OnlineUse) for one in disb for other in one.spot.online)
 
 
-def test_damage_of_the_second_file_is_named() -> None:
+def test_damaged_second_file_is_reported() -> None:
     for content in (b"no", gzip.compress(b"[]"), gzip.compress(b'{"k80": {"a": {"null": "fast"}}}')):
         with pytest.raises(ConfigError, match="here"):
             read_oracle(content, "here")
@@ -199,7 +199,7 @@ def test_damage_of_the_second_file_is_named() -> None:
 
 
 @needs_data
-def test_the_second_file_is_read_whole() -> None:
+def test_second_file_is_read_completely() -> None:
     path = DATA / "gavel/oracle_throughputs.json.gz"
     pairs = read_oracle(path.read_bytes(), str(path))
     assert len(pairs.pairs) == 1858

@@ -33,12 +33,12 @@ def pack(path: Path, text: str) -> None:
 
 
 def write_pairs(path: Path) -> None:
-    """Every two jobs take turns fairly; and rows that are to be left out."""
+    """Write pairs of jobs that share time fairly, and rows that must be omitted."""
     rows = [HEAD, "v100,\"('Low', 2)\",\"('Low', 1)\",1,1,1,1,1,1", "k80,\"('Low', 1)\",\"('Low', 1)\",20,20,0,0,,"]
-    for place, gpu in enumerate(("k80", "p100", "v100")):
+    for index, gpu in enumerate(("k80", "p100", "v100")):
         for one, first in JOBS.items():
             for other, second in JOBS.items():
-                a, b = first[place], second[place]
+                a, b = first[index], second[index]
                 rows.append(f"{gpu},\"('{one}', 1)\",\"('{other}', 1)\",{a},{b},{a / 2},{b / 1.6},0.5,0.6")
                 rows.append(f"{gpu}_unconsolidated,\"('{one}', 1)\",\"('{other}', 1)\",{a},{b},{a / 9},{b / 9},0,0")
     pack(path, "\n".join(rows))
@@ -82,13 +82,15 @@ def test_command_is_reproducible_and_draws(
     assert code == 0
     if importlib.util.find_spec("matplotlib"):
         assert {path.name for path in (tmp_path / "plots").iterdir()} >= {"latency.svg", "load.svg", "index.html"}
-    assert set(evidence.together) == {one.name for one in report.together.comparisons if "once seen" not in one.name}
+    assert set(evidence.together) == {
+        comparison.name for comparison in report.together.comparisons if "once seen" not in comparison.name
+    }
     show_predictor_node(Console(width=160), report)
     shown = capfd.readouterr().out
     assert "pairs on the software GPU" in shown
     assert SYNTHETIC in shown
     # The surfaces were made by a model of the same kind: five points of one are nearly all there is to know.
-    (five,) = (one for one in report.alone.comparisons if one.name.endswith("5 points"))
+    (five,) = (comparison for comparison in report.alone.comparisons if comparison.name.endswith("5 points"))
     assert five.errors.median < 0.1
 
 
@@ -104,13 +106,14 @@ def test_fairly_sliced_pairs_are_predicted(measured: NodeMeasurements) -> None:
 
 
 def test_held_out_data_does_not_change_predictions(measured: NodeMeasurements) -> None:
-    """The worst leak there could be: an outcome that tells its own answer."""
+    """Check that a held-out outcome does not influence its own prediction."""
     groups = training_groups(measured.pairs)
     laws = Laws(gains=(0.3, 1.0), turns=(0.0, 0.5))
     changed = []
     for group in groups:
         worse = tuple(
-            9.0 if program == "Low" else one for program, one in zip(group.programs, group.slowdowns, strict=True)
+            9.0 if program == "Low" else slowdown
+            for program, slowdown in zip(group.programs, group.slowdowns, strict=True)
         )
         changed.append(msgspec.structs.replace(group, slowdowns=worse))
     predicted = [evaluate_together({"p": ("s", one, laws)}, silent)[1]["p"] for one in (groups, changed)]
@@ -124,7 +127,7 @@ def test_pairs_on_the_model_share_it(measured: NodeMeasurements) -> None:
     groups = pairs_on_the_model(measured.streams)
     assert len(groups) == 6  # of three lists, each also with itself
     for group in groups:
-        assert all(1 <= one < 4 for one in group.slowdowns)
+        assert all(1 <= slowdown < 4 for slowdown in group.slowdowns)
         assert all(0 < use.duty <= 1 and use.kernel_ns > 0 for use in group.uses)
         assert len(points_of(group.uses, Law())) == 2
 
@@ -132,9 +135,9 @@ def test_pairs_on_the_model_share_it(measured: NodeMeasurements) -> None:
 def test_split_shares_are_predicted_by_kernels_alone(measured: NodeMeasurements) -> None:
     cases = split_cases(measured.streams)
     assert len(cases) == 1 * 2 * len(SHARES) * 2  # one service beside two trainings, both sides
-    assert all(one.estimate.holds(one.measured) for one in cases)
-    assert all(one.estimate.point == pytest.approx(one.measured, rel=0.15) for one in cases)
-    assert max(one.measured for one in cases) > 3  # a quarter of the device is a slow place for wide kernels
+    assert all(case.estimate.holds(case.measured) for case in cases)
+    assert all(case.estimate.point == pytest.approx(case.measured, rel=0.15) for case in cases)
+    assert max(case.measured for case in cases) > 3  # a quarter of the device is a slow place for wide kernels
 
 
 def test_comparison_counts_coverage_and_better_predictors() -> None:
@@ -145,13 +148,13 @@ def test_comparison_counts_coverage_and_better_predictors() -> None:
     assert folds(["c", "a", "b", "a"], 2) == [["a", "c"], ["b"]]
 
 
-def test_windows_hold_every_request_of_the_whole_ones() -> None:
+def test_complete_windows_contain_every_request() -> None:
     counts, begin_ns = windows_of([5 * 10**9 + index * 10**8 for index in range(101)], 2)
     assert (counts, begin_ns) == ([20] * 5, 5 * 10**9)
     assert synthetic_days(1) == synthetic_days(1) != synthetic_days(2)
 
 
-def test_arrivals_keep_their_time_of_day_and_damage_is_named() -> None:
+def test_arrivals_keep_their_time_of_day_and_damage_is_reported() -> None:
     text = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 23:59:59.5,1,1\n2023-11-17 00:00:00.25,1,1\n"
     assert read_azure(gzip.compress(text.encode()), "a") == (86_399_500_000_000, 86_400_250_000_000)
     for bad in ("2023-11-16 18,1,1", "2023-11-16 18:00:xx,1,1"):
@@ -166,7 +169,7 @@ def test_arrivals_keep_their_time_of_day_and_damage_is_named() -> None:
             reader(b"no", "x")
 
 
-def test_a_directory_without_pairs_is_named(small: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_directory_without_pairs_is_reported(small: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for part in ("orion", "rapp", "parvagpu", "disb"):
         (tmp_path / part).symlink_to(small / part)
     assert main(["study", "predictor-node", "--data", str(tmp_path)]) == 2
@@ -176,7 +179,7 @@ def test_a_directory_without_pairs_is_named(small: Path, tmp_path: Path, capfd: 
 
 
 @needs_data
-def test_published_pairs_are_read_whole() -> None:
+def test_published_pairs_are_read_completely() -> None:
     path = DATA / "gavel/pairs_simulation_throughputs.csv.gz"
     pairs = read_pairs(path.read_bytes(), str(path))
     assert len(pairs.pairs) == 1881

@@ -21,7 +21,7 @@ S = 1_000 * MS
 
 
 def times(row_ms: int = 1, knee: int = 50) -> RunTimes:
-    """So long for each row on half of the device or more, twice as long on a quarter."""
+    """Return run times per row: constant on half of the device or more, twice as long on a quarter."""
     cells = [
         RunTime(units, rows, took, took)
         for rows in range(1, 9)
@@ -49,13 +49,13 @@ def ended(key: int, rows: int, took_ms: int) -> RunReport:
 
 
 def rated(one: ModelQueueState, per_second: int) -> ModelQueueState:
-    """A lane that has been asked so often for a while."""
+    """Return a model queue with this request rate."""
     for number in range(3 * per_second):
         one.record_arrival(1, 1, number * S // per_second)
     return one
 
 
-def test_turns_go_round_and_each_has_the_whole_device() -> None:
+def test_temporal_turns_are_round_robin_on_the_whole_device() -> None:
     policy, one, other = Temporal(), queue(1, 3), queue(2, 1)
     assert policy.next(at(0, one, other)) == StartRun(1, 3, 3, 100)
     assert policy.next(at(0, one, other, active_runs=(ActiveRun(1, 3, 100, 0, 3 * MS),))) is None
@@ -87,7 +87,7 @@ def test_triton_batches_waiting_requests_unless_delayed() -> None:
     assert policy.next(at(5, busy)) == StartRun(1, 3, 3, 0)
 
 
-def test_fixed_waits_for_its_one_size() -> None:
+def test_fixed_waits_for_a_full_batch() -> None:
     policy = FixedBatch()
     assert policy.next(at(5, queue(1, 7))) == WaitUntil(20 * MS)
     assert policy.next(at(5, queue(1, 7, slo_ns=0))) == WaitUntil(100 * MS)
@@ -104,7 +104,7 @@ def test_clipper_grows_by_one_and_shrinks_by_a_tenth() -> None:
         sizes.append(choice.rows)
         policy.run_ended(ended(1, choice.rows, took_ms), at(0, one))
     assert sizes == [1, 2, 3, 4, 5, 4, 4]
-    policy.run_ended(ended(1, 1, 1), at(0, one))  # a batch that was not full says nothing
+    policy.run_ended(ended(1, 1, 1), at(0, one))  # a batch that was not full changes nothing
     choice = policy.next(at(0, one))
     assert isinstance(choice, StartRun)
     assert choice.rows == 5
@@ -130,7 +130,7 @@ def test_nexus_fills_the_shortest_cycle_of_all() -> None:
     assert {turn.batch for turn in crowded.turns.values()} == {8}
 
 
-def test_nexus_begins_a_cycle_when_the_last_is_over() -> None:
+def test_nexus_starts_a_cycle_after_the_previous_one() -> None:
     policy, one = Nexus(), rated(queue(1, 1, since=3 * S), 100)
     assert policy.next(at(3 * S, one)) == StartRun(1, 1, 1, 100)
     assert policy.next(at(3 * S + 5 * MS, one)) == WaitUntil(3 * S + 30 * MS)

@@ -38,7 +38,7 @@ def load_of(kind: str) -> LoadSpec:
     return LoadSpec(kind, 7, 8, 0.5, _message(_Contender("", kind, "identity", ())))
 
 
-def test_tools_are_used_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_tools_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert [tool_for(kind) for kind in ("http", "grpc")] == ["own", "own"]
     make(tmp_path / "wrk", WRK)
@@ -65,7 +65,7 @@ def test_failed_load_has_no_result() -> None:
         read_wrk("cotenant 0 1000 0 0.0 0.0")
 
 
-def test_the_script_sends_the_request_byte_by_byte() -> None:
+def test_wrk_script_contains_the_exact_request() -> None:
     path, script = wrk_script(b'POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nA-B: c\r\n\r\n"\x00\xff')
     assert path == "/x"
     assert 'wrk.body = "\\034\\000\\255"' in script
@@ -73,7 +73,7 @@ def test_the_script_sends_the_request_byte_by_byte() -> None:
     assert "Host" not in script
 
 
-def test_what_is_started_on_a_core_stays_there() -> None:
+def test_process_started_on_a_core_stays_there() -> None:
     core = min(os.sched_getaffinity(0))
     before = os.sched_getaffinity(0)
     with on_core(core):

@@ -23,7 +23,7 @@ MODES = [*policy_names(), *(name + ADMITTED for name in (*BLIND, *AWARE))]
 
 
 def times(host_us: int, wide_us: int, row_us: int) -> RunTimes:
-    """A run is launched for so long, or computes for so long on the whole device, whichever lasts longer."""
+    """Return run times: the maximum of the launch time and the compute time on the whole device."""
     cells = []
     for rows in BATCHES:
         for units in WIDTHS:
@@ -55,12 +55,12 @@ def test_every_request_has_one_result_and_the_bound_holds(name: str) -> None:
         arrivals = arrivals_of({one: rhythm(rate) for one, rate in rates(load).items()}, MODELS, chosen)
         outcome = play(MODELS, arrivals, mode_of(name), chosen)
         assert outcome == play(MODELS, arrivals, mode_of(name), chosen)
-        for one in outcome.models:
-            counted = [when for when in arrivals[one.name] if 50 * MS <= when < 250 * MS]
-            assert one.offered == len(counted) == one.refused + one.dropped + one.in_time + one.late
+        for model in outcome.models:
+            counted = [when for when in arrivals[model.name] if 50 * MS <= when < 250 * MS]
+            assert model.offered == len(counted) == model.refused + model.dropped + model.in_time + model.late
         longer = msgspec.structs.replace(chosen, all_units=100 * (200 + 120) // 200)
         assert outcome.goodput_per_s <= most_in_time(MODELS, arrivals, longer)[0] * (1 + 1e-9)
-        area = sum(one.in_time * AREAS[one.name] for one in outcome.models)
+        area = sum(model.in_time * AREAS[model.name] for model in outcome.models)
         assert area <= 100 * (200 + 120) * MS
         assert outcome.utilization <= outcome.held + 1e-9 <= 1 + 2e-9
         assert outcome.goodput_per_s > 0 or not mode_of(name).knows_slo
@@ -70,14 +70,14 @@ def test_modes_without_objectives_answer_every_request() -> None:
     chosen = setting()
     arrivals = arrivals_of({one: poisson(rate) for one, rate in rates(1.5).items()}, MODELS, chosen)
     blind = play(MODELS, arrivals, mode_of("triton"), chosen)
-    assert sum(one.refused + one.dropped for one in blind.models) == 0
-    assert sum(one.late for one in blind.models) > 0
+    assert sum(model.refused + model.dropped for model in blind.models) == 0
+    assert sum(model.late for model in blind.models) > 0
     results = play(MODELS, arrivals, mode_of("triton" + ADMITTED), chosen)
-    assert sum(one.refused + one.dropped for one in results.models) > 0
+    assert sum(model.refused + model.dropped for model in results.models) > 0
     assert results.goodput_per_s > blind.goodput_per_s
 
 
-def test_one_at_a_time_holds_the_whole_device_and_can_use_little_of_it() -> None:
+def test_temporal_holds_the_whole_device_and_uses_little_of_it() -> None:
     chosen = setting()
     arrivals = arrivals_of({one: poisson(rate) for one, rate in rates(0.5).items()}, MODELS, chosen)
     turns = play(MODELS, arrivals, mode_of("temporal"), chosen)
@@ -104,7 +104,7 @@ def test_modes_are_as_published_by_default() -> None:
     assert mode_of("dstack") == ServingMode("dstack", "dstack", "deadline", knows_slo=True)
 
 
-def test_the_least_area_is_that_of_the_widest_batch_in_time() -> None:
+def test_least_area_is_that_of_the_largest_batch_in_time() -> None:
     # 8 rows at 5 units compute for (0.3 + 1.2) x 20 = 30 ms: within 36, and no other way is smaller
     assert AREAS["light"] == pytest.approx(5 * 30 * MS / 8)
     assert least_area(MODELS[0].times, 6_600_000, 8) > AREAS["light"]
@@ -150,7 +150,7 @@ def test_requests_far_apart_cannot_share_a_run() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 300 * MS), max_size=40).map(sorted), min_size=3, max_size=3))
-def test_knowing_when_requests_came_only_lowers_the_bound(came: list[list[int]]) -> None:
+def test_arrival_bound_never_exceeds_the_bound(came: list[list[int]]) -> None:
     chosen = Setting(2, 150 * MS, 50 * MS)
     arrivals = {model.name: one for model, one in zip(MODELS, came, strict=True)}
     offered = {name: sum(50 * MS <= when < 200 * MS for when in one) * 1000 / 150 for name, one in arrivals.items()}

@@ -65,7 +65,7 @@ def a_run(*, slo_ns: int = 0, services: int = 1, rate_per_s: float = 250, rules:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_every_request_is_accounted_for_in_every_mode(mode: str) -> None:
-    """Two services and a training. Whatever is due has ended or is under way; whatever ended was due before."""
+    """Run two services and a training: every due request has ended or is in progress, and ended after it was due."""
     run = a_run(services=2, slo_ns=8 * MILLISECOND_NS, rate_per_s=120)
     outcome = share(mode, run)
     assert outcome.mode == mode
@@ -75,7 +75,7 @@ def test_every_request_is_accounted_for_in_every_mode(mode: str) -> None:
         assert 0 < len(result.ends_ns) <= len(result.dues_ns)
         assert list(result.ends_ns) == sorted(result.ends_ns)
         assert all(end > due for due, end in zip(result.dues_ns, result.ends_ns, strict=False))
-        within, known = result.kept(8 * MILLISECOND_NS)
+        within, known = result.count_within(8 * MILLISECOND_NS)
         due = len(result.dues_ns) - bisect.bisect_left(result.dues_ns, run.warm_ns)
         waiting = sum(FOR_NS - at <= 8 * MILLISECOND_NS for at in result.dues_ns[len(result.ends_ns) :])
         assert within <= known == due - waiting
@@ -131,14 +131,14 @@ def test_sharing_loses_no_work_and_no_tenant_is_faster_than_alone(
             assert tuple(result.dues_ns) == guest.load.arrival.instants_ns
             assert len(result.ends_ns) <= len(result.dues_ns)
             # Durations are rounded to whole waves of blocks.
-            assert all(one >= least_ns * 0.99 - 400 for one in result.latencies_ns())
+            assert all(latency_ns >= least_ns * 0.99 - 400 for latency_ns in result.latencies_ns())
             assert result.done_ns >= len(result.ends_ns) * guest.load.kernels_ns
         else:
             assert not result.dues_ns
 
 
 @pytest.mark.parametrize("mode", ["cotenant", "cotenant-slice", "grid", "tgs-mps"])
-def test_a_run_is_a_function_of_its_seed(mode: str) -> None:
+def test_run_is_a_function_of_its_seed(mode: str) -> None:
     run = a_run(slo_ns=8 * MILLISECOND_NS)
     again = share(mode, run)
     assert share(mode, run) == again
@@ -147,7 +147,7 @@ def test_a_run_is_a_function_of_its_seed(mode: str) -> None:
 
 
 def test_open_gate_changes_nothing() -> None:
-    """To the nanosecond: what is left of the product's way is the client priority of online tenants."""
+    """With open gates, the product's mode equals MPS with client priorities, to the nanosecond."""
     run = a_run(rules=GateRules(policy=GatePolicy.OPEN), slo_ns=8 * MILLISECOND_NS)
     limits = ControlLimits(adjust="off")
     opened = steered("mps-priority", run, limits, sliced=False)
@@ -162,7 +162,7 @@ def test_tenant_alone_runs_as_without_harness() -> None:
     assert tuple(share("exclusive", run).guests[0].latencies_ns(0)) == alone.clients[0].latencies_ns
 
 
-def test_ticks_come_at_their_instants_and_see_all_before_them() -> None:
+def test_ticks_occur_at_their_instants_after_earlier_events() -> None:
     load = synthetic("one", 100, 0, TRAINING, 0)
     costs = Costs(call_ns=0, sync_ns=0, jitter_ppm=0)
     world = DeviceSimulation(SETTING.device, [Client(load, 0)], [OpenGate()], costs, 0)
@@ -202,9 +202,9 @@ def _lived(dues: list[int], ends: list[int]) -> TenantResult:
 def test_waiting_longer_than_the_objective_misses_it() -> None:
     result = _lived([50, 100, 200, 300, 950], [90, 150, 500])
     assert result.latencies_ns() == [50, 300]
-    assert result.kept(100) == (1, 3)  # 200 was late, 300 waits since 700, of 950 nothing is known
+    assert result.count_within(100) == (1, 3)  # 200 was late, 300 waits since 700, of 950 nothing is known
     assert result.attainment(100) == pytest.approx(1 / 3)
-    assert result.kept(1000) == (2, 2)
+    assert result.count_within(1000) == (2, 2)
     assert result.quantile_ns(1.0) == 700
     assert result.quantile_ns(0.5) == 50
     assert result.attainment(10, 600, 900) == 1.0
@@ -218,7 +218,7 @@ def _first_late_ns(outcome: SharingOutcome, slo_ns: int) -> int:
     return next(end for due, end in zip(result.dues_ns, result.ends_ns, strict=False) if end - due > slo_ns)
 
 
-def test_the_controller_acts_within_a_period_of_a_violation() -> None:
+def test_controller_acts_within_a_period_of_a_violation() -> None:
     limits = ControlLimits(adjust="aimd", period_ns=20 * MILLISECOND_NS)
     slo_ns = 2_500_000
     outcome = steered("cotenant", a_run(slo_ns=slo_ns), limits, sliced=False)
@@ -232,7 +232,7 @@ def test_the_controller_acts_within_a_period_of_a_violation() -> None:
 
 
 def test_adjustment_is_in_the_tenant_table_at_once() -> None:
-    """An objective that is never near: online work keeps less and less, and the training gets on faster."""
+    """With a loose objective the online share decreases and the training becomes faster."""
     limits = ControlLimits(adjust="aimd", period_ns=10 * MILLISECOND_NS)
     run = a_run(slo_ns=SECOND_NS)
     steering = Steering(run, limits, sliced=False)
@@ -241,7 +241,7 @@ def test_adjustment_is_in_the_tenant_table_at_once() -> None:
     for period in range(1, 5):
         passage.served(1, period)
         steering.on_period(period * limits.period_ns)
-        assert len(steering.turns) == period  # the first look only begins the window, and says where it begins
+        assert len(steering.turns) == period  # the first snapshot only begins the window
         if steering.turns:
             assert read_tenant_table(steering.file).delay_ppm == delay_of(steering.turns[-1].online_ppm)
     free, held = steered("c", run, limits, sliced=False), steered("c", run, ControlLimits(adjust="off"), sliced=False)
@@ -259,17 +259,17 @@ def test_pages_count_every_request_by_its_exact_latency(sliced: bool) -> None:
     page = steering.page(0)
     assert page["requests_ended"] == len(latencies)
     assert page["requests_sum_ns"] == sum(latencies)
-    assert page["requests_over"] == sum(one > 2_000_000 for one in latencies)
+    assert page["requests_over"] == sum(latency > 2_000_000 for latency in latencies)
     buckets = page["request_buckets"]
     assert isinstance(buckets, list)
-    assert buckets == [[bucket_of(one) for one in latencies].count(bucket) for bucket in range(len(buckets))]
+    assert buckets == [[bucket_of(latency) for latency in latencies].count(bucket) for bucket in range(len(buckets))]
 
 
-def test_windows_add_up_to_what_happened() -> None:
+def test_windows_add_up_to_the_totals() -> None:
     run, windows = a_run(slo_ns=2_000_000), list[DeviceWindow]()
     result, batch = steered("c", run, ControlLimits(adjust="off"), sliced=False, watch=windows.append).guests
     assert [window.end_ns for window in windows] == list(range(0, FOR_NS + 1, 100 * MILLISECOND_NS))[1:]
-    first_ns = windows[0].end_ns  # who was not looked at before begins his window then
+    first_ns = windows[0].end_ns  # a tenant without an earlier snapshot begins its window then
     assert sum(window.tenants[0].requests for window in windows) == sum(end > first_ns for end in result.ends_ns)
     passed_ns = sum(window.tenants[1].device_ns for window in windows)
     done_ns = batch.progress_ns[-1] - batch.progress_ns[0]
@@ -277,8 +277,8 @@ def test_windows_add_up_to_what_happened() -> None:
     assert abs(passed_ns - done_ns) <= 2 * BATCH.launches[0].device_ns  # at either end one may be under way
 
 
-def test_shares_among_equals_can_come_and_go_while_they_run() -> None:
-    """Who need not ask at first, must then, and need not again: nothing that ran before or after stalls anybody."""
+def test_shares_of_equal_tenants_can_change_during_a_run() -> None:
+    """Limits are switched on and off again during the run, and no tenant stalls."""
     run = a_run(slo_ns=20 * MILLISECOND_NS, services=2, rate_per_s=100)
     steering = Steering(run, ControlLimits(adjust="off"), sliced=False)
     world = simulation_of(run, clients_of(run, sliced=False), steering.gates())
@@ -294,9 +294,9 @@ def test_shares_among_equals_can_come_and_go_while_they_run() -> None:
         (),
         ((0, 500_000), (1, 500_000)),
     ]
-    for place, result in enumerate(outcome.guests[:2]):
+    for index, result in enumerate(outcome.guests[:2]):
         assert result.attainment(20 * MILLISECOND_NS) == 1.0
-        page = steering.page(place)
+        page = steering.page(index)
         submitted, confirmed = page["submitted"], page["confirmed"]
         assert isinstance(submitted, int)
         assert isinstance(confirmed, int)

@@ -13,8 +13,8 @@ pytestmark = pytest.mark.live
 MS = 10**6
 
 
-def test_only_what_is_clearly_late_counts_and_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Naps of 2 ms: woken in time, 1 ms late, 55 ms late, 5 ms late, 6 ms late."""
+def test_only_long_delays_count_and_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sleeps of 2 ms that end in time, 1 ms late, 55 ms late, 5 ms late and 6 ms late."""
     naps_ns = [2 * MS, 3 * MS, 57 * MS, 7 * MS, 8 * MS]
     now_ns = 0
     counted = stalls.Stalls()
@@ -43,7 +43,7 @@ def test_only_what_is_clearly_late_counts_and_in_full(monkeypatch: pytest.Monkey
         17,
         55,
         55,
-    ]  # of a nap that lasts, until now
+    ]  # a sleep in progress counts until now
     assert looks[4].since_pct(looks[3]) == pytest.approx(100 * 38 / (looks[4].at_ns - looks[3].at_ns) * MS)
     assert looks[5].since_pct(looks[4]) == 0
     lost_ns = counted.lost_time().lost_ns
@@ -51,7 +51,7 @@ def test_only_what_is_clearly_late_counts_and_in_full(monkeypatch: pytest.Monkey
     assert set(lost_ns.values()) <= {0}
 
 
-def test_there_is_a_sleeper_for_each_processor_and_the_program_stays_where_it_may_be() -> None:
+def test_each_processor_has_a_sleeper_and_affinity_is_kept() -> None:
     allowed = os.sched_getaffinity(0)
     counted = stalls.Stalls()
     counted.begin()

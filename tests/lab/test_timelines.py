@@ -24,7 +24,7 @@ def timeline(count: int = 6, pause_ns: int = 1000) -> Timeline:
 
 
 def measured(conv_ns: int, norm_ns: int) -> Profile:
-    """As a replay shows them: one row of blocks and threads, and names without blanks."""
+    """Return the timings as a replay has them: one-dimensional grids and names without spaces."""
     kernels = (
         (KernelIdentity("void_conv<int,_3>", (80, 1, 1), (256, 1, 1)), conv_ns),
         (KernelIdentity("norm", (8, 1, 1), (128, 1, 1)), norm_ns),
@@ -32,14 +32,14 @@ def measured(conv_ns: int, norm_ns: int) -> Profile:
     return Profile("net", "soft", 1, tuple(KernelTiming(kernel, 3, histogram([ns] * 3)) for kernel, ns in kernels))
 
 
-def test_the_same_times_agree_whatever_the_arrangement() -> None:
+def test_equal_times_agree_for_any_block_arrangement() -> None:
     results = agreement(timeline(), measured(40_000, 5_000))
     assert (results.kernels, results.missing, results.launches) == (2, 0, 6)
     assert (results.median_error, results.worst_error) == (0.0, 0.0)
     assert results.source_gaps_ns[2] == profile_of(timeline()).idle_ns
 
 
-def test_an_error_is_named_with_its_kernel() -> None:
+def test_worst_error_is_reported_with_its_kernel() -> None:
     results = agreement(timeline(), measured(40_000, 6_000))
     assert results.worst == "norm"
     assert round(results.worst_error, 3) == 0.2
@@ -55,10 +55,10 @@ def test_untimed_kernels_are_counted() -> None:
     assert report_of([]).met == {"median_error": False}
 
 
-def test_only_the_beginning_is_replayed_and_long_pauses_are_cut() -> None:
+def test_only_the_first_launches_are_replayed_and_long_pauses_are_cut() -> None:
     whole = timeline(LAUNCHES + 10, pause_ns=2 * PAUSE_NS)
     part = beginning_of(whole)
     assert len(part.activities) == LAUNCHES
-    launches = [one.launch_ns for one in part.activities if one.launch_ns is not None]
+    launches = [activity.launch_ns for activity in part.activities if activity.launch_ns is not None]
     assert {later - earlier for earlier, later in itertools.pairwise(launches)} == {PAUSE_NS}
     assert beginning_of(timeline()) == timeline()

@@ -43,10 +43,10 @@ def problems_of(graph: ImportGraph, root: str, table: list[str]) -> Iterator[str
                 yield f"{module} belongs to no row of the table"
             continue
         unused.discard(row)
-        for other in imported:
-            target = _row_of(other, root, rows) if other.startswith(f"{root}.") else None
+        for target_module in imported:
+            target = _row_of(target_module, root, rows) if target_module.startswith(f"{root}.") else None
             if target is not None and target != row and not _allows(rows[row], target):
-                yield f"{module} imports {other}: {row} may not import {target}"
+                yield f"{module} imports {target_module}: {row} may not import {target}"
     yield from (f"no module belongs to the row {name!r}: remove it" for name in sorted(unused))
 
 

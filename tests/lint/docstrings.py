@@ -21,8 +21,8 @@ def module_docstrings(tree: Tree) -> list[Problem]:
 def c_file_comments(tree: Tree) -> list[Problem]:
     problems = []
     for path in tree.c():
-        found = re.match(r"/\*(.*?)\*/|//([^\n]*(?:\n//[^\n]*)*)", tree.read(path), re.DOTALL)
-        text = (found.group(1) or found.group(2) or "").replace("//", "").strip() if found else ""
+        comment = re.match(r"/\*(.*?)\*/|//([^\n]*(?:\n//[^\n]*)*)", tree.read(path), re.DOTALL)
+        text = (comment.group(1) or comment.group(2) or "").replace("//", "").strip() if comment else ""
         if not text:
             problems.append(Problem(path, 1, "the file does not start with a comment that says what it contains"))
         elif not text.endswith(END):

@@ -19,13 +19,18 @@ def walks_over_sets(tree: Tree) -> list[Problem]:
         attributes = set(_annotated_attributes(module))
         for scope in _scopes(module):
             names = set(_names_of_sets(scope, attributes))
-            problems += [Problem(path, line, what) for line, what in _walks(scope, names, attributes)]
+            problems += [Problem(path, line, text) for line, text in _walks(scope, names, attributes)]
     return sorted(set(problems))
 
 
 def _walks(scope: ast.AST, names: set[str], attributes: set[str]) -> Iterator[tuple[int, str]]:
-    free = {id(arg) for node in _own(scope) if isinstance(node, ast.Call) and _is_order_free(node) for arg in node.args}
-    for node in _own(scope):
+    free = {
+        id(arg)
+        for node in _nodes_of_scope(scope)
+        if isinstance(node, ast.Call) and _is_order_free(node)
+        for arg in node.args
+    }
+    for node in _nodes_of_scope(scope):
         walked: list[ast.expr] = []
         if isinstance(node, ast.For | ast.AsyncFor):
             walked = [node.iter]
@@ -83,13 +88,13 @@ def _names_of_sets(scope: ast.AST, attributes: set[str]) -> Iterator[str]:
     if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
         arguments = [*scope.args.posonlyargs, *scope.args.args, *scope.args.kwonlyargs]
         yield from (arg.arg for arg in arguments if _annotates_set(arg.annotation))
-    found: set[str] = set()
-    for node in _own(scope):
+    set_names: set[str] = set()
+    for node in _nodes_of_scope(scope):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and _annotates_set(node.annotation):
-            found.add(node.target.id)
-        elif isinstance(node, ast.Assign) and _is_set(node.value, found, attributes):
-            found.update(target.id for target in node.targets if isinstance(target, ast.Name))
-    yield from found
+            set_names.add(node.target.id)
+        elif isinstance(node, ast.Assign) and _is_set(node.value, set_names, attributes):
+            set_names.update(target.id for target in node.targets if isinstance(target, ast.Name))
+    yield from set_names
 
 
 def _annotated_attributes(module: ast.Module) -> Iterator[str]:
@@ -113,10 +118,10 @@ def _scopes(module: ast.Module) -> Iterator[ast.AST]:
     yield from (node for node in ast.walk(module) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
-def _own(scope: ast.AST) -> Iterator[ast.AST]:
+def _nodes_of_scope(scope: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes of a scope in order, without those of nested functions."""
     for child in ast.iter_child_nodes(scope):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         yield child
-        yield from _own(child)
+        yield from _nodes_of_scope(child)

@@ -30,11 +30,11 @@ def outside_in_pure_layers(tree: Tree) -> list[Problem]:
     problems = []
     for path in tree.pure():
         module = tree.parse(path)
-        own = _bound_names(module)
+        bound = _bound_names(module)
         for node in ast.walk(module):
             if not isinstance(node, ast.stmt | ast.expr):
                 continue
-            for name in _reached(node, own):
+            for name in _reached(node, bound):
                 if name.split(".")[0] in OUTSIDE:
                     problems.append(Problem(path, node.lineno, f"a pure layer uses {name} (rules 1 and 5)"))
     return problems
@@ -62,10 +62,10 @@ def unseeded_rng(tree: Tree) -> list[Problem]:
             if name.startswith("random.Random."):
                 continue  # a method of an RNG that was checked where it was created
             if name == "random.Random":
-                bad = id(node) not in seeded and _is_called(module, node)
+                is_unseeded = id(node) not in seeded and _is_called(module, node)
             else:
-                bad = name.startswith(("random.", "secrets.")) or name in UNSEEDED
-            if bad:
+                is_unseeded = name.startswith(("random.", "secrets.")) or name in UNSEEDED
+            if is_unseeded:
                 problems.append(Problem(path, node.lineno, f"{name} draws without a seed (rule 7)"))
     return problems
 
@@ -79,7 +79,7 @@ def _is_loop_time(name: str) -> bool:
     return method == "time" and (owner.endswith("loop") or owner in LOOP_GETTERS)
 
 
-def _reached(node: ast.AST, own: set[str]) -> Iterator[str]:
+def _reached(node: ast.AST, bound: set[str]) -> Iterator[str]:
     """Yield the outside names that one node imports or uses."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
@@ -87,7 +87,7 @@ def _reached(node: ast.AST, own: set[str]) -> Iterator[str]:
         yield node.module
     elif isinstance(node, ast.Call) and _last_name(node.func) in IMPORTERS:
         yield from (str(arg.value) for arg in node.args if isinstance(arg, ast.Constant))
-    elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id not in own:
+    elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id not in bound:
         yield f"{node.value.id}.{node.attr}"
 
 

@@ -43,13 +43,13 @@ TOOLS = {"lint-imports": lint_imports, "mypy": mypy, "ruff check": ruff_check, "
 
 
 @pytest.mark.parametrize("name", TOOLS)
-def test_the_unbroken_tree_passes(name: str, tmp_path: Path) -> None:
+def test_unbroken_tree_passes(name: str, tmp_path: Path) -> None:
     done = TOOLS[name](plant(tmp_path))
     assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("name", TOOLS)
-def test_a_missing_tool_is_a_failure(name: str, tmp_path: Path) -> None:
+def test_missing_tool_is_a_failure(name: str, tmp_path: Path) -> None:
     with pytest.raises(ToolMissingError):
         TOOLS[name](plant(tmp_path / "tree"), tmp_path / "an empty folder")
 
@@ -121,7 +121,7 @@ def test_import_linter_catches(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("module", ["errors.py", "runner/host.py", "cli/__init__.py", "__main__.py"])
-def test_import_linter_reports_a_module_that_is_gone(module: str, tmp_path: Path) -> None:
+def test_import_linter_reports_a_removed_module(module: str, tmp_path: Path) -> None:
     root = plant(tmp_path)
     (root / "src/cotenant" / module).unlink()
     assert lint_imports(root).returncode != 0
@@ -143,7 +143,7 @@ TYPE_BREAKS = {
 
 def test_mypy_catches_each_break(tmp_path: Path) -> None:
     """All at once, each in a file of its own: most of the time goes into reading the types of Python itself."""
-    at = {name: path.replace("gpu", f"gpu{place}") for place, (name, (path, _, _)) in enumerate(TYPE_BREAKS.items())}
+    at = {name: path.replace("gpu", f"gpu{index}") for index, (name, (path, _, _)) in enumerate(TYPE_BREAKS.items())}
     done = mypy(plant(tmp_path, {at[name]: f"{HEAD}{line}\n" for name, (_, line, _) in TYPE_BREAKS.items()}))
     assert done.returncode == 1, done.stdout
     caught = set(re.findall(r"^(\S+?):\d+: error: .*\[(\S+)\]$", done.stdout, re.MULTILINE))
@@ -215,14 +215,14 @@ def test_ruff_allows(name: str, tmp_path: Path) -> None:
     assert reported == []
 
 
-def test_ruff_format_catches_another_layout(tmp_path: Path) -> None:
+def test_ruff_format_catches_a_different_layout(tmp_path: Path) -> None:
     done = ruff_format(plant(tmp_path, {"src/cotenant/node/model/gpu.py": f"{HEAD}x  =  'one'\n"}))
     assert done.returncode == 1
     assert "node/model/gpu.py" in done.stdout
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_unbroken_tree_follows(rule: str, tmp_path: Path) -> None:
+def test_unbroken_tree_follows_every_rule(rule: str, tmp_path: Path) -> None:
     assert RULES[rule](tree_of(plant(tmp_path))) == []
 
 
@@ -331,13 +331,13 @@ RULE_BREAKS = [
 
 
 @pytest.mark.parametrize("rule, path, text", RULE_BREAKS)
-def test_a_rule_reports(rule: str, path: str, text: str, tmp_path: Path) -> None:
+def test_rule_reports_a_break(rule: str, path: str, text: str, tmp_path: Path) -> None:
     others = {"src/cotenant/node/state/gpu.py": HEAD + "class Gpu:\n    pass\n"}
     problems = RULES[rule](tree_of(plant(tmp_path, others | {path: text})))
     assert problems
 
 
-def test_every_rule_has_a_break() -> None:
+def test_every_rule_has_a_sample_break() -> None:
     assert {rule for rule, _, _ in RULE_BREAKS} == set(RULES)
 
 
@@ -361,18 +361,18 @@ RULE_ALLOWED = [
 
 
 @pytest.mark.parametrize("rule, path, text", RULE_ALLOWED)
-def test_a_rule_allows(rule: str, path: str, text: str, tmp_path: Path) -> None:
+def test_rule_allows_valid_code(rule: str, path: str, text: str, tmp_path: Path) -> None:
     assert RULES[rule](tree_of(plant(tmp_path, {path: text}))) == []
 
 
-def test_an_exception_that_is_not_needed_is_reported(tmp_path: Path) -> None:
+def test_unneeded_exception_is_reported(tmp_path: Path) -> None:
     tree = tree_of(plant(tmp_path))
     assert sizes.long_files(tree, {"src/cotenant/runner/host.py": "short"})
     assert sizes.long_files(tree, {"src/cotenant/gone.py": "gone"})
     assert sizes.long_functions(tree, {"src/cotenant/runner/host.py::turn": "none"})
 
 
-def test_git_and_a_walk_see_the_same_tree(tmp_path: Path) -> None:
+def test_git_and_a_directory_walk_find_the_same_files(tmp_path: Path) -> None:
     root = plant(tmp_path, {"build/made.py": "", "src/cotenant/__pycache__/a.py": ""})
     walked = tree_of(root)
     (root / ".gitignore").write_text("build/\n__pycache__/\n.gitignore\n", encoding="utf-8")

@@ -41,12 +41,12 @@ RULES: dict[str, Callable[[Tree], list[Problem]]] = {
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_project_follows(rule: str) -> None:
+def test_project_follows_every_rule(rule: str) -> None:
     problems = RULES[rule](tree_of(ROOT))
     assert not problems, "\n".join(map(str, problems))
 
 
-def test_the_tree_is_not_empty() -> None:
+def test_tree_is_not_empty() -> None:
     tree = tree_of(ROOT)
     assert "src/cotenant/__init__.py" in tree.paths
     assert "native/gate/gate.h" in tree.paths

@@ -63,10 +63,10 @@ def _sources(tree: Tree) -> list[str]:
     return [path for path in tree.paths if path.endswith(SOURCE_SUFFIXES) or PurePosixPath(path).name in SOURCE_NAMES]
 
 
-def _lines_with(tree: Tree, paths: list[str], pattern: re.Pattern[str], what: str) -> list[Problem]:
+def _lines_with(tree: Tree, paths: list[str], pattern: re.Pattern[str], message: str) -> list[Problem]:
     return [
-        Problem(path, number, what.format(word=found.group()))
+        Problem(path, number, message.format(word=match.group()))
         for path in paths
         for number, line in enumerate(tree.read(path).splitlines(), start=1)
-        if (found := pattern.search(line))
+        if (match := pattern.search(line))
     ]

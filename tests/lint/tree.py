@@ -75,10 +75,10 @@ def component(path: str) -> str:
     return path.removeprefix(PRODUCT).split("/")[0].removesuffix(".py")
 
 
-def inside(path: str, *places: str) -> bool:
+def inside(path: str, *modules: str) -> bool:
     """Return whether a product path is one of these modules, or lies in the folder of one ("runner/clock")."""
     tail = path.removeprefix(PRODUCT)
-    return any(tail == f"{place}.py" or tail.startswith(f"{place}/") for place in places)
+    return any(tail == f"{module}.py" or tail.startswith(f"{module}/") for module in modules)
 
 
 def tree_of(root: Path) -> Tree:

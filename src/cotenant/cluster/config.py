@@ -23,34 +23,30 @@ class ClusterConfig(Section, frozen=True):
     listen: Annotated[
         str, Meta(description="HOST:PORT at which nodes and users reach the controller; port 0: a free one")
     ] = "127.0.0.1:9838"
-    address: Annotated[str, Meta(description="HOST:PORT that nodes and users are told; empty: where it listens")] = ""
-    round: Annotated[DurationNs, Meta(description="how often it is decided anew who runs where")] = DurationNs(
-        CLUSTER.round_ns
-    )
-    lease: Annotated[DurationNs, Meta(description="a node not heard of for so long ends its jobs by itself")] = (
+    address: Annotated[
+        str, Meta(description="HOST:PORT at which nodes and users connect; empty: the listen address")
+    ] = ""
+    round: Annotated[DurationNs, Meta(description="period of the placement rounds")] = DurationNs(CLUSTER.round_ns)
+    lease: Annotated[DurationNs, Meta(description="a node without contact for this long ends its jobs by itself")] = (
         DurationNs(CLUSTER.lease_ns)
     )
-    grace: Annotated[DurationNs, Meta(description="after the lease, until its jobs may be started elsewhere")] = (
+    grace: Annotated[DurationNs, Meta(description="time after the lease before its jobs may be started elsewhere")] = (
         DurationNs(CLUSTER.grace_ns)
     )
-    place: Annotated[str, Meta(description="how jobs and GPUs are put together, as `match` or `first-fit`")] = (
-        CLUSTER.place
-    )
-    switch: Annotated[ShareOfWhole, Meta(description="of a GPU's speed, what a running job must gain to be moved")] = (
-        ShareOfWhole(CLUSTER.switch_ppm)
-    )
+    place: Annotated[str, Meta(description="placement policy, such as `match` or `first-fit`")] = CLUSTER.place
+    switch: Annotated[
+        ShareOfWhole, Meta(description="gain in speed, as a part of a GPU's, that a move of a running job must exceed")
+    ] = ShareOfWhole(CLUSTER.switch_ppm)
     moves: Annotated[int, Meta(ge=0, le=100_000, description="running jobs that one round may move")] = (
         CLUSTER.moves_limit
     )
-    slowdown: Annotated[ShareOfWhole, Meta(description="by how much online work may be slowed, as predicted")] = (
-        ShareOfWhole(CLUSTER.slowdown_limit_ppm)
+    slowdown: Annotated[ShareOfWhole, Meta(description="largest predicted slowdown of online work")] = ShareOfWhole(
+        CLUSTER.slowdown_limit_ppm
     )
     fair: Annotated[
-        str, Meta(pattern=r"^(yes|no)\Z", description="whether users who had less come first: yes or no")
+        str, Meta(pattern=r"^(yes|no)\Z", description="whether users who received less GPU time go first: yes or no")
     ] = "no"
-    remember: Annotated[int, Meta(ge=0, le=1_000_000, description="jobs that are over, of which is still told")] = (
-        10_000
-    )
+    remember: Annotated[int, Meta(ge=0, le=1_000_000, description="number of finished jobs to remember")] = 10_000
     journal_limit: Annotated[SizeBytes, Meta(description="size at which the journal begins a new segment")] = SizeBytes(
         256 << 20
     )

@@ -21,15 +21,15 @@ class AgentConfig(Section, frozen=True):
         str, Meta(description="HOST:PORT of the cluster's controller; empty: this machine is in no cluster")
     ] = ""
     join_token_file: Annotated[
-        str, Meta(description="file with what `cotenant cluster token` printed; needed until the machine has joined")
+        str, Meta(description="file with the output of `cotenant cluster token`; needed until the machine has joined")
     ] = ""
     node_name: Annotated[str, Meta(description="name of this machine in the cluster; empty: its host name")] = ""
-    report_period: Annotated[DurationNs, Meta(description="how often the controller is told how things are here")] = (
+    report_period: Annotated[DurationNs, Meta(description="how often this machine reports to the controller")] = (
         DurationNs(5 * SECOND_NS)
     )
-    job_grace: Annotated[
-        DurationNs, Meta(description="between the request to end and the kill, how long a job has at most")
-    ] = DurationNs(10 * SECOND_NS)
+    job_grace: Annotated[DurationNs, Meta(description="time between the request to end and the kill of a job")] = (
+        DurationNs(10 * SECOND_NS)
+    )
 
 
 def validate_agent(config: AgentConfig) -> None:
@@ -39,5 +39,5 @@ def validate_agent(config: AgentConfig) -> None:
         raise ConfigError("agent.report_period", format_duration(config.report_period), remedy)
     if not config.join and (config.join_token_file or config.node_name):
         named = "join_token_file" if config.join_token_file else "node_name"
-        remedy = "says nothing without the controller's address; add --join HOST:PORT"
+        remedy = "has no effect without the controller's address; add --join HOST:PORT"
         raise ConfigError(f"agent.{named}", getattr(config, named), remedy)

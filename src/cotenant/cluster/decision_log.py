@@ -41,8 +41,8 @@ def describe_cluster_event(event: ClusterEvent) -> str:
             return f"cluster restored with {counted(len(nodes), 'node')}, {counted(len(jobs), 'job')}"
         case NodeReport(node=node, epoch=epoch, gpus=gpus, attempts=attempts):
             offers = " ".join(_gpu(gpu.offer_ppm, gpu.condition.value) for gpu in gpus)
-            there = ", ".join(_attempt(report) for report in attempts) or "nothing runs"
-            return f"{node}/{epoch} offers {offers or 'no GPU'}: {there}"
+            running = ", ".join(_attempt(report) for report in attempts) or "nothing runs"
+            return f"{node}/{epoch} offers {offers or 'no GPU'}: {running}"
         case _:
             return _describe_request(event)
 
@@ -68,9 +68,9 @@ def describe_cluster_action(action: ClusterAction) -> str:
     """Return an action as text."""
     match action:
         case StartJob(node=node, attempt=attempt, gpus=gpus, share_ppm=share_ppm, progress_ppm=progress_ppm):
-            done = f" from {format_share(progress_ppm)}" if progress_ppm else ""
-            where = ",".join(str(gpu) for gpu in gpus)
-            return f"start {attempt.job}#{attempt.number} on {node}/{where} with {format_share(share_ppm)}{done}"
+            progress = f" from {format_share(progress_ppm)}" if progress_ppm else ""
+            gpu_list = ",".join(str(gpu) for gpu in gpus)
+            return f"start {attempt.job}#{attempt.number} on {node}/{gpu_list} with {format_share(share_ppm)}{progress}"
         case StopJob(node=node, attempt=attempt, why=why):
             return f"stop {attempt.job}#{attempt.number} on {node}: {why}"
         case AckEnd(node=node, attempt=attempt):

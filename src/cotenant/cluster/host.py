@@ -60,7 +60,7 @@ def recover_cluster(machine: Redoes, turns: Iterable[ClusterTurn]) -> int:
 def _orders(actions: Iterable[ClusterAction]) -> list[tuple[type, object, object]]:
     """Return the orders to nodes without their reasons. Answers are omitted: the peers that asked are gone."""
     return [
-        (type(one), (one.node, one.attempt), one.gpus if isinstance(one, StartJob) else None)
-        for one in actions
-        if not isinstance(one, Answer)
+        (type(action), (action.node, action.attempt), action.gpus if isinstance(action, StartJob) else None)
+        for action in actions
+        if not isinstance(action, Answer)
     ]

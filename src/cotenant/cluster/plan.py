@@ -84,14 +84,14 @@ def plan_on_snapshot(path: Path, policy: str = "") -> PlanReport:
         return PlanReport(str(path), chosen, (), _waiting_jobs(machine, {}), _idle(machine, set()), 0.0, 0.0)
     planned = plan_round(machine, prepared)
     placed = [_placed(machine, prepared, pairing.job, pairing.gpus) for pairing in planned.pairings]
-    done = {one.job: one for one in placed if not one.discarded}
-    taken = {(one.node, gpu) for one in done.values() for gpu in one.gpus}
+    committed = {job.job: job for job in placed if not job.discarded}
+    used = {(job.node, gpu) for job in committed.values() for gpu in job.gpus}
     return PlanReport(
         str(path),
         chosen,
         tuple(placed),
-        _waiting_jobs(machine, done),
-        _idle(machine, taken),
+        _waiting_jobs(machine, committed),
+        _idle(machine, used),
         planned.value,
         planned.bound,
     )
@@ -99,9 +99,9 @@ def plan_on_snapshot(path: Path, policy: str = "") -> PlanReport:
 
 def _placed(machine: ClusterMachine, prepared: PreparedRound, number: int, gpus: tuple[int, ...]) -> PlacedJob:
     job, inventory = prepared.jobs[number], machine.inventory
-    places = [int(prepared.gpus[gpu]) for gpu in gpus]
-    node = inventory.ranked[inventory.rank[places[0]]]
-    there = tuple(sorted(place - node.base for place in places))
+    positions = [int(prepared.gpus[gpu]) for gpu in gpus]
+    node = inventory.ranked[inventory.rank[positions[0]]]
+    node_gpus = tuple(sorted(position - node.base for position in positions))
     row = int(prepared.round.jobs.kind[number])
     columns = [int(prepared.round.gpus.kind[gpu]) for gpu in gpus]
     weight, slowdown = prepared.table.weight[row], prepared.table.slowdown[row]
@@ -115,49 +115,49 @@ def _placed(machine: ClusterMachine, prepared: PreparedRound, number: int, gpus:
         job.spec.name,
         job.spec.user,
         node.name,
-        there,
-        min(node.gpus[gpu].offer_ppm for gpu in there) / 1_000_000,
+        node_gpus,
+        min(node.gpus[gpu].offer_ppm for gpu in node_gpus) / 1_000_000,
         speed,
         float(slowdown[columns].max()),
         "" if job.node is None else f"{job.node.name}/{','.join(str(gpu) for gpu in job.gpus)}",
-        why_not(inventory, machine.job_table, job, node, there),
+        why_not(inventory, machine.job_table, job, node, node_gpus),
         instead,
     )
 
 
-def _waiting_jobs(machine: ClusterMachine, done: dict[str, PlacedJob]) -> tuple[WaitingJob, ...]:
+def _waiting_jobs(machine: ClusterMachine, committed: dict[str, PlacedJob]) -> tuple[WaitingJob, ...]:
     """Return the jobs that stay in the queue; GPUs and quota that the round gives to other jobs count as used."""
     reasons = Reasons(machine)
     waiting = [job for job in machine.job_table.jobs.values() if job.state is JobState.WAITING]
     users = machine.job_table.users
-    given = {job.spec.user: 0 for job in waiting}
+    allocated = {job.spec.user: 0 for job in waiting}
     for job in waiting:
-        if job.spec.name in done:
-            given[job.spec.user] += job.spec.gpus
-    found = []
+        if job.spec.name in committed:
+            allocated[job.spec.user] += job.spec.gpus
+    jobs = []
     for job in waiting:
-        if job.spec.name in done:
+        if job.spec.name in committed:
             continue
-        why = reasons.waits(job)
+        reason = reasons.why_waiting(job)
         if reasons.is_only_its_turn(job):
-            short = users.left(job.spec.user) - given[job.spec.user] < job.spec.gpus
-            why = (
+            short = users.remaining(job.spec.user) - allocated[job.spec.user] < job.spec.gpus
+            reason = (
                 f"the quota of {job.spec.user} is used up by the jobs before it"
                 if short
-                else "every GPU that will do is better used for another job"
+                else "every suitable GPU is better used for another job"
             )
-        found.append(WaitingJob(job.spec.name, job.spec.user, why))
-    return tuple(found)
+        jobs.append(WaitingJob(job.spec.name, job.spec.user, reason))
+    return tuple(jobs)
 
 
-def _idle(machine: ClusterMachine, taken: set[tuple[str, int]]) -> tuple[IdleGpu, ...]:
-    left = []
+def _idle(machine: ClusterMachine, used: set[tuple[str, int]]) -> tuple[IdleGpu, ...]:
+    idle = []
     for node in machine.inventory.nodes.values():
         for gpu in range(len(node.gpus)):
-            if (node.name, gpu) in taken:
+            if (node.name, gpu) in used:
                 continue
-            why = why_closed(node, gpu)
+            reason = why_closed(node, gpu)
             if gpu in node.busy:
-                why = f"{node.busy[gpu].spec.name} has it"
-            left.append(IdleGpu(node.name, gpu, why or "no job that waits is of use there"))
-    return tuple(left)
+                reason = f"{node.busy[gpu].spec.name} has it"
+            idle.append(IdleGpu(node.name, gpu, reason or "no waiting job can use it"))
+    return tuple(idle)

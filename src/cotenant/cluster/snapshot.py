@@ -32,7 +32,7 @@ from cotenant.predict.usage import TaskUse
 from cotenant.units.instant import NEVER, Instant
 
 VERSION: Final = 2
-_PLACE: Final = re.compile(r" - at `\$\.?(?P<path>[^`]*)`")
+_POSITION: Final = re.compile(r" - at `\$\.?(?P<path>[^`]*)`")
 _Used = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 """GPU seconds; more than a cluster of a million GPUs accumulates in its life."""
 _Times = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
@@ -130,9 +130,11 @@ def encode_snapshot(state: ClusterRestored, now: Instant) -> bytes:
     file = _File(
         "cotenant-snapshot",
         VERSION,
-        tuple(_Node(one.node, tuple(map(_gpu_of, one.gpus)), one.is_drained, one.is_silent) for one in state.nodes),
+        tuple(
+            _Node(node.node, tuple(map(_gpu_of, node.gpus)), node.is_drained, node.is_silent) for node in state.nodes
+        ),
         tuple(jobs),
-        tuple(_Quota(one.user, one.gpus, one.weight) for one in state.quotas),
+        tuple(_Quota(quota.user, quota.gpus, quota.weight) for quota in state.quotas),
         _Settings(chosen.place, chosen.switch_ppm, chosen.slowdown_limit_ppm, chosen.moves_limit, chosen.fair),
         dict(state.used),
         state.learned,
@@ -145,9 +147,9 @@ def decode_snapshot(text: bytes, where: str) -> tuple[ClusterRestored, Instant]:
     try:
         file = msgspec.json.decode(text, type=_File)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        place = _PLACE.search(str(error))
-        remedy = f"{_PLACE.sub('', str(error))}; docs/concepts/cluster.md shows what a snapshot looks like"
-        raise ConfigError(place["path"] if place else "snapshot", where, remedy) from None
+        position = _POSITION.search(str(error))
+        remedy = f"{_POSITION.sub('', str(error))}; docs/concepts/cluster.md shows what a snapshot looks like"
+        raise ConfigError(position["path"] if position else "snapshot", where, remedy) from None
     if file.version != VERSION:
         raise ConfigError("version", file.version, f"this program reads version {VERSION}", where=where)
     _check(file, where)
@@ -167,7 +169,7 @@ def decode_snapshot(text: bytes, where: str) -> tuple[ClusterRestored, Instant]:
             for node in file.nodes
         ),
         tuple(_job_snapshot(job, number + 1, now) for number, job in enumerate(file.jobs)),
-        tuple(Quota(one.user, one.gpus, one.weight) for one in file.quotas),
+        tuple(Quota(quota.user, quota.gpus, quota.weight) for quota in file.quotas),
         NEVER,
         file.learned,
         tuple(sorted(file.used_gpu_seconds.items())),
@@ -185,11 +187,11 @@ def _check(file: _File, where: str) -> None:
         raise ConfigError("nodes", len(file.nodes), "two nodes have the same name; give each its own", where=where)
     if len(names) < len(file.jobs):
         raise ConfigError("jobs", len(file.jobs), "two jobs have the same name; give each its own", where=where)
-    taken: set[tuple[str, int]] = set()
+    allocated: set[tuple[str, int]] = set()
     for number, job in enumerate(file.jobs):
         field = f"jobs[{number}]"
         if job.state.is_over:
-            raise ConfigError(f"{field}.state", job.state.value, "leave out what is over", where=where)
+            raise ConfigError(f"{field}.state", job.state.value, "remove finished jobs from the snapshot", where=where)
         if job.state is JobState.WAITING:
             if job.node or job.on:
                 raise ConfigError(f"{field}.node", job.node, "a job that waits is on no node", where=where)
@@ -201,18 +203,18 @@ def _check(file: _File, where: str) -> None:
         if (job.state is JobState.LOST) != (job.node in silent):
             raise ConfigError(f"{field}.state", job.state.value, "jobs of silent nodes, and only those, are lost")
         held = {(job.node, gpu) for gpu in job.on}
-        if held & taken:
+        if held & allocated:
             raise ConfigError(f"{field}.on", job.on, "another job has one of these GPUs", where=where)
-        taken |= held
+        allocated |= held
 
 
 def _gpu_of(report: GpuReport) -> _Gpu:
-    online = tuple(_Online(one.name, _Use(*msgspec.structs.astuple(one.use))) for one in report.online)
+    online = tuple(_Online(tenant.name, _Use(*msgspec.structs.astuple(tenant.use))) for tenant in report.online)
     return _Gpu(report.type, report.memory_bytes, report.free_bytes, report.offer_ppm, report.condition, online)
 
 
 def _report(gpu: _Gpu) -> GpuReport:
-    online = tuple(OnlineUse(one.name, TaskUse(*msgspec.structs.astuple(one.use))) for one in gpu.online)
+    online = tuple(OnlineUse(tenant.name, TaskUse(*msgspec.structs.astuple(tenant.use))) for tenant in gpu.online)
     return GpuReport(gpu.type, gpu.memory_bytes, gpu.free_bytes, gpu.offer_ppm, gpu.condition, online)
 
 
@@ -253,8 +255,8 @@ def _job_snapshot(job: _Job, attempt: int, now: Instant) -> JobSnapshot:
         group=job.group,
     )
     since = now - job.waited_ns
-    is_there = job.state in _UNSETTLED
-    report = JobReport(spec, job.state, since, attempt if is_there else 0, job.node, job.on, started=since)
+    is_on_node = job.state in _UNSETTLED
+    report = JobReport(spec, job.state, since, attempt if is_on_node else 0, job.node, job.on, started=since)
     is_stopping = job.state is JobState.STOPPING
-    is_known = is_there and job.state is not JobState.STARTING
-    return JobSnapshot(report, since, is_known=is_known, stop="it was told to" if is_stopping else "")
+    is_known = is_on_node and job.state is not JobState.STARTING
+    return JobSnapshot(report, since, is_known=is_known, stop="it was ordered to stop" if is_stopping else "")

@@ -30,7 +30,7 @@ ANSWER_LIMIT_BYTES: Final = 4 << 20
 PAGE_BYTES: Final = 2 << 20
 """Size at which a page of jobs ends; one more job still fits into an answer."""
 PAGE_LIMIT: Final = 500
-"""JobPage or nodes in one answer."""
+"""Jobs or nodes in one answer."""
 SECRET_LIMIT: Final = 128
 _LENGTH: Final = struct.Struct("<I")
 
@@ -237,7 +237,7 @@ class NodeLine(Message, frozen=True):
     gpus: int
     types: list[str]
     running: int
-    """JobPage of the cluster on the node."""
+    """Jobs of the cluster on the node."""
     offering: int
     """GPUs that accept offline work."""
     is_connected: bool
@@ -331,12 +331,12 @@ def decode_request(payload: bytes, role: Role | None) -> Request:
     try:
         request: Request = _requests.decode(payload)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise PeerError(_newer(payload) or f"this message cannot be read: {error}") from None
+        raise PeerError(_version_error(payload) or f"this message cannot be read: {error}") from None
     if request.version != VERSION:
-        raise PeerError(_other(request.version))
+        raise PeerError(_wrong_version(request.version))
     if not isinstance(request, _ALLOWED[role]):
-        whose = "somebody without a certificate" if role is None else f"the certificate of a {role.value}"
-        raise PeerError(f"{whose} may not say {type(request).__struct_config__.tag!r}")
+        whose = "a peer without a certificate" if role is None else f"the certificate of a {role.value}"
+        raise PeerError(f"{whose} may not send {type(request).__struct_config__.tag!r}")
     return request
 
 
@@ -345,17 +345,19 @@ def decode_answer(payload: bytes) -> Answer:
     try:
         return _answers.decode(payload)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise PeerError(f"what the controller says cannot be read: {error}; are both of one version?") from None
+        raise PeerError(
+            f"a message from the controller cannot be decoded: {error}; do both run the same version?"
+        ) from None
 
 
-def _newer(payload: bytes) -> str:
-    """Return a complaint about another protocol version, which is more useful than one about an unknown field."""
+def _version_error(payload: bytes) -> str:
+    """Return an error about another protocol version, which is more useful than one about an unknown field."""
     try:
         version = _versions.decode(payload).version
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return ""
-    return "" if version == VERSION else _other(version)
+    return "" if version == VERSION else _wrong_version(version)
 
 
-def _other(version: int) -> str:
+def _wrong_version(version: int) -> str:
     return f"this controller speaks version {VERSION} of the cluster's protocol, not {version}"

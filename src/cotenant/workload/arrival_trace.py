@@ -54,4 +54,4 @@ def _unpacked(packed: bytes, where: str) -> bytes:
     try:
         return gzip.decompress(packed)
     except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError("file", str(error), f"is not whole gzip; {REMEDY}", where=where) from None
+        raise ConfigError("file", str(error), f"is not a complete gzip file; {REMEDY}", where=where) from None

@@ -34,7 +34,7 @@ from cotenant_lab.baselines.sharing import (
 Watch: TypeAlias = Callable[[DeviceWindow], None]
 _GPU: Final = 0
 _GENERATION: Final = 1
-_ABOVE: Final = -1
+_HIGHER_PRIORITY: Final = -1
 """Under MPS, `cotenant run` starts offline programs at a lower client priority than online ones."""
 
 
@@ -45,10 +45,10 @@ class Steering:
         """Add an entry for every tenant."""
         self._watch = watch
         self._guests, self._sms = run.guests, 0 if sliced else run.setting.device.sm_count
-        self._tenants = [_tenant(guest, place) for place, guest in enumerate(run.guests)]
+        self._tenants = [_tenant(guest, index) for index, guest in enumerate(run.guests)]
         self._occupants = [
-            Occupant(place, _GENERATION, guest.online, guest.slo_ns, guest.priority, user_limit_ppm(tenant))
-            for place, (guest, tenant) in enumerate(zip(run.guests, self._tenants, strict=True))
+            Occupant(index, _GENERATION, guest.online, guest.slo_ns, guest.priority, user_limit_ppm(tenant))
+            for index, (guest, tenant) in enumerate(zip(run.guests, self._tenants, strict=True))
         ]
         switch_ns = run.setting.device.switch_ns if sliced else 0
         self._rules = msgspec.structs.replace(run.setting.rules, switch_ns=switch_ns)
@@ -62,7 +62,7 @@ class Steering:
 
     def on_period(self, now_ns: int) -> None:
         """Handle the end of a control period."""
-        pages = {one.slot: self.page(one.slot) for one in self._occupants}
+        pages = {occupant.slot: self.page(occupant.slot) for occupant in self._occupants}
         window = self._windows.window(now_ns, self._occupants, pages)
         if self._watch is not None:
             self._watch(window)
@@ -73,8 +73,8 @@ class Steering:
     def gates(self) -> list[LaunchGate]:
         """Return each tenant's admission at the gate, as the hook performs it inside a process."""
         return [
-            TenantGate(self.file, (place, _GENERATION), *works_of(guest.load, self._sms), guest.slo_ns)
-            for place, guest in enumerate(self._guests)
+            TenantGate(self.file, (index, _GENERATION), *works_of(guest.load, self._sms), guest.slo_ns)
+            for index, guest in enumerate(self._guests)
         ]
 
     def page(self, slot: int) -> dict[str, int | list[int]]:
@@ -123,7 +123,7 @@ def steered(
 
 def _clients(guests: Sequence[Guest], clients: Sequence[Client]) -> list[Client]:
     return [
-        msgspec.structs.replace(client, priority=_ABOVE if guest.online else 0)
+        msgspec.structs.replace(client, priority=_HIGHER_PRIORITY if guest.online else 0)
         for guest, client in zip(guests, clients, strict=True)
     ]
 

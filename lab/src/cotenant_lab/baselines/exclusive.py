@@ -19,7 +19,7 @@ def exclusive(run: RunSpec) -> SharingOutcome:
         gpus=len(outcomes),
         begin_ns=run.warm_ns,
         end_ns=run.for_ns,
-        busy_ns=sum(one.busy_ns for one in outcomes),
-        sm_ns=sum(one.sm_ns for one in outcomes),
-        guests=tuple(result for one in outcomes for result in one.guests),
+        busy_ns=sum(outcome.busy_ns for outcome in outcomes),
+        sm_ns=sum(outcome.sm_ns for outcome in outcomes),
+        guests=tuple(result for outcome in outcomes for result in outcome.guests),
     )

@@ -54,20 +54,20 @@ def grid_mps(run: RunSpec) -> SharingOutcome:
 def _limited(mode: str, run: RunSpec, *, sliced: bool) -> SharingOutcome:
     device, percent = run.setting.device, 100 // len(run.guests)
     gates: list[LaunchGate] = []
-    held: dict[int, GridLimit] = {}
-    for place, guest in enumerate(run.guests):
+    limits: dict[int, GridLimit] = {}
+    for index, guest in enumerate(run.guests):
         if guest.online:
             gates.append(OpenGate())
             continue
-        each = [max(launch.kernel.blocks, 1) for launch in guest.load.launches]
+        blocks = [max(launch.kernel.blocks, 1) for launch in guest.load.launches]
         tokens = Tokens(percent, device.sm_count, device.threads_per_sm)
-        held[place] = GridLimit([sum(each)] if guest.load.graph else each, tokens)
-        gates.append(held[place])
+        limits[index] = GridLimit([sum(blocks)] if guest.load.graph else blocks, tokens)
+        gates.append(limits[index])
     simulation = simulation_of(run, clients_of(run, sliced=sliced), gates)
-    simulation.every(PERIOD_NS, lambda _: _update(simulation, held))
+    simulation.every(PERIOD_NS, lambda _: _update(simulation, limits))
     return simulate_run(mode, run, simulation)
 
 
-def _update(simulation: DeviceSimulation, held: dict[int, GridLimit]) -> None:
-    for place, gate in held.items():
-        gate.update(simulation.busy_ns(place))
+def _update(simulation: DeviceSimulation, limits: dict[int, GridLimit]) -> None:
+    for index, gate in limits.items():
+        gate.update(simulation.busy_ns(index))

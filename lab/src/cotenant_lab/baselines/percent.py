@@ -68,5 +68,5 @@ def _limited(mode: str, run: RunSpec, percentages: Sequence[int]) -> SharingOutc
     ]
     outcome = simulate_run(mode, run, simulation_of(run, clients, [OpenGate() for _ in run.guests]))
     return msgspec.structs.replace(
-        outcome, metrics={f"percent {place}": percent for place, percent in enumerate(percentages)}
+        outcome, metrics={f"percent {index}": percent for index, percent in enumerate(percentages)}
     )

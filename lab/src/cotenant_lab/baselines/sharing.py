@@ -71,28 +71,28 @@ class TenantResult(msgspec.Struct, frozen=True, kw_only=True):
         first, last = self._span(begin_ns, end_ns)
         return [end - due for due, end in zip(self.dues_ns[first:last], self.ends_ns[first:last], strict=False)]
 
-    def kept(self, slo_ns: int, begin_ns: int | None = None, end_ns: int | None = None) -> tuple[int, int]:
+    def count_within(self, slo_ns: int, begin_ns: int | None = None, end_ns: int | None = None) -> tuple[int, int]:
         """Return the number of requests within the objective, and of those whose result is known."""
         first, last = self._span(begin_ns, end_ns)
-        ended = self.latencies_ns(begin_ns, end_ns)
-        overdue = sum(self.end_ns - due > slo_ns for due in self.dues_ns[first + len(ended) : last])
-        return sum(one <= slo_ns for one in ended), len(ended) + overdue
+        latencies = self.latencies_ns(begin_ns, end_ns)
+        overdue = sum(self.end_ns - due > slo_ns for due in self.dues_ns[first + len(latencies) : last])
+        return sum(latency <= slo_ns for latency in latencies), len(latencies) + overdue
 
     def attainment(self, slo_ns: int, begin_ns: int | None = None, end_ns: int | None = None) -> float:
         """Return the fraction of requests answered within the objective; 1 without requests."""
-        within, known = self.kept(slo_ns, begin_ns, end_ns)
-        return within / known if known else 1.0
+        within, resolved = self.count_within(slo_ns, begin_ns, end_ns)
+        return within / resolved if resolved else 1.0
 
     def within_per_s(self, slo_ns: int) -> float:
         """Return requests answered within the objective per second of the window: their goodput."""
-        return self.kept(slo_ns)[0] / self.window_s
+        return self.count_within(slo_ns)[0] / self.window_s
 
     def quantile_ns(self, fraction: float) -> int:
         """Return a quantile of latencies in the window; unfinished requests count with their wait. 0: no requests."""
         first, last = self._span(None, None)
-        ended = self.latencies_ns()
-        pending = (self.end_ns - due for due in self.dues_ns[first + len(ended) : last])
-        ordered = sorted([*ended, *pending])
+        latencies = self.latencies_ns()
+        pending = (self.end_ns - due for due in self.dues_ns[first + len(latencies) : last])
+        ordered = sorted([*latencies, *pending])
         return ordered[min(math.ceil(fraction * len(ordered)), len(ordered)) - 1] if ordered else 0
 
     def _span(self, begin_ns: int | None, end_ns: int | None) -> tuple[int, int]:
@@ -133,13 +133,13 @@ def clients_of(run: RunSpec, *, sliced: bool) -> list[Client]:
     return [
         Client(
             guest.load,
-            place if sliced else 0,
-            run.setting.seed * 1_000_003 + place,
+            index if sliced else 0,
+            run.setting.seed * 1_000_003 + index,
             sm_cap=0
             if sliced or guest.percent >= WHOLE
             else max(guest.percent * run.setting.device.sm_count // WHOLE, 1),
         )
-        for place, guest in enumerate(run.guests)
+        for index, guest in enumerate(run.guests)
     ]
 
 
@@ -162,8 +162,8 @@ def simulate_run(
     simulation.every(run.sample_ns, sample)
     played = simulation.play_for(run.for_ns, run.warm_ns)
     result = []
-    for place, (guest, tally) in enumerate(zip(run.guests, played.clients, strict=True)):
-        begun_ns, ends_ns = simulation.requests_of(place)
+    for index, (guest, tally) in enumerate(zip(run.guests, played.clients, strict=True)):
+        begun_ns, ends_ns = simulation.requests_of(index)
         result.append(
             TenantResult(
                 begin_ns=run.warm_ns,
@@ -171,7 +171,7 @@ def simulate_run(
                 dues_ns=_dues_ns(guest.load, begun_ns, run.for_ns),
                 ends_ns=ends_ns,
                 done_ns=tally.done_ns,
-                progress_ns=progress[place],
+                progress_ns=progress[index],
                 delayed_ns=tally.delayed_ns,
                 waited_ns=tally.waited_ns,
             )

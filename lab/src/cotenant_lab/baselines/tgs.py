@@ -119,12 +119,12 @@ def tgs_mps(run: RunSpec) -> SharingOutcome:
 def _controlled(mode: str, run: RunSpec, *, sliced: bool) -> SharingOutcome:
     gates: list[LaunchGate] = [ProductionCounter() if guest.online else RateLimiter() for guest in run.guests]
     production = [gate for gate in gates if isinstance(gate, ProductionCounter)]
-    held = [gate for gate in gates if isinstance(gate, RateLimiter)]
+    limiters = [gate for gate in gates if isinstance(gate, RateLimiter)]
 
     def adapt(now_ns: int) -> None:
         health = min((gate.health(now_ns) for gate in production), default=1.0)
         is_new = any(gate.is_new for gate in production)
-        for gate in held:
+        for gate in limiters:
             if is_new:
                 gate.slow_down()
             else:

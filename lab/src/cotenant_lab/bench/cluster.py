@@ -85,20 +85,20 @@ def bench_cluster(
     sizes = []
     for gpus in (40, 160) if quick else (1_000, 5_000, 20_000):
         report(f"{gpus:,} GPUs, {gpus * _JOBS_A_GPU:,} jobs, {hours} h, reports and rounds every 5 min")
-        sizes.append(_apart(gpus, hours, seed, progress))
-    least, most = sizes[0], sizes[-1]
-    exponent = math.log(most.seconds / least.seconds) / math.log(most.gpus / least.gpus)
+        sizes.append(_measure_in_process(gpus, hours, seed, progress))
+    smallest, largest = sizes[0], sizes[-1]
+    exponent = math.log(largest.seconds / smallest.seconds) / math.log(largest.gpus / smallest.gpus)
     met = {
-        "seconds": most.seconds <= LIMIT_S,
-        "peak_bytes": most.peak_bytes <= LIMIT_BYTES,
-        "round_ms_p99": most.round_ms_p99 <= LIMIT_ROUND_MS,
+        "seconds": largest.seconds <= LIMIT_S,
+        "peak_bytes": largest.peak_bytes <= LIMIT_BYTES,
+        "round_ms_p99": largest.round_ms_p99 <= LIMIT_ROUND_MS,
         "growth_exponent": exponent <= LIMIT_EXPONENT,
     }
     return ClusterBenchReport(
         bench="cluster",
-        seconds=most.seconds,
-        peak_bytes=most.peak_bytes,
-        round_ms_p99=most.round_ms_p99,
+        seconds=largest.seconds,
+        peak_bytes=largest.peak_bytes,
+        round_ms_p99=largest.round_ms_p99,
         growth_exponent=exponent,
         sizes=sizes,
         met={} if quick else met,
@@ -139,9 +139,9 @@ class _TimedMachine(ClusterMachine):
         self.events += 1
         if type(event) is not ClusterWoke:
             return super().handle(event, now=now)
-        held, begin = self.rounds, self._clock.now()
+        rounds_before, begin = self.rounds, self._clock.now()
         actions = super().handle(event, now=now)
-        if self.rounds > held:
+        if self.rounds > rounds_before:
             self.rounds_ms.append((self._clock.now() - begin) / 1e6)
         return actions
 
@@ -178,7 +178,7 @@ def measure(gpus: int, hours: int, seed: int, progress: Progress | None = None) 
     )
 
 
-def _apart(gpus: int, hours: int, seed: int, progress: Progress) -> ClusterSize:
+def _measure_in_process(gpus: int, hours: int, seed: int, progress: Progress) -> ClusterSize:
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe(duplex=False)
     process = spawn.Process(target=_child, args=(theirs, gpus, hours, seed), daemon=True)

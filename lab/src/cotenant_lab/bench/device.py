@@ -43,7 +43,7 @@ def bench_device(rounds: int, report: Callable[[str], None]) -> dict[str, object
     """Return medians over interleaved rounds; wait errors of all rounds are pooled as absolute values."""
     rates: dict[str, list[float]] = {"sliced mixed": [], "sliced small": [], "together small": [], "together mixed": []}
     costs: dict[str, list[float]] = {"launch_ns": [], "query_ns": [], "confirmed_ns": []}
-    wrong = Recorder()
+    errors = Recorder()
     early = 0
     idle: list[float] = []
     home = Path(tempfile.mkdtemp(prefix="cotenant-bench-"))
@@ -55,17 +55,17 @@ def bench_device(rounds: int, report: Callable[[str], None]) -> dict[str, object
             rates["sliced small"].append(_kernels_per_s(_SMALL, OWN_GROUP))
             rates["together small"].append(_kernels_per_s(_SMALL, 1))
             rates["together mixed"].append(_kernels_per_s(_MIXED, 1))
-            seen = {**_probe(home, WAITS, BURST, WAIT_NS), **_probe(home, "events", WAITS, CONFIRMED_NS)}
-            for what, medians in costs.items():
-                medians.append(statistics.median(seen[what]))
-            for late_ns in seen["late_ns"]:
-                wrong.record(abs(late_ns))
+            samples = {**_probe(home, WAITS, BURST, WAIT_NS), **_probe(home, "events", WAITS, CONFIRMED_NS)}
+            for name, medians in costs.items():
+                medians.append(statistics.median(samples[name]))
+            for late_ns in samples["late_ns"]:
+                errors.record(abs(late_ns))
                 early += late_ns < 0
             idle.append(_idle_cpu_pct(home))
     finally:
         manage.destroy(home)
         shutil.rmtree(home, ignore_errors=True)
-    waits = wrong.histogram()
+    waits = errors.histogram()
     return {
         "bench": "device",
         "rounds": rounds,
@@ -101,8 +101,8 @@ def _kernels_per_s(kernels: tuple[Kernel, ...], group_label: int) -> float:
 
 def _probe(home: Path, *words: object) -> dict[str, list[int]]:
     output = run_and_capture(_command(*words), probe.environment(home))
-    seen: dict[str, Any] = msgspec.json.decode(output)
-    return seen
+    samples: dict[str, Any] = msgspec.json.decode(output)
+    return samples
 
 
 def _command(*words: object) -> list[str]:
@@ -117,9 +117,9 @@ def _idle_cpu_pct(home: Path) -> float:
         client.stdout.readline()  # it has launched and waited once and is idle from here on
         pids = (manage.gpus(home)[0].pid, client.pid)
         clock = LiveClock()
-        before, begin = sum(map(_cpu_ns, pids)), clock.now()
+        begin_cpu_ns, begin = sum(map(_cpu_ns, pids)), clock.now()
         pause(IDLE_S)
-        return 100 * (sum(map(_cpu_ns, pids)) - before) / (clock.now() - begin)
+        return 100 * (sum(map(_cpu_ns, pids)) - begin_cpu_ns) / (clock.now() - begin)
     finally:
         client.kill()
         client.communicate()

@@ -50,8 +50,8 @@ def bench_gate(rounds: int, report: Callable[[str], None]) -> dict[str, object]:
     try:
         for number in range(1, rounds + 1):
             report(f"round {number} of {rounds}: {len(rows)} times {BURSTS} bursts of {CALLS} launches")
-            for mode, found in rows.items():
-                found.extend(_compare(home / f"{mode}{number}", mode))
+            for mode, mode_rows in rows.items():
+                mode_rows.extend(_compare(home / f"{mode}{number}", mode))
         report(f"{LAUNCHES} launches of an online tenant and a busy offline one, then {REQUESTS} requests with pauses")
         manage.create(home / "gpu", "v100", 1)
         try:
@@ -63,7 +63,7 @@ def bench_gate(rounds: int, report: Callable[[str], None]) -> dict[str, object]:
     return {
         "bench": "gate",
         "rounds": rounds,
-        "plain_ns": statistics.median(row[0] for found in rows.values() for row in found),
+        "plain_ns": statistics.median(row[0] for mode_rows in rows.values() for row in mode_rows),
         "hook_added_ns": _added_ns(rows["hook"]),
         "online_added_ns": _added_ns(rows["online"]),
         "offline_added_ns": _added_ns(rows["offline"]),
@@ -111,14 +111,14 @@ class _GateSetup:
 
     def launch_instants(self, slot: int, until: subprocess.Popen[str]) -> list[int]:
         """Return the instants at which a tenant was admitted, from the latest few in its page, while `until` runs."""
-        seen, instants = self.page(slot)["sequence"], []
+        last_sequence, instants = self.page(slot)["sequence"], []
         while until.poll() is None:
             pause(_LOOK_S)
             page = self.page(slot)
             recent: list[int] = page["recent_ns"]
-            first = max(seen, page["sequence"] - len(recent) + 2)
+            first = max(last_sequence, page["sequence"] - len(recent) + 2)
             instants += [recent[number % len(recent)] for number in range(first + 1, page["sequence"] + 1)]
-            seen = page["sequence"]
+            last_sequence = page["sequence"]
         return instants
 
     def close(self) -> None:
@@ -132,8 +132,8 @@ def _compare(home: Path, mode: str) -> list[list[float]]:
     setup = _GateSetup(home, shim.null_driver(), {})
     try:
         slot = {"hook": None, "online": ONLINE, "offline": OFFLINE}[mode]
-        for other in {ONLINE, OFFLINE} - {slot}:  # the gate learns nothing about a tenant without a known neighbour
-            run_and_capture(_command("compare", 1, 1), setup.environ(other))
+        for neighbour in {ONLINE, OFFLINE} - {slot}:  # the gate learns nothing about a tenant without a known neighbour
+            run_and_capture(_command("compare", 1, 1), setup.environ(neighbour))
         output = run_and_capture(_command("compare", BURSTS, CALLS), setup.environ(slot))
         rows: list[list[float]] = msgspec.json.decode(output)
         if slot is not None and not setup.page(slot)["sequence"]:
@@ -143,7 +143,7 @@ def _compare(home: Path, mode: str) -> list[list[float]]:
     return rows
 
 
-def _before_softgpu(home: Path, gpu: Path) -> _GateSetup:
+def _setup_on_softgpu(home: Path, gpu: Path) -> _GateSetup:
     """Set up a gate without a debt limit: a gate that is closed because of debt does not show how fast it reacts."""
     return _GateSetup(home, manage.library(), {**manage.env(gpu, base={}), "CUDA_VISIBLE_DEVICES": "0"}, 1_000_000)
 
@@ -157,7 +157,7 @@ def _read_output(process: subprocess.Popen[str]) -> Any:
 
 def _under_load(home: Path, gpu: Path) -> dict[str, object]:
     """Count admissions of the offline tenant while the online tenant launches all the time."""
-    setup = _before_softgpu(home, gpu)
+    setup = _setup_on_softgpu(home, gpu)
     try:
         setup.start(OFFLINE, "requests", 1, _ENDLESS, OFFLINE_KERNEL_NS, 0)  # it always has another launch waiting
         online = setup.start(ONLINE, "requests", LAUNCHES // BATCH, BATCH, KERNEL_NS, PAUSE_NS)
@@ -177,7 +177,7 @@ def _under_load(home: Path, gpu: Path) -> dict[str, object]:
 
 def _idle_to_offline(home: Path, gpu: Path) -> dict[str, object]:
     """Measure the time from the end of an online request to the next admission of the waiting offline tenant."""
-    setup = _before_softgpu(home, gpu)
+    setup = _setup_on_softgpu(home, gpu)
     try:
         setup.start(OFFLINE, "requests", 1, _ENDLESS, OFFLINE_KERNEL_NS, 0)  # it always has another launch waiting
         online = setup.start(ONLINE, "requests", REQUESTS, REQUEST, LONG_KERNEL_NS, LONG_PAUSE_NS)

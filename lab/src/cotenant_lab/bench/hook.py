@@ -30,17 +30,17 @@ def bench_hook(rounds: int, report: Callable[[str], None]) -> dict[str, object]:
     rows: list[list[float]] = []
     untraced: list[list[float]] = []
     sampled: list[list[float]] = []
-    spent: dict[str, list[float]] = {"off": [], "counting": [], "sampling": [], "measuring": []}
+    program_ns: dict[str, list[float]] = {"off": [], "counting": [], "sampling": [], "measuring": []}
     home = Path(tempfile.mkdtemp(prefix="cotenant-bench-"))
     try:
         manage.create(home / "gpu", "v100", 1)
         for number in range(1, rounds + 1):
-            report(f"round {number} of {rounds}: {BURSTS} bursts of {CALLS} launches, then {len(spent)} programs")
+            report(f"round {number} of {rounds}: {BURSTS} bursts of {CALLS} launches, then {len(program_ns)} programs")
             rows += _compare(home / f"idle{number}", sample=0)
             untraced += _compare(home / f"untraced{number}", sample=0, trace=False)
             sampled += _compare(home / f"sampled{number}", sample=64)
-            for mode, times in spent.items():
-                times.append(_spend(home / f"{mode}{number}", home / "gpu", mode))
+            for mode, times in program_ns.items():
+                times.append(_program_ns(home / f"{mode}{number}", home / "gpu", mode))
     finally:
         manage.destroy(home / "gpu")
         shutil.rmtree(home, ignore_errors=True)
@@ -59,16 +59,16 @@ def bench_hook(rounds: int, report: Callable[[str], None]) -> dict[str, object]:
         "added_instructions": statistics.median(row[5] - row[4] for row in instructions) if instructions else None,
         "sampling_own_pct": 100 * statistics.median(row[1] for row in sampled) / LAUNCH_NS
         - 100 * statistics.median(row[1] for row in rows) / LAUNCH_NS,
-        "launch_ns_soft": statistics.median(spent["off"]) / (BATCH * (BATCHES - 1)),
-        "counting_overhead_pct": _overhead_pct(spent, "counting"),
-        "sampling_overhead_pct": _overhead_pct(spent, "sampling"),
-        "measuring_overhead_pct": _overhead_pct(spent, "measuring"),
+        "launch_ns_soft": statistics.median(program_ns["off"]) / (BATCH * (BATCHES - 1)),
+        "counting_overhead_pct": _overhead_pct(program_ns, "counting"),
+        "sampling_overhead_pct": _overhead_pct(program_ns, "sampling"),
+        "measuring_overhead_pct": _overhead_pct(program_ns, "measuring"),
     }
 
 
-def _overhead_pct(spent: Mapping[str, list[float]], mode: str) -> float:
+def _overhead_pct(program_ns: Mapping[str, list[float]], mode: str) -> float:
     """Return the median of the ratios within a round, because the machine's speed varies between rounds."""
-    pairs = zip(spent[mode], spent["off"], strict=True)
+    pairs = zip(program_ns[mode], program_ns["off"], strict=True)
     return 100 * statistics.median(with_hook / without - 1 for with_hook, without in pairs)
 
 
@@ -79,15 +79,15 @@ def _compare(home: Path, *, sample: int, trace: bool = True) -> list[list[float]
     return rows
 
 
-def _spend(home: Path, gpu: Path, mode: str) -> float:
+def _program_ns(home: Path, gpu: Path, mode: str) -> float:
     home.mkdir()
     base = {**manage.env(gpu, base={}), "CUDA_VISIBLE_DEVICES": "0"}
     sample = 64 if mode == "sampling" else 0
     environ = probe.environment(home, manage.library(), base, measure=mode == "measuring", sample=sample)
     if mode == "off":
         environ = {**environ, **base}
-    taken: Any = msgspec.json.decode(run_and_capture(_command("spend", BATCHES, BATCH, KERNEL_NS), environ))
-    return float(taken)
+    duration_ns: Any = msgspec.json.decode(run_and_capture(_command("spend", BATCHES, BATCH, KERNEL_NS), environ))
+    return float(duration_ns)
 
 
 def _command(*words: object) -> list[str]:

@@ -84,7 +84,7 @@ def bench_loop(rounds: int, report: Callable[[str], None]) -> dict[str, object]:
 
 
 def _ratio(ours: list[float], theirs: list[float]) -> float:
-    return statistics.median(one / other for one, other in zip(ours, theirs, strict=True))
+    return statistics.median(our_rate / their_rate for our_rate, their_rate in zip(ours, theirs, strict=True))
 
 
 def _rate(work: Callable[[], float]) -> float:
@@ -100,14 +100,14 @@ class _Journals:
     """Creates the journals of many nodes and sums their sizes."""
 
     def __init__(self) -> None:
-        self._made: list[SimJournal] = []
+        self._journals: list[SimJournal] = []
 
     def __call__(self) -> SimJournal:
-        self._made.append(SimJournal())
-        return self._made[-1]
+        self._journals.append(SimJournal())
+        return self._journals[-1]
 
     def size_bytes(self) -> int:
-        return sum(len(journal.content()) for journal in self._made)
+        return sum(len(journal.content()) for journal in self._journals)
 
 
 def _nodes(count: int, new_journal: Callable[[], Journal]) -> list[_Deliver]:
@@ -136,8 +136,8 @@ def _come_and_go(nodes: list[_Deliver]) -> float:
         deliver(TenantJoined(peer, 1000 + peer, 1000, _SPEC), when)
         loop.at(when + int(rng.expovariate(1 / MEAN_NS)), leave, (deliver, peer))
 
-    def leave(who: tuple[_Deliver, int], when: int) -> None:
-        deliver, peer = who
+    def leave(tenant: tuple[_Deliver, int], when: int) -> None:
+        deliver, peer = tenant
         deliver(TenantLeft(peer, "exit 0"), when)
         loop.at(when + int(rng.expovariate(1 / MEAN_NS)), arrive, deliver)
 

@@ -94,12 +94,12 @@ def bench_memory(rounds: int, report: ReportLine, *, quick: bool = False) -> Mem
     try:
         with _MemorySetup(home, quick=quick, report=report) as setup:
             setup.run()
-            found = setup.metrics()
+            metrics = setup.metrics()
         added_ns = _added_ns(home, rounds, report)
     finally:
         shutil.rmtree(home, ignore_errors=True)
-    targets = {name: not found[name] for name in ("bypassed_bytes", "leaked_bytes")}
-    return MemoryReport(**found, added_ns_per_alloc=added_ns, met=targets)
+    targets = {name: not metrics[name] for name in ("bypassed_bytes", "leaked_bytes")}
+    return MemoryReport(**metrics, added_ns_per_alloc=added_ns, met=targets)
 
 
 class _MemorySetup:
@@ -114,7 +114,7 @@ class _MemorySetup:
         self._kills = QUICK_KILLS if quick else KILLS
         self._quiets = QUICK_QUIETS if quick else QUIETS
         self._clock = LiveClock(0)
-        self._boards = {one.name: Board(home / f"board-{one.name}", one.workers) for one in TENANTS}
+        self._boards = {tenant.name: Board(home / f"board-{tenant.name}", tenant.workers) for tenant in TENANTS}
         self._running: list[subprocess.Popen[bytes]] = []
         self._node: subprocess.Popen[bytes] | None = None
         self._leaked = 0
@@ -147,11 +147,11 @@ class _MemorySetup:
 
     def run(self) -> None:
         """Run all processes to their end."""
-        total = sum(one.workers for one in TENANTS)
+        total = sum(tenant.workers for tenant in TENANTS)
         self._report(f"{total} processes of {len(TENANTS)} tenants, of which {self._kills} are killed")
         self._learn_context_bytes()
-        for number, one in enumerate(TENANTS):
-            self._start(number, one, self._operations // total, self._kills * one.workers // total)
+        for number, tenant in enumerate(TENANTS):
+            self._start(number, tenant, self._operations // total, self._kills * tenant.workers // total)
         goal = self._operations // total * total
         for quiet in range(1, self._quiets + 1):
             for _ in self._until("the processes make no progress"):
@@ -167,22 +167,22 @@ class _MemorySetup:
 
     def metrics(self) -> dict[str, Any]:
         """Return the measured values."""
-        accounts = {one["account"]: one for one in manage.inspect(self._gpus, 0)["accounts"]}
-        peaks = {one.name: accounts[one.name]["memory_peak_bytes"] for one in TENANTS}
+        accounts = {account["account"]: account for account in manage.inspect(self._gpus, 0)["accounts"]}
+        peaks = {tenant.name: accounts[tenant.name]["memory_peak_bytes"] for tenant in TENANTS}
         lives = self._total("lives")
         return {
-            "processes": sum(one.workers for one in TENANTS),
+            "processes": sum(tenant.workers for tenant in TENANTS),
             "operations": self._total("done"),
-            "kills": lives - sum(one.workers for one in TENANTS),
+            "kills": lives - sum(tenant.workers for tenant in TENANTS),
             "denied": self._total("denied"),
             "stale_handles": self._total("stale"),
             "failed": self._total("failed"),
             "allocations": {kind: self._total(kind) for kind in KINDS},
-            "bypassed_bytes": max(0, *(peaks[one.name] - one.quota_bytes for one in TENANTS)),
+            "bypassed_bytes": max(0, *(peaks[tenant.name] - tenant.quota_bytes for tenant in TENANTS)),
             "leaked_bytes": self._leaked + self._remaining,
             "quiet_points": self._quiets,
             "peaks": peaks,
-            "quotas": {one.name: one.quota_bytes for one in TENANTS},
+            "quotas": {tenant.name: tenant.quota_bytes for tenant in TENANTS},
         }
 
     # -- tenants -------------------------------------------------------------------------------------------------
@@ -192,26 +192,26 @@ class _MemorySetup:
         board = Board(self._home / f"board-{SCOUT.name}", SCOUT.workers)
         self._start(0, SCOUT, 0, 0)
         for _ in self._until("the node does not learn what a context needs"):
-            if (look := read_ledger_snapshot(self._directories.pages, 0)) is not None and look.context_bytes:
+            if (snapshot := read_ledger_snapshot(self._directories.pages, 0)) is not None and snapshot.context_bytes:
                 break
         board.set_order(STOP)
         scout = self._running.pop()
         scout.communicate()
 
     def _cotenant(self, *words: str) -> list[str]:
-        where = ["--runtime-dir", str(self._directories.runtime), "--state-dir", str(self._directories.state)]
-        return [sys.executable, "-m", "cotenant", words[0], *where, *words[1:]]
+        directory_flags = ["--runtime-dir", str(self._directories.runtime), "--state-dir", str(self._directories.state)]
+        return [sys.executable, "-m", "cotenant", words[0], *directory_flags, *words[1:]]
 
-    def _start(self, number: int, one: BenchTenant, operations: int, kills: int) -> None:
-        numbers = (one.workers, operations, kills, number + 1, LARGEST_BYTES)
-        results = [str(self._home / f"board-{one.name}"), str(self._home / "mail"), *map(str, numbers)]
-        flags = ["--name", one.name, "--gpu", "soft:0", "--offline", "--memory", f"{one.quota_bytes}B"]
+    def _start(self, number: int, tenant: BenchTenant, operations: int, kills: int) -> None:
+        numbers = (tenant.workers, operations, kills, number + 1, LARGEST_BYTES)
+        results = [str(self._home / f"board-{tenant.name}"), str(self._home / "mail"), *map(str, numbers)]
+        flags = ["--name", tenant.name, "--gpu", "soft:0", "--offline", "--memory", f"{tenant.quota_bytes}B"]
         lead = [sys.executable, "-m", "cotenant_lab.programs.hoard", "lead", *results]
-        with (self._home / f"{one.name}.err").open("ab") as complaints:
+        with (self._home / f"{tenant.name}.err").open("ab") as complaints:
             self._running.append(
                 subprocess.Popen(
                     self._cotenant(
-                        "run", *flags, "--measure", "never", "--", "env", f"SOFTGPU_ACCOUNT={one.name}", *lead
+                        "run", *flags, "--measure", "never", "--", "env", f"SOFTGPU_ACCOUNT={tenant.name}", *lead
                     ),
                     stdin=subprocess.PIPE,
                     stdout=complaints,
@@ -236,14 +236,16 @@ class _MemorySetup:
     def _largest_difference(self) -> int:
         """Return the largest difference between ledger and device in a tenant's memory on the device."""
         slots = {row.tenant.name: row.tenant.grant.slot for row in list_tenants(self._directories.socket).tenants}
-        look = read_ledger_snapshot(self._directories.pages, 0)
-        counters = {one["account"]: one["memory_bytes"] for one in manage.inspect(self._gpus, 0)["accounts"]}
+        snapshot = read_ledger_snapshot(self._directories.pages, 0)
+        counters = {
+            account["account"]: account["memory_bytes"] for account in manage.inspect(self._gpus, 0)["accounts"]
+        }
         difference = 0
-        for one in TENANTS:
-            account = look.accounts.get(slots.get(one.name, -1)) if look is not None else None
+        for tenant in TENANTS:
+            account = snapshot.accounts.get(slots.get(tenant.name, -1)) if snapshot is not None else None
             managed = sum(line.managed_bytes for line in account.lines) if account is not None else 0
             held = account.held_bytes - managed if account is not None else 0
-            difference = max(difference, abs(held - counters.get(one.name, 0)))
+            difference = max(difference, abs(held - counters.get(tenant.name, 0)))
         return difference
 
     def _difference(self) -> int:
@@ -260,7 +262,7 @@ class _MemorySetup:
                 break
         remaining = self._difference()
         counters = manage.inspect(self._gpus, 0)["accounts"]
-        return remaining + sum(int(one["memory_bytes"]) for one in counters)
+        return remaining + sum(int(counter["memory_bytes"]) for counter in counters)
 
     def _until(self, otherwise: str) -> Iterator[None]:
         end_ns = self._clock.now() + round(_PATIENCE_S * 1e9)
@@ -282,8 +284,8 @@ def _added_ns(home: Path, rounds: int, report: ReportLine) -> float:
     costs: dict[bool, list[float]] = {False: [], True: []}
     for number in range(1, rounds + 1):
         report(f"round {number} of {rounds}: {BURSTS} bursts of {CALLS} allocations, with and without a ledger")
-        for has_ledger, found in costs.items():
-            found.extend(_bursts(home / f"cost{number}-{int(has_ledger)}", has_ledger=has_ledger))
+        for has_ledger, samples in costs.items():
+            samples.extend(_bursts(home / f"cost{number}-{int(has_ledger)}", has_ledger=has_ledger))
     return statistics.median(costs[True]) - statistics.median(costs[False])
 
 

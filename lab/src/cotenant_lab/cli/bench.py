@@ -104,9 +104,9 @@ def _bench_fill(options: argparse.Namespace) -> int:
     from cotenant_lab.bench.fill.tables import show_fill
     from cotenant_lab.study.data_files import data_directory
 
-    given = {flag: value for flag in ("gate", "bound", "delay") if (value := getattr(options, flag)) is not None}
-    overlay(Config(), {("node", flag): value for flag, value in given.items()})  # rejects bad values before the run
-    policy = msgspec.structs.replace(NodePolicy(), **given)
+    overrides = {flag: value for flag in ("gate", "bound", "delay") if (value := getattr(options, flag)) is not None}
+    overlay(Config(), {("node", flag): value for flag, value in overrides.items()})  # rejects bad values before the run
+    policy = msgspec.structs.replace(NodePolicy(), **overrides)
     directory = data_directory(options.data or "", os.environ)
     rounds = options.rounds or (1 if options.quick else ROUNDS)
     report = bench_fill(
@@ -140,10 +140,10 @@ def _bench_faults(options: argparse.Namespace) -> int:
     from cotenant_lab.bench.faults.kinds import KINDS
     from cotenant_lab.bench.faults.tables import show_faults
 
-    known = [kind.name for kind in KINDS]
+    names = [kind.name for kind in KINDS]
     for name in options.only or ():
-        if name not in known:
-            raise ConfigError("--only", name, f"choose from {', '.join(known)}")
+        if name not in names:
+            raise ConfigError("--only", name, f"choose from {', '.join(names)}")
     report = bench_faults(options.rounds or TIMES, print_line, only=options.only or ())
     if options.json:
         print_json(report)
@@ -193,8 +193,8 @@ def _bench_cluster(options: argparse.Namespace) -> int:
 
 
 def _bench_server(options: argparse.Namespace) -> int:
-    others = ("google.protobuf", "onnxruntime", "onnx", "fastapi", "uvicorn", "grpc", "uvloop")
-    need_packages("bench server", "pip install it; the bench compares with servers of others", *others)
+    packages = ("google.protobuf", "onnxruntime", "onnx", "fastapi", "uvicorn", "grpc", "uvloop")
+    need_packages("bench server", "pip install it; the bench compares with servers of others", *packages)
     from cotenant_lab.bench.server.bench import bench_server, show_server
 
     report = bench_server(options.rounds or (1 if options.quick else 3), print_line, quick=bool(options.quick))
@@ -208,16 +208,16 @@ def _bench_server(options: argparse.Namespace) -> int:
 def _bench_goodput(options: argparse.Namespace) -> int:
     import msgspec
 
-    others = ("google.protobuf", "onnxruntime", "onnx", "fastapi", "uvicorn", "uvloop")
-    need_packages("bench goodput", "pip install cotenant-lab", *others)
+    packages = ("google.protobuf", "onnxruntime", "onnx", "fastapi", "uvicorn", "uvloop")
+    need_packages("bench goodput", "pip install cotenant-lab", *packages)
     from cotenant_lab.bench.goodput.bench import FULL, QUICK, bench_goodput, live_policies
     from cotenant_lab.bench.goodput.tables import show_goodput
     from cotenant_lab.serving.modes import ADMITTED
 
-    known = live_policies()
+    policies = live_policies()
     for name in options.only or ():
-        if name.removesuffix(ADMITTED) not in known:
-            raise ConfigError("--only", name, f"choose from {', '.join(known)}, with or without {ADMITTED!r}")
+        if name.removesuffix(ADMITTED) not in policies:
+            raise ConfigError("--only", name, f"choose from {', '.join(policies)}, with or without {ADMITTED!r}")
     runtime = options.runtime or "onnx-cpu"
     if runtime not in FULL:
         raise ConfigError("--runtime", runtime, f"choose from {', '.join(FULL)}")

@@ -18,7 +18,7 @@ from cotenant.cli.command import add_command, output, print_json, print_line
 from cotenant.errors import ConfigError
 from cotenant_lab.study.data_files import data_directory
 
-Found = TypeVar("Found")
+Report = TypeVar("Report")
 
 
 def add_commands(commands: Any) -> None:
@@ -76,13 +76,13 @@ def add_commands(commands: Any) -> None:
 def _study(options: argparse.Namespace) -> int:
     run, refused = _STUDIES[options.name]
     for flag in (*refused, *(flag for flag, study in _OWN_FLAGS.items() if study != options.name)):
-        if (given := getattr(options, flag.replace("-", "_"))) is not None:
-            raise ConfigError(f"--{flag}", given, f"has no meaning for `study {options.name}`: omit it")
+        if (value := getattr(options, flag.replace("-", "_"))) is not None:
+            raise ConfigError(f"--{flag}", value, f"has no meaning for `study {options.name}`: omit it")
     run(options)
     return 0
 
 
-def _print_report(options: argparse.Namespace, report: Found, show: Callable[[Console, Found], None]) -> None:
+def _print_report(options: argparse.Namespace, report: Report, show: Callable[[Console, Report], None]) -> None:
     """Print the report of a study as tables or as JSON."""
     if options.plots:
         print_line(f"plots are in {Path(options.plots) / 'index.html'}")
@@ -162,8 +162,8 @@ def _study_arkgpu(options: argparse.Namespace) -> None:
     from cotenant_lab.study.arkgpu.tables import show_arkgpu
 
     seed, draw = _seed(options), plotter(Path(options.plots)) if options.plots else None
-    how = {"quick": bool(options.quick), "live": not options.no_live, "full": bool(options.full)}
-    report, evidence = run_arkgpu(_directory(options), seed, Console(stderr=True), print_line, **how)
+    options_of_run = {"quick": bool(options.quick), "live": not options.no_live, "full": bool(options.full)}
+    report, evidence = run_arkgpu(_directory(options), seed, Console(stderr=True), print_line, **options_of_run)
     if draw is not None:
         draw(report, evidence)
     _print_report(options, report, show_arkgpu)

@@ -25,17 +25,17 @@ sessions: dict[str, Any] = {}
 
 def _run(session: Any, front: bytes, tensors: bytes) -> bytes:
     feed = {}
-    place = 0
-    for one in msgspec.json.decode(front)["inputs"]:
-        size = one["parameters"]["binary_data_size"]
+    offset = 0
+    for tensor in msgspec.json.decode(front)["inputs"]:
+        size = tensor["parameters"]["binary_data_size"]
         array = np.frombuffer(
-            tensors, _TYPES[one["datatype"]], offset=place, count=size // _TYPES[one["datatype"]]().nbytes
+            tensors, _TYPES[tensor["datatype"]], offset=offset, count=size // _TYPES[tensor["datatype"]]().nbytes
         )
-        feed[one["name"]] = array.reshape(one["shape"])
-        place += size
+        feed[tensor["name"]] = array.reshape(tensor["shape"])
+        offset += size
     (scores,) = session.run(None, feed)
-    found: bytes = scores.tobytes()
-    return found
+    output: bytes = scores.tobytes()
+    return output
 
 
 @app.get("/v2/health/ready")
@@ -51,9 +51,9 @@ async def infer(name: str, request: Request) -> Response:
     if session is None:
         raise HTTPException(404, f"no model {name!r}")
     body = await request.body()
-    cut = int(request.headers[_LENGTH])
-    found = await run_in_threadpool(_run, session, body[:cut], body[cut:])
-    return Response(found, media_type="application/octet-stream")
+    header_bytes = int(request.headers[_LENGTH])
+    output = await run_in_threadpool(_run, session, body[:header_bytes], body[header_bytes:])
+    return Response(output, media_type="application/octet-stream")
 
 
 if __name__ == "__main__":

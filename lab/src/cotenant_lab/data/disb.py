@@ -84,7 +84,7 @@ def read_workload(content: bytes, where: str) -> tuple[Client, ...]:
 
 def read_results(content: bytes, where: str) -> tuple[ClientResult, ...]:
     """Return the result of each client of a result file."""
-    seen = []
+    results = []
     for result in _decode(content, _RawResults, where).results:
         basics = [analyzer for analyzer in result.analyzers if analyzer.get("type") == "basic"]
         if len(basics) != 1:
@@ -95,7 +95,7 @@ def read_results(content: bytes, where: str) -> tuple[ClientResult, ...]:
             raise ConfigError(result.clientName, str(error), REMEDY, where=where) from None
         if not (0 < basic.alone_us < 1e9 and 0 < basic.together_us < 1e9 and 0 <= basic.per_s < 1e9):
             raise ConfigError(result.clientName, basics[0], f"latencies must be positive; {REMEDY}", where=where)
-        seen.append(
+        results.append(
             ClientResult(
                 client=result.clientName,
                 alone_ns=round(basic.alone_us * 1000),
@@ -103,7 +103,7 @@ def read_results(content: bytes, where: str) -> tuple[ClientResult, ...]:
                 throughput_per_s=basic.per_s,
             )
         )
-    return tuple(seen)
+    return tuple(results)
 
 
 def _load(task: _RawTask, where: str) -> ClientLoad:

@@ -39,11 +39,11 @@ def read_pairs(packed: bytes, where: str) -> TrainingPairs:
     try:
         content = gzip.decompress(packed)
     except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError("file", str(error), f"is not whole gzip; {REMEDY}", where=where) from None
+        raise ConfigError("file", str(error), f"is not a complete gzip file; {REMEDY}", where=where) from None
     step_s: dict[tuple[str, str], float] = {}
     pairs = []
-    for place, (gpu, first, second, *rest) in table_rows(content, _JOBS + _STEPS, where):
-        alone_a, alone_b, together_a, together_b = (number(one, "steps", place, least=0) for one in rest[:4])
+    for location, (gpu, first, second, *rest) in table_rows(content, _JOBS + _STEPS, where):
+        alone_a, alone_b, together_a, together_b = (number(text, "steps", location, least=0) for text in rest[:4])
         jobs = (_job(first), _job(second))
         if "unconsolidated" in gpu or not all(jobs):
             continue
@@ -67,9 +67,15 @@ def read_oracle(packed: bytes, where: str) -> TrainingPairs:
         alone = {job: _speed(speeds.get("null", 0.0)) for job, speeds in jobs.items()}
         step_s |= {(gpu, job): 1 / speed for job, speed in alone.items() if speed > 0}
         for job, speeds in jobs.items():
-            for other, both in speeds.items():
-                if isinstance(both, list) and len(both) == 2 and min(*both, alone[job], alone.get(other, 0.0)) > 0:
-                    pairs.append(TrainingPair(gpu, (job, other), (alone[job] / both[0], alone[other] / both[1])))
+            for co_runner, together in speeds.items():
+                if (
+                    isinstance(together, list)
+                    and len(together) == 2
+                    and min(*together, alone[job], alone.get(co_runner, 0.0)) > 0
+                ):
+                    pairs.append(
+                        TrainingPair(gpu, (job, co_runner), (alone[job] / together[0], alone[co_runner] / together[1]))
+                    )
     return TrainingPairs(step_s, pairs)
 
 

@@ -29,25 +29,25 @@ class Miso(msgspec.Struct, frozen=True):
     memory_mib: dict[JobName, int]
 
 
-def read_miso(steps: bytes, uses: bytes, where: str) -> Miso:
+def read_miso(steps: bytes, uses_content: bytes, where: str) -> Miso:
     """Read the table of steps and the list of uses; jobs that lack one of them are omitted."""
     step_s: dict[JobName, dict[int, float]] = {}
-    for place, (model, batch, mig, _, median, _) in table_rows(steps, _COLUMNS, where):
-        slices = whole(mig.partition("g")[0], "mig_slice", place, least=1, most=7)
-        job = (model, whole(batch, "batch", place, least=1))
-        step_s.setdefault(job, {})[slices] = number(median, "median_iter_s", place, least=1e-9)
-    found = _uses(uses, where)
-    jobs = [job for job in step_s if 7 in step_s[job] and all(job in found[kind] for kind in _KINDS.values())]
+    for location, (model, batch, mig, _, median, _) in table_rows(steps, _COLUMNS, where):
+        slices = whole(mig.partition("g")[0], "mig_slice", location, least=1, most=7)
+        job = (model, whole(batch, "batch", location, least=1))
+        step_s.setdefault(job, {})[slices] = number(median, "median_iter_s", location, least=1e-9)
+    uses = _uses(uses_content, where)
+    jobs = [job for job in step_s if 7 in step_s[job] and all(job in uses[kind] for kind in _KINDS.values())]
     return Miso(
         {job: step_s[job] for job in jobs},
-        {job: found["busy"][job] / 100 for job in jobs},
-        {job: found["memory_busy"][job] / 100 for job in jobs},
-        {job: round(found["memory_mib"][job]) for job in jobs},
+        {job: uses["busy"][job] / 100 for job in jobs},
+        {job: uses["memory_busy"][job] / 100 for job in jobs},
+        {job: round(uses["memory_mib"][job]) for job in jobs},
     )
 
 
 def _uses(content: bytes, where: str) -> dict[str, dict[JobName, float]]:
-    found: dict[str, dict[JobName, float]] = {kind: {} for kind in _KINDS.values()}
+    uses: dict[str, dict[JobName, float]] = {kind: {} for kind in _KINDS.values()}
     for line, text in enumerate(text_of(content, where).splitlines(), start=1):
         name, _, values = text.partition(" ")
         kind, _, model = name.rpartition("_")
@@ -59,5 +59,5 @@ def _uses(content: bytes, where: str) -> dict[str, dict[JobName, float]]:
             raise ConfigError("row", str(error), REMEDY, where=f"{where}:{line}") from None
         for batch, value in by_batch.items():
             job = (model, whole(batch, "batch", f"{where}:{line}", least=1))
-            found[_KINDS[kind]][job] = value
-    return found
+            uses[_KINDS[kind]][job] = value
+    return uses

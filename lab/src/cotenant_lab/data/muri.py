@@ -51,17 +51,17 @@ class MuriEnd(msgspec.Struct, frozen=True):
 def read_trace(content: bytes, where: str) -> list[MuriJob]:
     """Return the jobs in the order of arrival."""
     jobs = []
-    for place, row in table_rows(content, _TRACE, where):
+    for location, row in table_rows(content, _TRACE, where):
         job, gpus, submitted, steps, model, _, _, _, step, *phases, _ = row
-        step_s = number(step, "iteration_time", place, least=1e-3) / 1000
-        times = [number(one, "resource_time", place, least=0) / 1000 for one in phases]
+        step_s = number(step, "iteration_time", location, least=1e-3) / 1000
+        times = [number(phase, "resource_time", location, least=0) / 1000 for phase in phases]
         jobs.append(
             MuriJob(
-                whole(job, "job_id", place, least=0),
-                whole(gpus, "num_gpu", place, least=1, most=64),
-                number(submitted, "submit_time", place, least=0) / 1000,
+                whole(job, "job_id", location, least=0),
+                whole(gpus, "num_gpu", location, least=1, most=64),
+                number(submitted, "submit_time", location, least=0) / 1000,
                 model,
-                step_s * number(steps, "iterations", place, least=1),
+                step_s * number(steps, "iterations", location, least=1),
                 step_s,
                 (times[0], times[1], times[2]),
             )
@@ -74,10 +74,10 @@ def read_result(packed: bytes, where: str) -> dict[int, MuriEnd]:
     try:
         content = gzip.decompress(packed)
     except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError("file", str(error), f"is not whole gzip; {REMEDY}", where=where) from None
+        raise ConfigError("file", str(error), f"is not a complete gzip file; {REMEDY}", where=where) from None
     ends = {}
-    for place, row in table_rows(content, _RESULT, where):
-        job = whole(row[1], "job_id", place, least=0)
-        ended, ran, jct = (number(row[one], _RESULT[one], place, least=0) for one in (5, 7, 8))
-        ends[job] = MuriEnd(job, ended, ran, jct, whole(row[11], "job_counter", place, least=0))
+    for location, row in table_rows(content, _RESULT, where):
+        job = whole(row[1], "job_id", location, least=0)
+        ended, ran, jct = (number(row[column], _RESULT[column], location, least=0) for column in (5, 7, 8))
+        ends[job] = MuriEnd(job, ended, ran, jct, whole(row[11], "job_counter", location, least=0))
     return ends

@@ -32,14 +32,14 @@ def read_profiles(content: bytes, where: str) -> Profiles:
     """Return all measured points, in the order of the file."""
     throughput: dict[PointName, dict[int, float]] = {}
     not_run = 0
-    for place, (model, gpcs, batch, procs, rate, latency) in table_rows(content, _COLUMNS, where):
-        point = (model, whole(gpcs, "mig_gpcs", place, least=1, most=8), whole(batch, "batch", place, least=1))
-        processes = whole(procs, "procs", place, least=1, most=48)
-        per_s = number(rate, "throughput", place, least=0)
-        number(latency, "latency_s", place, least=0)
+    for location, (model, gpcs, batch, procs, rate, latency) in table_rows(content, _COLUMNS, where):
+        point = (model, whole(gpcs, "mig_gpcs", location, least=1, most=8), whole(batch, "batch", location, least=1))
+        processes = whole(procs, "procs", location, least=1, most=48)
+        per_s = number(rate, "throughput", location, least=0)
+        number(latency, "latency_s", location, least=0)
         row = throughput.setdefault(point, {})
         if processes in row:
-            raise ConfigError("procs", processes, f"occurs twice for {model}; {REMEDY}", where=place)
+            raise ConfigError("procs", processes, f"occurs twice for {model}; {REMEDY}", where=location)
         row[processes] = per_s
         not_run += per_s == 0
     measured: dict[PointName, dict[int, float]] = {}

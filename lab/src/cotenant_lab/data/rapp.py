@@ -25,13 +25,15 @@ def read_surface(packed: bytes, where: str) -> Surface:
     try:
         content = gzip.decompress(packed)
     except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError("file", str(error), f"is not whole gzip; {REMEDY}", where=where) from None
+        raise ConfigError("file", str(error), f"is not a complete gzip file; {REMEDY}", where=where) from None
     surface: Surface = {}
-    for place, (model, batch, share, quota, latency) in table_rows(content, _COLUMNS, where):
-        curve = (model, whole(batch, "batch", place, least=1))
-        shares = surface.setdefault(curve, {}).setdefault(whole(quota, "time_quota_pct", place, least=1, most=100), {})
-        share_pct = whole(share, "sm_pct", place, least=1, most=100)
+    for location, (model, batch, share, quota, latency) in table_rows(content, _COLUMNS, where):
+        curve = (model, whole(batch, "batch", location, least=1))
+        shares = surface.setdefault(curve, {}).setdefault(
+            whole(quota, "time_quota_pct", location, least=1, most=100), {}
+        )
+        share_pct = whole(share, "sm_pct", location, least=1, most=100)
         if share_pct in shares:
-            raise ConfigError("sm_pct", share_pct, f"occurs twice for {model}; {REMEDY}", where=place)
-        shares[share_pct] = number(latency, "latency_ms", place, least=1e-6, most=1e9)
+            raise ConfigError("sm_pct", share_pct, f"occurs twice for {model}; {REMEDY}", where=location)
+        shares[share_pct] = number(latency, "latency_ms", location, least=1e-6, most=1e9)
     return surface

@@ -62,9 +62,9 @@ class _Channel(Protocol):
 
 
 def _connect(port: int) -> socket.socket:
-    made = socket.create_connection(("127.0.0.1", port), 30)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return made
+    connection = socket.create_connection(("127.0.0.1", port), 30)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
 
 
 class _HttpChannel:
@@ -73,27 +73,27 @@ class _HttpChannel:
     def __init__(self, port: int, request: bytes) -> None:
         self.socket = _connect(port)
         self._request = request
-        self._have = 0
-        self._whole = 0
+        self._received_bytes = 0
+        self._answer_bytes = 0
         self._first = b""
 
     def begin(self) -> bytes:
         return self._request
 
     def read(self, data: bytes) -> tuple[int, bytes]:
-        if not self._whole:
+        if not self._answer_bytes:
             self._first += data
-            head, found, _ = self._first.partition(b"\r\n\r\n")
-            if not found:
+            head, separator, _ = self._first.partition(b"\r\n\r\n")
+            if not separator:
                 return 0, b""
             if not head.startswith(b"HTTP/1.1 200"):
                 raise SystemExit(f"the server answers {self._first[:500]!r}")
             length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
-            self._whole = len(head) + 4 + int(length.partition(b":")[2])
-        self._have += len(data)
-        if self._have < self._whole:
+            self._answer_bytes = len(head) + 4 + int(length.partition(b":")[2])
+        self._received_bytes += len(data)
+        if self._received_bytes < self._answer_bytes:
             return 0, b""
-        self._have = 0
+        self._received_bytes = 0
         return 1, self._request
 
 
@@ -102,21 +102,21 @@ class _GrpcChannel:
 
     def __init__(self, port: int, message: bytes, calls: int) -> None:
         self.socket = _connect(port)
-        named = ((b":path", _PATH), (b":authority", b"localhost"), (b"content-type", b"application/grpc"))
-        block = b"\x83\x86" + b"".join(encode_header(*one) for one in (*named, (b"te", b"trailers")))
+        headers = ((b":path", _PATH), (b":authority", b"localhost"), (b"content-type", b"application/grpc"))
+        block = b"\x83\x86" + b"".join(encode_header(*header) for header in (*headers, (b"te", b"trailers")))
         data = b"\x00" + len(message).to_bytes(4, "big") + message
         self._headers = (len(block), block)
         self._data = (len(data), data)
         self._calls = calls
         self._stream = 1
         self._buffer = b""
-        self._well = False
+        self._is_checked = False
 
     def begin(self) -> bytes:
-        most = (http2.MAX_WINDOW_SIZE).to_bytes(4, "big")
-        settings = http2.frame(http2.SETTINGS, 0, 0, b"\x00\x04" + most)
-        wide = http2.window_update(0, http2.MAX_WINDOW_SIZE - 65535)
-        return http2.PREFACE + settings + wide + b"".join(self._call() for _ in range(self._calls))
+        window = (http2.MAX_WINDOW_SIZE).to_bytes(4, "big")
+        settings = http2.frame(http2.SETTINGS, 0, 0, b"\x00\x04" + window)
+        window_update = http2.window_update(0, http2.MAX_WINDOW_SIZE - 65535)
+        return http2.PREFACE + settings + window_update + b"".join(self._call() for _ in range(self._calls))
 
     def _call(self) -> bytes:
         stream = self._stream
@@ -128,32 +128,32 @@ class _GrpcChannel:
 
     def read(self, data: bytes) -> tuple[int, bytes]:
         data = self._buffer + data
-        out = []
-        done = place = 0
-        while len(data) - place >= http2.FRAME_HEADER_BYTES:
-            end = place + http2.FRAME_HEADER_BYTES + int.from_bytes(data[place : place + 3], "big")
+        output = []
+        answers = offset = 0
+        while len(data) - offset >= http2.FRAME_HEADER_BYTES:
+            end = offset + http2.FRAME_HEADER_BYTES + int.from_bytes(data[offset : offset + 3], "big")
             if end > len(data):
                 break
-            kind, flags = data[place + 3], data[place + 4]
-            payload = data[place + http2.FRAME_HEADER_BYTES : end]
+            kind, flags = data[offset + 3], data[offset + 4]
+            payload = data[offset + http2.FRAME_HEADER_BYTES : end]
             if kind == http2.HEADERS and flags & http2.END_STREAM:
                 self._check(payload)
-                done += 1
-                out.append(self._call())
+                answers += 1
+                output.append(self._call())
             elif kind == http2.SETTINGS and not flags & http2.ACK:
-                out.append(http2.frame(http2.SETTINGS, http2.ACK, 0))
+                output.append(http2.frame(http2.SETTINGS, http2.ACK, 0))
             elif kind == http2.PING and not flags & http2.ACK:
-                out.append(http2.frame(http2.PING, http2.ACK, 0, payload))
+                output.append(http2.frame(http2.PING, http2.ACK, 0, payload))
             elif kind in (http2.GOAWAY, http2.RST_STREAM):
                 raise SystemExit(f"the server sends {payload!r}")
-            place = end
-        self._buffer = data[place:]
-        return done, b"".join(out)
+            offset = end
+        self._buffer = data[offset:]
+        return answers, b"".join(output)
 
     def _check(self, trailers: bytes) -> None:
         """Check once that the call succeeded, as far as the trailers are plain text."""
-        if not self._well:
-            self._well = True
+        if not self._is_checked:
+            self._is_checked = True
             if b"grpc-status\x010" not in trailers:
                 raise SystemExit(f"the server ends a call with {trailers!r}")
 
@@ -165,7 +165,7 @@ def put_under_load(load: LoadSpec) -> Answers:
         channels += [_HttpChannel(load.port, load.message) for _ in range(load.concurrency)]
     else:
         count = min(load.concurrency, _GRPC_CONNECTIONS)
-        shares = [load.concurrency // count + (place < load.concurrency % count) for place in range(count)]
+        shares = [load.concurrency // count + (index < load.concurrency % count) for index in range(count)]
         channels += [_GrpcChannel(load.port, load.message, share) for share in shares]
     return _Generator(channels, load.seconds).run()
 
@@ -180,12 +180,12 @@ class _Generator:
 
     def __init__(self, channels: list[_Channel], seconds: float) -> None:
         self._selector = selectors.DefaultSelector()
-        self._sent: dict[int, list[int]] = {}
+        self._send_times: dict[int, list[int]] = {}
         self._channels = channels
         self._seconds = seconds
         self._recorder = Recorder()
-        self._done = 0
-        self._all = 0
+        self._counted = 0
+        self._answers = 0
 
     def run(self) -> Answers:
         begin = monotonic_ns()
@@ -194,11 +194,11 @@ class _Generator:
         )
         for channel in self._channels:
             calls = getattr(channel, "_calls", 1)
-            self._sent[channel.socket.fileno()] = [monotonic_ns()] * calls
+            self._send_times[channel.socket.fileno()] = [monotonic_ns()] * calls
             channel.socket.sendall(channel.begin())
             self._selector.register(channel.socket, selectors.EVENT_READ, channel)
         now = begin
-        while now < pace.until_ns or not self._done:  # at least one answer is needed
+        while now < pace.until_ns or not self._counted:  # at least one answer is needed
             ready = self._selector.select(10)
             if not ready:
                 raise SystemExit("the server does not answer")
@@ -207,27 +207,27 @@ class _Generator:
         for channel in self._channels:
             channel.socket.close()
         took_ns = now - pace.counted_from_ns
-        found = self._recorder.histogram()
-        quantiles = (found.quantile(0.5) / MICROSECOND_NS, found.quantile(0.99) / MICROSECOND_NS)
-        return Answers(self._done, took_ns, *quantiles, self._all)
+        histogram = self._recorder.histogram()
+        quantiles = (histogram.quantile(0.5) / MICROSECOND_NS, histogram.quantile(0.99) / MICROSECOND_NS)
+        return Answers(self._counted, took_ns, *quantiles, self._answers)
 
     def _step(self, channel: _Channel, pace: _Pace) -> int:
         data = channel.socket.recv(_READ_BYTES)
         if not data:
             raise SystemExit("the server closes the connection")
-        done, more = channel.read(data)
-        if more:
-            channel.socket.sendall(more)
+        answers, output = channel.read(data)
+        if output:
+            channel.socket.sendall(output)
         now = monotonic_ns()
-        if done:
-            self._all += done
-            sent = self._sent[channel.socket.fileno()]
+        if answers:
+            self._answers += answers
+            send_times = self._send_times[channel.socket.fileno()]
             if now >= pace.counted_from_ns:
-                self._done += done
-                for since in sent[:done]:
-                    self._recorder.record(now - since)
-            sent[:done] = []
-            sent += [now] * done
+                self._counted += answers
+                for sent_at in send_times[:answers]:
+                    self._recorder.record(now - sent_at)
+            send_times[:answers] = []
+            send_times += [now] * answers
         return now
 
 

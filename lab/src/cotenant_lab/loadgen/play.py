@@ -44,7 +44,9 @@ def play(load: LoadPlan) -> LoadReport:
     if load.clients:
         source = ClosedLoopSource(load.clients, len(load.messages), load.window.until_ns)
     else:
-        source = OpenLoopSource(heapq.merge(*(_marked(one, place) for place, one in enumerate(load.instants_ns))))
+        source = OpenLoopSource(
+            heapq.merge(*(_marked(model_instants, index) for index, model_instants in enumerate(load.instants_ns)))
+        )
     wire = open_connections(load.endpoint, load.messages, load.connections)
     try:
         return LoadGenerator(wire, load.targets, load.window).run(source)
@@ -52,12 +54,12 @@ def play(load: LoadPlan) -> LoadReport:
         wire.close()
 
 
-def _marked(instants: tuple[Duration, ...], place: int) -> Iterator[tuple[Duration, int]]:
-    return ((at_ns, place) for at_ns in instants)
+def _marked(instants: tuple[Duration, ...], model: int) -> Iterator[tuple[Duration, int]]:
+    return ((at_ns, model) for at_ns in instants)
 
 
 if __name__ == "__main__":
     for line in sys.stdin.buffer:
-        found = play(msgspec.json.decode(line, type=LoadPlan))
-        sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
+        result = play(msgspec.json.decode(line, type=LoadPlan))
+        sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")
         sys.stdout.buffer.flush()

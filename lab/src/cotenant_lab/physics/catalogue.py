@@ -38,51 +38,51 @@ class Kernels:
 
     def __init__(self, stream: Timeline) -> None:
         """Summarize the list."""
-        times = [one.device_ns for one in stream.activities]
-        whole = max(sum(times), 1)
-        self.mean_us = whole / len(times) / 1000
+        times = [activity.device_ns for activity in stream.activities]
+        total = max(sum(times), 1)
+        self.mean_us = total / len(times) / 1000
         self.longest_us = max(times) / 1000
-        self.left_us = sum(time * time for time in times) / (2 * whole) / 1000
-        self.memory = sum(one.device_ns for one in stream.activities if one.memory_bound) / whole
+        self.left_us = sum(time * time for time in times) / (2 * total) / 1000
+        self.memory = sum(activity.device_ns for activity in stream.activities if activity.memory_bound) / total
 
 
 def service_rows(surface: Surface, streams: Mapping[str, Timeline], config: DeviceConfig) -> list[FittedProgram]:
     """Return the fitted services: latency and speeds by share from RaPP, kernels from Orion."""
-    known = {name.split("_")[0]: Kernels(stream) for name, stream in sorted(streams.items()) if name.endswith("_fwd")}
+    kernels = {name.split("_")[0]: Kernels(stream) for name, stream in sorted(streams.items()) if name.endswith("_fwd")}
     rows = []
     models = sorted({model for model, _ in surface})[::_EVERY]
-    for place, model in enumerate(models):
-        batch = _BATCHES[place % len(_BATCHES)]
+    for index, model in enumerate(models):
+        batch = _BATCHES[index % len(_BATCHES)]
         curve = surface[model, batch][_WHOLE_QUOTA]
-        speeds = _even([1 / curve[pct] for pct in SHARES_PCT])
+        speeds = _monotonic([1 / curve[pct] for pct in SHARES_PCT])
         latency_ns = 1e6 * min(curve.values())
         sms = share.caps(SHARES_PCT, config)
-        even = {count: latency_ns / speed for count, speed in zip(sms, speeds, strict=True)}
-        request, _ = share.fit_request(even, _LEAN)
+        latency_by_sms = {count: latency_ns / speed for count, speed in zip(sms, speeds, strict=True)}
+        request, _ = share.fit_request(latency_by_sms, _LEAN)
         wide = min(1.0, request.wide_sm_ns / config.sm_count / latency_ns)
         busy = min(1.0, wide + request.narrow_ns / latency_ns)
-        own = known.get(model.replace("_", ""))
-        rows.append(_row(f"{model}-b{batch}", latency_ns / 1000, busy, wide, own, known, speeds))
+        own_kernels = kernels.get(model.replace("_", ""))
+        rows.append(_row(f"{model}-b{batch}", latency_ns / 1000, busy, wide, own_kernels, kernels, speeds))
     return rows
 
 
 def training_rows(miso: Miso, streams: Mapping[str, Timeline]) -> list[FittedProgram]:
     """Return the fitted trainings: step times, use and memory from MISO, kernels from Orion."""
-    known: dict[str, Kernels] = {}
+    kernels: dict[str, Kernels] = {}
     for name, stream in sorted(streams.items()):
         if name.endswith("_fb1"):
-            known.setdefault(name.rsplit("_", 2)[0], Kernels(stream))
+            kernels.setdefault(name.rsplit("_", 2)[0], Kernels(stream))
     rows = []
     for (model, batch), step_s in sorted(miso.step_s.items()):
         flat, wide_s = _law(step_s)
         whole_s = step_s[SLICES[-1]]
         times = [step_s.get(slices, flat + wide_s * SLICES[-1] / slices) for slices in SLICES]
-        speeds = _even([1 / took for took in times])
+        speeds = _monotonic([1 / step for step in times])
         busy = miso.busy[model, batch]
         wide = min(busy, wide_s / (flat + wide_s))
-        own = known.get(_FAMILIES.get(model, ""))
+        own_kernels = kernels.get(_FAMILIES.get(model, ""))
         memory = min(1.0, miso.memory_busy[model, batch] / busy)
-        row = _row(f"{model}-b{batch}", 1e6 * whole_s, busy, wide, own, known, speeds, memory)
+        row = _row(f"{model}-b{batch}", 1e6 * whole_s, busy, wide, own_kernels, kernels, speeds, memory)
         rows.append(msgspec.structs.replace(row, memory_mib=miso.memory_mib[model, batch]))
     return rows
 
@@ -90,16 +90,16 @@ def training_rows(miso: Miso, streams: Mapping[str, Timeline]) -> list[FittedPro
 def _law(step_s: Mapping[int, float]) -> tuple[float, float]:
     """Return the seconds of a step that do not depend on the slice, and those on the whole GPU that scale with it."""
     slices = np.array(sorted(step_s))
-    took = np.array([step_s[one] for one in slices])
-    columns = np.stack([np.ones(len(slices)), SLICES[-1] / slices], axis=1) / took[:, None]
+    durations = np.array([step_s[count] for count in slices])
+    columns = np.stack([np.ones(len(slices)), SLICES[-1] / slices], axis=1) / durations[:, None]
     (flat, wide), _ = nnls(columns, np.ones(len(slices)))
     return float(flat), float(wide)
 
 
-def _even(speeds: Sequence[float]) -> list[float]:
+def _monotonic(speeds: Sequence[float]) -> list[float]:
     """Make speeds monotonic with a maximum of 1."""
     rising = np.maximum.accumulate(np.array(speeds))
-    return [float(one) for one in rising / rising[-1]]
+    return [float(speed) for speed in rising / rising[-1]]
 
 
 def _row(
@@ -107,18 +107,18 @@ def _row(
     took_us: float,
     busy: float,
     wide: float,
-    own: Kernels | None,
-    known: Mapping[str, Kernels],
+    own_kernels: Kernels | None,
+    all_kernels: Mapping[str, Kernels],
     speeds: Sequence[float],
     memory: float | None = None,
 ) -> FittedProgram:
-    of = [own] if own else list(known.values())
-    lengths = np.mean([(one.mean_us, one.longest_us, one.left_us) for one in of], axis=0)
+    sources = [own_kernels] if own_kernels else list(all_kernels.values())
+    lengths = np.mean([(kernels.mean_us, kernels.longest_us, kernels.left_us) for kernels in sources], axis=0)
     if memory is None:
-        memory = statistics.fmean(one.memory for one in of)
+        memory = statistics.fmean(kernels.memory for kernels in sources)
     # Every speed after the first that equals that of the whole GPU equals it as well.
-    whole = next(place for place, one in enumerate(speeds) if round(100 * one) == 100)
-    kernel_us, longest_us, remaining_us = (round(float(one)) for one in lengths)
+    last_index = next(index for index, speed in enumerate(speeds) if round(100 * speed) == 100)
+    kernel_us, longest_us, remaining_us = (round(float(length)) for length in lengths)
     return FittedProgram(
         name,
         round(took_us),
@@ -128,7 +128,7 @@ def _row(
         kernel_us,
         longest_us,
         remaining_us,
-        tuple(round(100 * one) for one in speeds[: whole + 1]),
+        tuple(round(100 * speed) for speed in speeds[: last_index + 1]),
     )
 
 

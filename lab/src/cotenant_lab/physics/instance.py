@@ -51,17 +51,17 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 
 def candidates() -> list[Process]:
     """Return every candidate: bound by its launches (host 1) or by its kernels (host near 0)."""
-    found = []
+    processes = []
     for step in range(1, 21):
         wide = step / 20
         for width in (1, 3, 5, 7):
-            found.append(Process(host=0.02, wide=wide, narrow=round(1 - wide, 6), narrow_width=width))
+            processes.append(Process(host=0.02, wide=wide, narrow=round(1 - wide, 6), narrow_width=width))
         for quarter in range(4):
             narrow = quarter / 4
             for width in (1, 5, 7) if narrow else (1,):
                 if wide + narrow <= 1:
-                    found.append(Process(host=1.0, wide=wide, narrow=narrow, narrow_width=width))
-    return found
+                    processes.append(Process(host=1.0, wide=wide, narrow=narrow, narrow_width=width))
+    return processes
 
 
 def latency_ns(process: Process, processes: int, config: DeviceConfig) -> float:
@@ -86,13 +86,13 @@ def latency_ns(process: Process, processes: int, config: DeviceConfig) -> float:
     times: list[int] = []
     for result in results:
         ends = [end_ns for end_ns in result.repeat_ends_ns if end_ns <= first_end_ns]
-        times += [after - before for before, after in itertools.pairwise(ends[1:])]
+        times += [end - previous for previous, end in itertools.pairwise(ends[1:])]
     return sum(times) / len(times)
 
 
-def slowdown_table(found: list[Process], most_processes: int, config: DeviceConfig) -> Any:
+def slowdown_table(processes: list[Process], most_processes: int, config: DeviceConfig) -> Any:
     """Return latency together over latency alone by the device model, by candidate and number of processes less one."""
-    rows = [[latency_ns(one, count, config) for count in range(1, most_processes + 1)] for one in found]
+    rows = [[latency_ns(process, count, config) for count in range(1, most_processes + 1)] for process in processes]
     table = np.array(rows)
     return table / table[:, :1]
 
@@ -117,7 +117,7 @@ def fit_processes(
     points: Sequence[PointName],
     slowdown: Mapping[Cell, float],
     wide: Mapping[PointName, float],
-    found: Sequence[Process],
+    processes: Sequence[Process],
     table: Any,
 ) -> list[int]:
     """Return the candidate for each point: nearest to its own cells, to nearby cells of its model, and to `wide`.
@@ -126,21 +126,21 @@ def fit_processes(
     """
     costs = np.zeros((len(points), len(table)))
     for row, point in enumerate(points):
-        for processes in range(2, table.shape[1] + 1):
-            measured = slowdown.get((point, processes))
+        for count in range(2, table.shape[1] + 1):
+            measured = slowdown.get((point, count))
             if measured is not None:
-                costs[row] += np.log(table[:, processes - 1] / measured) ** 2
+                costs[row] += np.log(table[:, count - 1] / measured) ** 2
     models = np.array([point[0] for point in points])
     sizes = np.log2([point[1] for point in points])
     batches = np.log2([point[2] for point in points])
-    apart = (batches[:, None] - batches) ** 2 + (sizes[:, None] - sizes) ** 2
-    weights = _NEIGHBOUR * np.exp(-apart / 2) * (models[:, None] == models)
+    distance = (batches[:, None] - batches) ** 2 + (sizes[:, None] - sizes) ** 2
+    weights = _NEIGHBOUR * np.exp(-distance / 2) * (models[:, None] == models)
     np.fill_diagonal(weights, 1.0)
     costs = weights @ costs
-    tried = np.log([one.wide for one in found])
+    wide_of_candidate = np.log([process.wide for process in processes])
     for row, point in enumerate(points):
         if point in wide:
-            costs[row] += _KNOWN_ALONE * (tried - np.log(wide[point])) ** 2
+            costs[row] += _KNOWN_ALONE * (wide_of_candidate - np.log(wide[point])) ** 2
     return [int(best) for best in costs.argmin(axis=1)]
 
 

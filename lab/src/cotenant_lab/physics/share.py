@@ -85,8 +85,8 @@ def fit_shares(shares_pct: Sequence[int], count: int) -> list[int]:
     chosen = [ordered[0], ordered[-1]]
     for step in range(1, count - 1):
         aim = math.log(ordered[0]) + (math.log(ordered[-1]) - math.log(ordered[0])) * step / (count - 1)
-        left = [share for share in ordered if share not in chosen]
-        chosen.append(min(left, key=lambda share: (abs(math.log(share) - aim), share)))
+        remaining = [share for share in ordered if share not in chosen]
+        chosen.append(min(remaining, key=lambda share: (abs(math.log(share) - aim), share)))
     return sorted(chosen)
 
 
@@ -105,11 +105,11 @@ def fit_request(latency_by_sms: Mapping[int, float], lean: float) -> tuple[Reque
         return _smooth_law(sms, weights, wide, narrow, host) / measured - 1
 
     for start in _STARTS:
-        found = least_squares(
+        solution = least_squares(
             errors, np.log([0.9, 0.1, start]), bounds=(np.log([1e-4] * 3), np.log([2.0] * 3)), max_nfev=60
         )
-        if best is None or found.cost < best.cost:
-            best = found
+        if best is None or solution.cost < best.cost:
+            best = solution
     wide, narrow, host = (float(value) for value in scale * np.exp(best.x))
     return Request(host_ns=host, wide_sm_ns=wide, narrow_ns=narrow, lean=lean), float(2 * best.cost)
 
@@ -123,7 +123,7 @@ def _left_out_error(curves: Sequence[Mapping[int, float]], lean: float) -> float
     errors = []
     for curve in curves:
         for sms in sorted(curve)[1:-1]:
-            request, _ = fit_request({other: curve[other] for other in curve if other != sms}, lean)
+            request, _ = fit_request({count: curve[count] for count in curve if count != sms}, lean)
             errors.append(abs(law_ns(request, sms) / curve[sms] - 1))
     return sum(errors) / len(errors) if errors else 0.0
 

@@ -102,12 +102,12 @@ def fit_server(runs: Sequence[ClientsRun], together_ns: Mapping[Cell, float], co
         return first
     search = _Search(runs, together_ns, config, first)
     for _ in range(_ROUNDS):
-        before = search.best
+        previous = search.best
         while search.take_if_better(search.corrected(search.best, search.errors)):
             pass
         for wider, fuller in _TRIES:
-            search.try_beside(wider, fuller)
-        if search.best == before:
+            search.try_neighbour(wider, fuller)
+        if search.best == previous:
             break
     return search.best
 
@@ -137,7 +137,7 @@ class _Search:
         self.best, self.errors = server, errors
         return True
 
-    def try_beside(self, wider: float, fuller: float) -> None:
+    def try_neighbour(self, wider: float, fuller: float) -> None:
         """Try a server of other width or kernel part, with counts corrected once."""
         server = msgspec.structs.replace(
             self.best, width=min(1.0, self.best.width * wider), kernel_part=min(1.0, self.best.kernel_part * fuller)
@@ -148,10 +148,10 @@ class _Search:
     def corrected(self, server: ServerModel, errors: Mapping[Cell, float]) -> ServerModel:
         counts = dict(server.kernels)
         for model, count in server.kernels.items():
-            own = [error for cell, error in errors.items() if self._model_of[cell] == model]
-            if own:
-                better = count * math.exp(-_DAMPING * sum(own) / len(own))
-                counts[model] = min(_KERNELS[1], max(_KERNELS[0], better))
+            model_errors = [error for cell, error in errors.items() if self._model_of[cell] == model]
+            if model_errors:
+                corrected_count = count * math.exp(-_DAMPING * sum(model_errors) / len(model_errors))
+                counts[model] = min(_KERNELS[1], max(_KERNELS[0], corrected_count))
         return msgspec.structs.replace(server, kernels=counts)
 
     def _evaluate(self, server: ServerModel) -> dict[Cell, float]:
@@ -200,11 +200,11 @@ def _arrivals_ns(client: Client, span_ns: int) -> tuple[int, ...] | None:
 
 def _mean_latency_ns(ends_ns: Sequence[int], arrivals_ns: Sequence[int] | None, span_ns: int) -> float:
     """Return the mean; the whole span, as a lower bound, for a client without an answer."""
-    latencies, before_ns = [], 0
+    latencies, previous_end_ns = [], 0
     for index, end_ns in enumerate(ends_ns):
         if not 0 < end_ns <= span_ns:
             break
-        begun_ns = before_ns if arrivals_ns is None else max(before_ns, arrivals_ns[index])
-        latencies.append(end_ns - begun_ns)
-        before_ns = end_ns
+        begin_ns = previous_end_ns if arrivals_ns is None else max(previous_end_ns, arrivals_ns[index])
+        latencies.append(end_ns - begin_ns)
+        previous_end_ns = end_ns
     return sum(latencies) / len(latencies) if latencies else float(span_ns)

@@ -47,8 +47,8 @@ class Board:
 
     def set_order(self, order: int) -> None:
         """Change the order."""
-        self._put(0, order)
-        self._put(1, self.turn + 1)
+        self._set(0, order)
+        self._set(1, self.turn + 1)
 
     def obeyed(self) -> bool:
         """Return whether every worker has read the latest order."""
@@ -56,30 +56,30 @@ class Board:
 
     def get(self, worker: int, word: str) -> int:
         """Return a counter of one worker."""
-        return self._get(self._at(worker, word))
+        return self._get(self._index(worker, word))
 
-    def put(self, worker: int, word: str, value: int) -> None:
+    def set(self, worker: int, word: str, value: int) -> None:
         """Write a counter; only that worker calls this."""
-        self._put(self._at(worker, word), value)
+        self._set(self._index(worker, word), value)
 
     def add(self, worker: int, word: str) -> None:
         """Increment a counter."""
-        at = self._at(worker, word)
-        self._put(at, self._get(at) + 1)
+        offset = self._index(worker, word)
+        self._set(offset, self._get(offset) + 1)
 
     def total(self, word: str) -> int:
         """Return the sum over all workers."""
         return sum(self.get(worker, word) for worker in range(self.workers))
 
-    def _at(self, worker: int, word: str) -> int:
-        place = _FIXED.index(word) if word in _FIXED else len(_FIXED) + KINDS.index(word)
-        return _HEAD_WORDS + worker * _WORKER_WORDS + place
+    def _index(self, worker: int, word: str) -> int:
+        index = _FIXED.index(word) if word in _FIXED else len(_FIXED) + KINDS.index(word)
+        return _HEAD_WORDS + worker * _WORKER_WORDS + index
 
-    def _get(self, at: int) -> int:
-        return int(_WORD.unpack_from(self._words, at * _WORD.size)[0])
+    def _get(self, offset: int) -> int:
+        return int(_WORD.unpack_from(self._words, offset * _WORD.size)[0])
 
-    def _put(self, at: int, value: int) -> None:
-        _WORD.pack_into(self._words, at * _WORD.size, value)
+    def _set(self, offset: int, value: int) -> None:
+        _WORD.pack_into(self._words, offset * _WORD.size, value)
 
 
 class Mail:
@@ -91,19 +91,21 @@ class Mail:
 
     def send(self, number: int, handle: bytes) -> None:
         """Store a handle in the place of an older one."""
-        at = number % _LETTERS * _LETTER_BYTES
-        self._letters[at : at + _LETTER_BYTES] = handle
+        offset = number % _LETTERS * _LETTER_BYTES
+        self._letters[offset : offset + _LETTER_BYTES] = handle
 
     def recall(self, number: int, handle: bytes) -> None:
         """Remove the handle if it is still there, so that most handles in the file can be opened."""
-        at = number % _LETTERS * _LETTER_BYTES
-        if self._letters[at : at + _LETTER_BYTES] == handle:
-            self._letters[at : at + _LETTER_BYTES] = bytes(_LETTER_BYTES)
+        offset = number % _LETTERS * _LETTER_BYTES
+        if self._letters[offset : offset + _LETTER_BYTES] == handle:
+            self._letters[offset : offset + _LETTER_BYTES] = bytes(_LETTER_BYTES)
 
     def take(self, number: int) -> bytes:
         """Return a stored handle, or zeros."""
-        found = (bytes(self._letters[at * _LETTER_BYTES : (at + 1) * _LETTER_BYTES]) for at in range(_LETTERS))
-        letters = [letter for letter in found if any(letter)]
+        stored = (
+            bytes(self._letters[index * _LETTER_BYTES : (index + 1) * _LETTER_BYTES]) for index in range(_LETTERS)
+        )
+        letters = [letter for letter in stored if any(letter)]
         return letters[number % len(letters)] if letters else bytes(_LETTER_BYTES)
 
 

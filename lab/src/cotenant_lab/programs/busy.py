@@ -56,8 +56,8 @@ class BusyProgram:
         client.call("cuDeviceGetAttribute", ctypes.byref(sms), 16, 0)
         self._blocks = round(sms.value * kind.part)
         streams = 1 if kind.nodes or kind.others else round(1 / kind.part)
-        self._streams = [self._made("cuStreamCreate", 1) for _ in range(streams)]
-        self._marks = [[self._made("cuEventCreate", 2) for _ in self._streams] for _ in range(_UNDER_WAY)]
+        self._streams = [self._create("cuStreamCreate", 1) for _ in range(streams)]
+        self._events = [[self._create("cuEventCreate", 2) for _ in self._streams] for _ in range(_UNDER_WAY)]
         self._kernels = [
             client.prepared(round(kernel_ns * slower), round(sms.value * part), stream)
             for kernel_ns, part in ((kind.kernel_ns, kind.part), *kind.others)
@@ -74,33 +74,33 @@ class BusyProgram:
         """Launch a number of bursts; 0: without end."""
         number = 0
         while not bursts or number < bursts:
-            marks = self._marks[number % _UNDER_WAY]
+            events = self._events[number % _UNDER_WAY]
             if number >= _UNDER_WAY:
-                for mark in marks:
-                    self._client.call("cuEventSynchronize", mark)
+                for event in events:
+                    self._client.call("cuEventSynchronize", event)
             for launch in self._launches * (self._kind.launches // len(self._launches)):
                 if code := launch():
                     raise CudaError("a launch", code)
-            for mark, stream in zip(marks, self._streams, strict=True):
-                self._client.call("cuEventRecord", mark, stream)
+            for event, stream in zip(events, self._streams, strict=True):
+                self._client.call("cuEventRecord", event, stream)
             number += 1
         self._client.wait()
 
-    def _made(self, call: str, flags: int) -> ctypes.c_void_p:
-        made = ctypes.c_void_p()
-        self._client.call(call, ctypes.byref(made), flags)
-        return made
+    def _create(self, call: str, flags: int) -> ctypes.c_void_p:
+        handle = ctypes.c_void_p()
+        self._client.call(call, ctypes.byref(handle), flags)
+        return handle
 
     def _captured(self, nodes: int) -> Callable[[], int]:
         client, stream = self._client, self._streams[0]
-        graph, made = ctypes.c_void_p(), ctypes.c_void_p()
+        graph, handle = ctypes.c_void_p(), ctypes.c_void_p()
         client.call("cuStreamBeginCapture_v2", stream, _CAPTURE_RELAXED)
         for _ in range(nodes):
             self._kernels[0]()
         client.call("cuStreamEndCapture", stream, ctypes.byref(graph))
-        client.call("cuGraphInstantiateWithFlags", ctypes.byref(made), graph, ctypes.c_ulonglong(0))
+        client.call("cuGraphInstantiateWithFlags", ctypes.byref(handle), graph, ctypes.c_ulonglong(0))
         launch = ctypes.CDLL("libcuda.so.1").cuGraphLaunch
-        return lambda: int(launch(made, stream))
+        return lambda: int(launch(handle, stream))
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -26,7 +26,7 @@ class CudaClient:
     def __init__(self) -> None:
         """Create the context and load the kernel."""
         self._driver = ctypes.CDLL("libcuda.so.1")
-        self._kept: list[ctypes.c_uint64] = []  # arguments that prepared launches point to
+        self._launch_arguments: list[ctypes.c_uint64] = []  # arguments that prepared launches point to
         self.call("cuInit", 0)
         device, context = ctypes.c_int(), ctypes.c_void_p()
         self.call("cuDeviceGet", ctypes.byref(device), 0)
@@ -57,7 +57,7 @@ class CudaClient:
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(value))
         shape = [ctypes.c_uint(number) for number in (blocks, 1, 1, _THREADS, 1, 1, 0)]
         launch, arguments = self._driver.cuLaunchKernel, (self._kernel, *shape, stream, parameters, None)
-        self._kept.append(value)
+        self._launch_arguments.append(value)
         return lambda: int(launch(*arguments))
 
     def wait(self) -> None:

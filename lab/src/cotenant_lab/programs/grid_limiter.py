@@ -43,7 +43,7 @@ class Tokens:
         """Start without tokens: the first utilization sample grants some."""
         self._percent = percent
         self._step = sms * sms * threads_per_sm
-        self._most = sms * threads_per_sm * _POOL
+        self._max_tokens = sms * threads_per_sm * _POOL
         self._tokens = self._share = 0
 
     def take(self, blocks: int) -> bool:
@@ -55,13 +55,13 @@ class Tokens:
 
     def update(self, used: int) -> None:
         """Grant more or fewer tokens per period by the used percentage of time."""
-        away = max(abs(self._percent - used), _LEAST_STEP)
-        step = self._step * away // _SCALE
-        if away > self._percent // 2:
-            step = step * away * 2 // (self._percent + 1)
+        distance = max(abs(self._percent - used), _LEAST_STEP)
+        step = self._step * distance // _SCALE
+        if distance > self._percent // 2:
+            step = step * distance * 2 // (self._percent + 1)
         self._share += step if used <= self._percent else -step
-        self._share = min(max(self._share, 0), self._most)
-        self._tokens = min(self._tokens + self._share, self._most)
+        self._share = min(max(self._share, 0), self._max_tokens)
+        self._tokens = min(self._tokens + self._share, self._max_tokens)
 
 
 class GridLimiter:
@@ -70,7 +70,7 @@ class GridLimiter:
     def __init__(self, percent: int, sms: int, threads_per_sm: int) -> None:
         """Start the sampling thread."""
         self._tokens = Tokens(percent, sms, threads_per_sm)
-        self._seen_us = 0
+        self._last_sample_us = 0
         self._lock = threading.Lock()
         self._nvml = ctypes.CDLL("libnvidia-ml.so.1")
         self._device = ctypes.c_void_p()
@@ -102,8 +102,8 @@ class GridLimiter:
     def _used(self) -> int:
         """Return the utilization of the last second, by the device's timestamps."""
         samples, count = (_Sample * _ROOM)(), ctypes.c_uint(_ROOM)
-        since_us = ctypes.c_ulonglong(max(self._seen_us - _RECENT_US, 0))
+        since_us = ctypes.c_ulonglong(max(self._last_sample_us - _RECENT_US, 0))
         if self._nvml.nvmlDeviceGetProcessUtilization(self._device, samples, ctypes.byref(count), since_us):
             return 0
-        self._seen_us = max((sample.stamp_us for sample in samples[: count.value]), default=0)
+        self._last_sample_us = max((sample.stamp_us for sample in samples[: count.value]), default=0)
         return max((sample.sm for sample in samples[: count.value] if sample.pid == os.getpid()), default=0)

@@ -68,7 +68,7 @@ class _Worker:
         if client is not None:
             client.wait()
         if self._board.order == QUIET:
-            self._board.put(self._worker, "turn", turn)
+            self._board.set(self._worker, "turn", turn)
         pause(_LOOK_S)
 
     def _step(self) -> None:
@@ -98,8 +98,8 @@ class _Worker:
             self._board.add(self._worker, "stale")
         else:
             self._board.add(self._worker, "failed")
-            self._board.put(self._worker, "failed_call", _CALLS.index(kind or "?"))
-            self._board.put(self._worker, "failed_code", error.code)
+            self._board.set(self._worker, "failed_call", _CALLS.index(kind or "?"))
+            self._board.set(self._worker, "failed_code", error.code)
             sys.stderr.write(f"{kind or 'free'}: {error}\n")
 
 

@@ -159,8 +159,8 @@ class MemoryMethods:
         """Create a pool; some keep reserved memory."""
         pool, props = ctypes.c_void_p(), _pool_props()
         self._call("cuMemPoolCreate", ctypes.byref(pool), ctypes.byref(props))
-        keep = ctypes.c_uint64(size_bytes if self._rng.random() < 0.5 else 0)
-        self._call("cuMemPoolSetAttribute", pool, 4, ctypes.byref(keep))
+        threshold = ctypes.c_uint64(size_bytes if self._rng.random() < 0.5 else 0)
+        self._call("cuMemPoolSetAttribute", pool, 4, ctypes.byref(threshold))
         self._pools.append(pool)
 
         def undo() -> None:
@@ -171,22 +171,22 @@ class MemoryMethods:
 
     def _physical(self, size_bytes: int) -> Undo:
         """Map physical memory; release its handle before or after the mapping."""
-        handle, at = ctypes.c_uint64(), ctypes.c_uint64()
+        handle, address = ctypes.c_uint64(), ctypes.c_uint64()
         props = _PhysicalProps(_PINNED, 0, _Location(_DEVICE, 0))
         size = ctypes.c_size_t(_rounded(size_bytes, GRANULE))
         zero = ctypes.c_ulonglong(0)
         self._call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(props), zero)
         if self._rng.random() < 0.3:
             return lambda: self._call("cuMemRelease", handle)
-        self._call("cuMemAddressReserve", ctypes.byref(at), size, ctypes.c_size_t(0), ctypes.c_uint64(0), zero)
-        self._call("cuMemMap", at, size, ctypes.c_size_t(0), handle, zero)
+        self._call("cuMemAddressReserve", ctypes.byref(address), size, ctypes.c_size_t(0), ctypes.c_uint64(0), zero)
+        self._call("cuMemMap", address, size, ctypes.c_size_t(0), handle, zero)
         released_first = self._rng.random() < 0.5
         if released_first:
             self._call("cuMemRelease", handle)
 
         def undo() -> None:
-            self._call("cuMemUnmap", at, size)
-            self._call("cuMemAddressFree", at, size)
+            self._call("cuMemUnmap", address, size)
+            self._call("cuMemAddressFree", address, size)
             if not released_first:
                 self._call("cuMemRelease", handle)
 
@@ -219,9 +219,9 @@ class MemoryMethods:
             "cuGraphAddMemAllocNode", ctypes.byref(node), graph, None, ctypes.c_size_t(0), ctypes.byref(parameters)
         )
         if not keeps:
-            one = ctypes.c_size_t(1)
+            count = ctypes.c_size_t(1)
             pointer = ctypes.c_uint64(parameters.pointer)
-            self._call("cuGraphAddMemFreeNode", ctypes.byref(freed), graph, ctypes.byref(node), one, pointer)
+            self._call("cuGraphAddMemFreeNode", ctypes.byref(freed), graph, ctypes.byref(node), count, pointer)
 
         def undo() -> None:
             if ready.value:

@@ -40,7 +40,18 @@ class TenantProgram:
         self.log = site.home / f"{name}.log"
         self.log.touch()
         self._site = site
-        tenant = [sys.executable, "-m", "cotenant", "run", *site.where(), "--name", name, "--gpu", "soft:0", *flags]
+        tenant = [
+            sys.executable,
+            "-m",
+            "cotenant",
+            "run",
+            *site.directory_flags(),
+            "--name",
+            name,
+            "--gpu",
+            "soft:0",
+            *flags,
+        ]
         self._command = [*tenant, *TENANT_FLAGS, "--", sys.executable, "-m", *program]
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -117,7 +128,9 @@ class NodeSite:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         """Stop both."""
         with contextlib.suppress(CotenantError):  # a node that stops leaves MPS running for its remaining tenants
             for _ in self.until("tenants are still there"):
@@ -128,7 +141,7 @@ class NodeSite:
 
     # -- node ----------------------------------------------------------------------------------------------------
 
-    def where(self) -> list[str]:
+    def directory_flags(self) -> list[str]:
         """Return the directory flags of every command."""
         return ["--runtime-dir", str(self.directories.runtime), "--state-dir", str(self.directories.state)]
 
@@ -136,7 +149,7 @@ class NodeSite:
         """Start the node and wait until it answers."""
         with (self.home / "node.err").open("ab") as complaints:
             self._node = subprocess.Popen(
-                [sys.executable, "-m", "cotenant", "node", *self.where(), *self._node_flags],
+                [sys.executable, "-m", "cotenant", "node", *self.directory_flags(), *self._node_flags],
                 stdin=subprocess.DEVNULL,
                 stdout=complaints,
                 stderr=complaints,
@@ -157,10 +170,10 @@ class NodeSite:
         """Return the node's tenants."""
         return list_tenants(self.directories.socket)
 
-    def ask(self, *words: str) -> None:
+    def run_command(self, *words: str) -> None:
         """Run a cotenant command."""
         result = subprocess.run(
-            [sys.executable, "-m", "cotenant", words[0], *self.where(), *words[1:]],
+            [sys.executable, "-m", "cotenant", words[0], *self.directory_flags(), *words[1:]],
             capture_output=True,
             text=True,
             check=False,

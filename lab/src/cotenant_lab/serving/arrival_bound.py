@@ -29,27 +29,27 @@ _HALVINGS = 40
 Areas: TypeAlias = npt.NDArray[np.float64]
 
 
-def row_areas(model: ServedModel, came: Sequence[Instant]) -> Areas:
+def row_areas(model: ServedModel, arrivals: Sequence[Instant]) -> Areas:
     """Return the unit-nanoseconds that each request needs at least to be in time, in order; infinite if impossible."""
     speeds = RunSpeeds(model.truth or model.times)
-    instants = np.asarray(came, dtype=np.float64)
-    least = np.full(len(instants), np.inf)
+    instants = np.asarray(arrivals, dtype=np.float64)
+    least_areas = np.full(len(instants), np.inf)
     for rows in range(1, min(model.batch_limit, len(instants)) + 1):
         left_ns = model.slo_ns - _closest(instants, rows)
         corners = concave_hull([(0.0, 0.0), *zip(map(float, speeds.widths), speeds.speeds(rows), strict=True)])
         units, fast = np.array(corners).T
-        wanted = np.divide(1.0, left_ns, out=np.full(len(left_ns), np.inf), where=left_ns > 0)
-        areas = np.where(wanted <= fast[-1], left_ns * np.interp(wanted, fast, units), np.inf) / rows
-        least = np.minimum(least, areas)
-    return least
+        needed_speed = np.divide(1.0, left_ns, out=np.full(len(left_ns), np.inf), where=left_ns > 0)
+        areas = np.where(needed_speed <= fast[-1], left_ns * np.interp(needed_speed, fast, units), np.inf) / rows
+        least_areas = np.minimum(least_areas, areas)
+    return least_areas
 
 
 def _closest(instants: Areas, rows: int) -> Areas:
     """Return, for each instant, the smallest span of `rows` consecutive instants that contain it."""
     spans = instants[rows - 1 :] - instants[: len(instants) - rows + 1]
     padded = np.concatenate([np.full(rows - 1, np.inf), spans, np.full(rows - 1, np.inf)])
-    found: Areas = np.lib.stride_tricks.sliding_window_view(padded, rows).min(axis=1)
-    return found
+    closest: Areas = np.lib.stride_tricks.sliding_window_view(padded, rows).min(axis=1)
+    return closest
 
 
 def most_in_time(models: Sequence[ServedModel], arrivals: Arrivals, setting: Setting) -> tuple[float, float]:
@@ -57,35 +57,35 @@ def most_in_time(models: Sequence[ServedModel], arrivals: Arrivals, setting: Set
 
     The second bound takes the same fraction of every model's requests, of each model the cheapest ones.
     """
-    counted = [_counted(model, arrivals, setting) for model in models]
+    areas_by_model = [_window_areas(model, arrivals, setting) for model in models]
     budget, for_s = float(setting.all_units * setting.for_ns), setting.for_ns / 1e9
-    together = np.sort(np.concatenate(counted)) if counted else np.array([])
-    most = int(np.searchsorted(np.cumsum(together), budget, side="right"))
-    sums = [np.concatenate([[0.0], np.cumsum(areas)]) for areas in counted]
+    all_areas = np.sort(np.concatenate(areas_by_model)) if areas_by_model else np.array([])
+    count = int(np.searchsorted(np.cumsum(all_areas), budget, side="right"))
+    sums = [np.concatenate([[0.0], np.cumsum(areas)]) for areas in areas_by_model]
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
         part = (low + high) / 2
-        if sum(_up_to(one, part) for one in sums) <= budget:
+        if sum(_up_to(model_sums, part) for model_sums in sums) <= budget:
             low = part
         else:
             high = part
-    part = high if sum(_up_to(one, 1.0) for one in sums) <= budget else low
-    return most / for_s, part * sum(len(areas) for areas in counted) / for_s
+    part = high if sum(_up_to(model_sums, 1.0) for model_sums in sums) <= budget else low
+    return count / for_s, part * sum(len(areas) for areas in areas_by_model) / for_s
 
 
-def _counted(model: ServedModel, arrivals: Arrivals, setting: Setting) -> Areas:
+def _window_areas(model: ServedModel, arrivals: Arrivals, setting: Setting) -> Areas:
     """Return the areas of requests that arrive in the window, ascending."""
-    came = np.asarray(arrivals[model.name])
+    instants = np.asarray(arrivals[model.name])
     areas = row_areas(model, arrivals[model.name])
-    chosen = (came >= setting.warm_ns) & (came < setting.warm_ns + setting.for_ns)
-    return np.sort(areas[chosen]) if len(came) else areas
+    chosen = (instants >= setting.warm_ns) & (instants < setting.warm_ns + setting.for_ns)
+    return np.sort(areas[chosen]) if len(instants) else areas
 
 
 def _up_to(sums: Areas, part: float) -> float:
     """Return the sum of the cheapest fraction; the last one counts in part."""
-    at = part * (len(sums) - 1)
-    whole = int(at)
-    if whole >= len(sums) - 1:
+    position = part * (len(sums) - 1)
+    index = int(position)
+    if index >= len(sums) - 1:
         return float(sums[-1])
-    step = float(sums[whole + 1] - sums[whole])
-    return float(sums[whole]) + ((at - whole) * step if at > whole else 0.0)
+    step = float(sums[index + 1] - sums[index])
+    return float(sums[index]) + ((position - index) * step if position > index else 0.0)

@@ -38,10 +38,10 @@ def least_area(times: RunTimes, slo_ns: Duration, max_batch: int) -> float:
 def _area(speeds: RunSpeeds, rows: int, slo_ns: Duration) -> float:
     """Return the least area of a run of `rows` rows."""
     hull = concave_hull([(0.0, 0.0), *zip(map(float, speeds.widths), speeds.speeds(rows), strict=True)])
-    wanted = 1 / slo_ns
+    needed = 1 / slo_ns
     for (left, low), (right, high) in pairwise(hull):
-        if low <= wanted <= high:
-            units = left + (right - left) * (wanted - low) / (high - low)
+        if low <= needed <= high:
+            units = left + (right - left) * (needed - low) / (high - low)
             return slo_ns * units
     return math.inf
 
@@ -66,15 +66,15 @@ def _is_below(left: tuple[float, float], middle: tuple[float, float], right: tup
 
 def bound(areas: Mapping[str, float], offered: Mapping[str, float], all_units: float) -> dict[str, float]:
     """Return the rows per second of each model that maximize their sum; `areas` are those of `least_area`."""
-    left = float(all_units)
-    found = dict.fromkeys(offered, 0.0)
-    for name in sorted(offered, key=lambda one: (areas[one], one)):
+    remaining = float(all_units)
+    rows_per_s = dict.fromkeys(offered, 0.0)
+    for name in sorted(offered, key=lambda model: (areas[model], model)):
         per_row = areas[name] / SECOND_NS
         if math.isinf(per_row):
             continue
-        found[name] = min(offered[name], left / per_row)
-        left -= found[name] * per_row
-    return found
+        rows_per_s[name] = min(offered[name], remaining / per_row)
+        remaining -= rows_per_s[name] * per_row
+    return rows_per_s
 
 
 def fair_bound(areas: Mapping[str, float], offered: Mapping[str, float], all_units: float) -> dict[str, float]:
@@ -82,8 +82,8 @@ def fair_bound(areas: Mapping[str, float], offered: Mapping[str, float], all_uni
 
     The unconstrained maximum serves the cheapest models alone.
     """
-    takes = sum(rows * areas[name] / SECOND_NS for name, rows in offered.items() if not math.isinf(areas[name]))
-    part = min(1.0, all_units / takes) if takes else 1.0
+    needed_units = sum(rows * areas[name] / SECOND_NS for name, rows in offered.items() if not math.isinf(areas[name]))
+    part = min(1.0, all_units / needed_units) if needed_units else 1.0
     return {name: 0.0 if math.isinf(areas[name]) else rows * part for name, rows in offered.items()}
 
 

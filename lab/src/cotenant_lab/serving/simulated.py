@@ -130,10 +130,10 @@ def in_bursts(rate_per_s: float) -> RateProcess:
 
 def arrivals_of(rhythms: Mapping[str, RateProcess], models: Sequence[ServedModel], setting: Setting) -> Arrivals:
     """Draw arrivals for the window plus the longest objective, with a random stream for each model."""
-    until_ns = _until(models, setting)
+    until_ns = _end_of_arrivals(models, setting)
     return {
-        name: draw_instants(rhythm, until_ns, hash_of(setting.seed, place))
-        for place, (name, rhythm) in enumerate(rhythms.items())
+        name: draw_instants(rhythm, until_ns, hash_of(setting.seed, index))
+        for index, (name, rhythm) in enumerate(rhythms.items())
     }
 
 
@@ -141,16 +141,16 @@ def recorded(
     instants: Arrivals, rates: Mapping[str, float], models: Sequence[ServedModel], setting: Setting
 ) -> Arrivals:
     """Return recorded arrivals, rescaled to these rates; bursts keep their shape."""
-    until_ns = _until(models, setting)
+    until_ns = _end_of_arrivals(models, setting)
     return {name: rescale_trace(instants[name], rate, until_ns) for name, rate in rates.items()}
 
 
-def hash_of(seed: int, place: int) -> int:
+def hash_of(seed: int, index: int) -> int:
     """Return a separate seed for each."""
-    return seed * 1_000_003 + place
+    return seed * 1_000_003 + index
 
 
-def _until(models: Sequence[ServedModel], setting: Setting) -> Instant:
+def _end_of_arrivals(models: Sequence[ServedModel], setting: Setting) -> Instant:
     return setting.warm_ns + setting.for_ns + max(model.slo_ns for model in models)
 
 
@@ -165,16 +165,18 @@ def play(models: Sequence[ServedModel], arrivals: Arrivals, mode: ServingMode, s
     world = SimServer(loop, ServerMachine(settings), device)
     for key, model in enumerate(models, 1):
         world.at(0, ModelReady(_spec(model, mode), key, model.times))
-    came = sorted((when, place, model.name) for place, model in enumerate(models) for when in arrivals[model.name])
-    for request, (when, _, name) in enumerate(came, 1):
+    arrivals_in_order = sorted(
+        (when, index, model.name) for index, model in enumerate(models) for when in arrivals[model.name]
+    )
+    for request, (when, _, name) in enumerate(arrivals_in_order, 1):
         world.at(when, RequestArrived(request, name, 1, 0))
     begin, end = setting.warm_ns, setting.warm_ns + setting.for_ns
     loop.run(begin)
-    before = device.counted(begin)
+    begin_use = device.used_unit_ns(begin)
     loop.run(end)
-    after = device.counted(end)
+    end_use = device.used_unit_ns(end)
     loop.run(end + 2 * max(model.slo_ns for model in models))
-    return _outcome(models, came, world, device, (before, after), mode, setting)
+    return _outcome(models, arrivals_in_order, world, device, (begin_use, end_use), mode, setting)
 
 
 def _spec(model: ServedModel, mode: ServingMode) -> ModelSpec:
@@ -205,37 +207,37 @@ class _RecordingDevice:
         self.rows += run.rows
         self._device.begin(run, ends)
 
-    def counted(self, now: Instant) -> tuple[dict[str, float], float]:
+    def used_unit_ns(self, now: Instant) -> tuple[dict[str, float], float]:
         self._device.settle(now)
         return dict(self._device.used_unit_ns), self._device.useful_unit_ns
 
 
 def _outcome(
     models: Sequence[ServedModel],
-    came: Sequence[tuple[Instant, int, str]],
+    arrivals_in_order: Sequence[tuple[Instant, int, str]],
     world: SimServer,
     device: _RecordingDevice,
-    counted: tuple[tuple[dict[str, float], float], tuple[dict[str, float], float]],
+    used_unit_ns: tuple[tuple[dict[str, float], float], tuple[dict[str, float], float]],
     mode: ServingMode,
     setting: Setting,
 ) -> ServingOutcome:
-    (had_before, useful_before), (had_after, useful_after) = counted
+    (had_before, useful_before), (had_after, useful_after) = used_unit_ns
     whole_ns = float(setting.all_units * setting.for_ns)
     parts = {name: (had_after[name] - had_before[name]) / whole_ns for name in had_after}
     begin, end = setting.warm_ns, setting.warm_ns + setting.for_ns
     by_model: dict[str, list[tuple[int, Instant]]] = {model.name: [] for model in models}
-    for request, (when, _, name) in enumerate(came, 1):
+    for request, (when, _, name) in enumerate(arrivals_in_order, 1):
         if begin <= when < end:
             by_model[name].append((request, when))
-    found = [_model_outcome(model, by_model[model.name], world, parts[model.name]) for model in models]
-    offered = sum(one.offered for one in found)
-    in_time = sum(one.in_time for one in found)
-    admitted = sum(one.admitted for one in found)
+    outcomes = [_model_outcome(model, by_model[model.name], world, parts[model.name]) for model in models]
+    offered = sum(outcome.offered for outcome in outcomes)
+    in_time = sum(outcome.in_time for outcome in outcomes)
+    admitted = sum(outcome.admitted for outcome in outcomes)
     for_s = setting.for_ns / SECOND_NS
     answered = sum(begin <= when < end for when in world.answered.values())
     return ServingOutcome(
         mode=mode.name,
-        models=found,
+        models=outcomes,
         offered_per_s=offered / for_s,
         goodput_per_s=in_time / for_s,
         answered_per_s=answered / for_s,
@@ -243,7 +245,7 @@ def _outcome(
         missed=1 - in_time / offered if offered else 0.0,
         held=sum(parts.values()),
         utilization=(useful_after - useful_before) / whole_ns,
-        fairness=jain([one.in_time / one.offered for one in found if one.offered]),
+        fairness=jain([outcome.in_time / outcome.offered for outcome in outcomes if outcome.offered]),
         device_fairness=jain([parts[model.name] / model.weight for model in models]),
         mean_batch=device.rows / device.runs if device.runs else 0.0,
     )
@@ -253,15 +255,15 @@ def _model_outcome(
     model: ServedModel, requests: Sequence[tuple[int, Instant]], world: SimServer, device_part: float
 ) -> ModelOutcome:
     refused = dropped = 0
-    took: list[int] = []
+    latencies: list[int] = []
     for request, when in requests:
         answered = world.answered.get(request)
         if answered is not None:
-            took.append(answered - when)
+            latencies.append(answered - when)
         elif (refused_at := world.refused_at.get(request)) is not None:
             refused += refused_at == when
             dropped += refused_at != when
-    in_time = sum(one <= model.slo_ns for one in took)
+    in_time = sum(latency <= model.slo_ns for latency in latencies)
     return ModelOutcome(
         name=model.name,
         offered=len(requests),
@@ -269,7 +271,7 @@ def _model_outcome(
         dropped=dropped,
         in_time=in_time,
         late=len(requests) - refused - dropped - in_time,
-        p50_ms=statistics.median(took) / 1e6 if took else 0.0,
-        p99_ms=sorted(took)[min(len(took) * 99 // 100, len(took) - 1)] / 1e6 if took else 0.0,
+        p50_ms=statistics.median(latencies) / 1e6 if latencies else 0.0,
+        p99_ms=sorted(latencies)[min(len(latencies) * 99 // 100, len(latencies) - 1)] / 1e6 if latencies else 0.0,
         device_part=device_part,
     )

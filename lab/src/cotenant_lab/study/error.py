@@ -95,10 +95,10 @@ def halves(cases: Sequence[CaseT], seed: int) -> tuple[list[CaseT], list[CaseT]]
 def spread_of(splits: Sequence[ErrorSplit]) -> list[SplitSpread]:
     """Summarize by kind of split, in order of appearance."""
     kinds = list(dict.fromkeys(split.by for split in splits))
-    found = []
+    spreads = []
     for kind in kinds:
         medians = [split.median for split in splits if split.by == kind]
-        found.append(
+        spreads.append(
             SplitSpread(
                 by=kind,
                 seeds=len(medians),
@@ -107,15 +107,15 @@ def spread_of(splits: Sequence[ErrorSplit]) -> list[SplitSpread]:
                 largest_median=max(medians),
             )
         )
-    return found
+    return spreads
 
 
 def _quantile(ordered: Sequence[float], part: float) -> float:
     """Interpolate between the two nearest ranks."""
-    place = part * (len(ordered) - 1)
-    lower = int(place)
+    position = part * (len(ordered) - 1)
+    lower = int(position)
     upper = min(lower + 1, len(ordered) - 1)
-    return ordered[lower] + (ordered[upper] - ordered[lower]) * (place - lower)
+    return ordered[lower] + (ordered[upper] - ordered[lower]) * (position - lower)
 
 
 def _rounded(value: float) -> float:

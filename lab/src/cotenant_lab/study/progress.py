@@ -18,11 +18,11 @@ def show_parts(
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         tasks: dict[str, TaskID] = {}
 
-        def progress(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total)
+        def progress(part: str, done: int, total: int) -> None:
+            if part not in tasks:
+                tasks[part] = bars.add_task(part, total=total)
                 if not console.is_terminal:
-                    report(f"{what}: {total} {to_do}")
-            bars.update(tasks[what], completed=done)
+                    report(f"{part}: {total} {to_do}")
+            bars.update(tasks[part], completed=done)
 
         yield progress

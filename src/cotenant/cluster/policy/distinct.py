@@ -38,23 +38,22 @@ def match_distinct(rows: Rows, jobs: int, gpus: int, *, gap: float = GAP, table_
     if jobs * gpus <= table_limit:
         return match(rows(0, jobs), supply, capacity, gap=gap)
     price = _coarse_prices(rows, jobs, gpus)
-    everybody = np.arange(jobs)
-    edges, profit = _search(rows, everybody, price, _no_edges(jobs))
+    all_jobs = np.arange(jobs)
+    edges, profit = _search(rows, all_jobs, price, _no_edges(jobs))
     bound = _proved(price, profit)
     best: Matching | None = None
     for turn in range(_TURNS):
         problem = Problem(supply, capacity, edges.weight, edges)
-        found = in_steps(problem, lambda prices: np.inf if len(prices) else 0.0, gap, price, gap)
-        price = found.price
+        matching = in_steps(problem, lambda prices: np.inf if len(prices) else 0.0, gap, price, gap)
+        price = matching.price
         # Jobs without a GPU add edges in every turn: with too few edges they only raise prices. All other jobs
-        # add edges
-        # now and then, because that takes long; only then is a bound proved.
-        left = np.setdiff1d(everybody, found.pairs[:, 0])
-        is_full = turn % _FULL_SEARCH == _FULL_SEARCH - 1 or len(left) * _MANY < jobs
-        edges, profit = _search(rows, everybody if is_full else left, price, edges)
+        # add edges now and then, because that takes long; only then is a bound proved.
+        unmatched = np.setdiff1d(all_jobs, matching.pairs[:, 0])
+        is_full = turn % _FULL_SEARCH == _FULL_SEARCH - 1 or len(unmatched) * _MANY < jobs
+        edges, profit = _search(rows, all_jobs if is_full else unmatched, price, edges)
         bound = min(bound, _proved(price, profit)) if is_full else bound
-        chosen = found if best is None or found.value > best.value else best
-        best = chosen._replace(bound=bound, price=price, bids=found.bids + (0 if best is None else best.bids))
+        chosen = matching if best is None or matching.value > best.value else best
+        best = chosen._replace(bound=bound, price=price, bids=matching.bids + (0 if best is None else best.bids))
         if best.part >= 1 - 2 * gap:
             break
     assert best is not None
@@ -72,33 +71,33 @@ def _no_edges(jobs: int) -> Edges:
 def _coarse_prices(rows: Rows, jobs: int, gpus: int) -> Array:
     """Return prices from a sample of the jobs, each of which stands for many."""
     chosen = np.unique(np.linspace(0, jobs - 1, min(_SAMPLED, jobs)).astype(int))
-    table = np.concatenate([rows(int(one), int(one) + 1) for one in chosen])
+    table = np.concatenate([rows(int(job), int(job) + 1) for job in chosen])
     return match(table, np.diff(np.append(chosen, jobs)), np.ones(gpus, np.int32), gap=_SAMPLE_GAP).price
 
 
-def _search(rows: Rows, who: Array, price: Array, known: Edges) -> tuple[Edges, Array]:
+def _search(rows: Rows, chosen: Array, price: Array, edges: Edges) -> tuple[Edges, Array]:
     """Add the best edges of these jobs at these prices, and return the highest profit of each job over all GPUs."""
-    jobs, gpus = len(known.starts) - 1, len(price)
-    profit: Array = np.empty(len(who), np.float32)
-    keys = [np.repeat(np.arange(jobs), np.diff(known.starts)) * gpus + known.ends_at]
-    weight = [known.weight]
-    for begin in range(0, len(who), _BLOCK):
-        mine = who[begin : begin + _BLOCK]
-        block = _rows_of(rows, mine)
-        places: Array = np.empty((len(block), _CANDIDATES), np.int32)
+    jobs, gpus = len(edges.starts) - 1, len(price)
+    profit: Array = np.empty(len(chosen), np.float32)
+    keys = [np.repeat(np.arange(jobs), np.diff(edges.starts)) * gpus + edges.ends_at]
+    weight = [edges.weight]
+    for begin in range(0, len(chosen), _BLOCK):
+        block_jobs = chosen[begin : begin + _BLOCK]
+        block = _rows_of(rows, block_jobs)
+        candidates: Array = np.empty((len(block), _CANDIDATES), np.int32)
         best = profit[begin : begin + len(block)]
-        _native.match_best_places(gpus, _CANDIDATES, begin, _PARTS, block, price, places, best)
-        row, column = np.nonzero(places >= 0)
-        found = places[row, column]
-        keys.append(mine[row] * gpus + found)
-        weight.append(block[row, found])
+        _native.match_best_places(gpus, _CANDIDATES, begin, _PARTS, block, price, candidates, best)
+        row, column = np.nonzero(candidates >= 0)
+        gpu_of_edge = candidates[row, column]
+        keys.append(block_jobs[row] * gpus + gpu_of_edge)
+        weight.append(block[row, gpu_of_edge])
     key, first = np.unique(np.concatenate(keys), return_index=True)
     starts = np.searchsorted(key, np.arange(jobs + 1) * gpus).astype(np.int64)
     return Edges(starts, (key % gpus).astype(np.int32), np.concatenate(weight)[first]), profit
 
 
-def _rows_of(rows: Rows, who: Array) -> Array:
-    ends = np.append(np.flatnonzero(np.diff(who) != 1) + 1, len(who))
+def _rows_of(rows: Rows, jobs: Array) -> Array:
+    ends = np.append(np.flatnonzero(np.diff(jobs) != 1) + 1, len(jobs))
     begins = np.append(0, ends[:-1])
-    blocks = [rows(int(who[begin]), int(who[end - 1]) + 1) for begin, end in zip(begins, ends, strict=True)]
+    blocks = [rows(int(jobs[begin]), int(jobs[end - 1]) + 1) for begin, end in zip(begins, ends, strict=True)]
     return np.ascontiguousarray(np.concatenate(blocks) if len(blocks) > 1 else blocks[0], np.float32)

@@ -18,16 +18,16 @@ from cotenant.cluster.policy.round import Array, Pairing, Round, RoundPlan
 _LARGEST: Final = np.iinfo(np.int64).max // 128
 
 
-def fragmentation(given: Round) -> RoundPlan:
+def fragmentation(inputs: Round) -> RoundPlan:
     """Place jobs in order; sums are integers, so that ties are broken the same on every machine."""
-    fragments = _Fragments(given)
+    fragments = _Fragments(inputs)
     pairings, exhausted = [], set()
-    for job in turns(given).tolist():
-        kind = int(given.jobs.kind[job])
+    for job in turns(inputs).tolist():
+        kind = int(inputs.jobs.kind[job])
         if kind in exhausted:
             continue
         if gpus := fragments.take(kind):
-            pairings.append(Pairing(job, gpus, float(given.weight[kind, given.gpus.kind[list(gpus)]].min())))
+            pairings.append(Pairing(job, gpus, float(inputs.weight[kind, inputs.gpus.kind[list(gpus)]].min())))
         elif not fragments.is_free.any():
             break
         else:
@@ -36,18 +36,18 @@ def fragmentation(given: Round) -> RoundPlan:
 
 
 class _Fragments:
-    def __init__(self, given: Round) -> None:
-        self._round = given
-        self._nodes = given.gpus.node
-        self._offer = given.gpu_kinds.offer_ppm[given.gpus.kind].astype(np.int64)
-        kinds = given.jobs.kind[given.jobs.now <= 0]
-        waiting = np.bincount(kinds, minlength=len(given.job_kinds.gpus))
-        singles = given.job_kinds.gpus == 1
-        unusable = np.where(singles, waiting, 0) @ ~given.possible
-        self._to_singles = unusable[given.gpus.kind] * self._offer
+    def __init__(self, inputs: Round) -> None:
+        self._round = inputs
+        self._nodes = inputs.gpus.node
+        self._offer = inputs.gpu_kinds.offer_ppm[inputs.gpus.kind].astype(np.int64)
+        kinds = inputs.jobs.kind[inputs.jobs.now <= 0]
+        waiting = np.bincount(kinds, minlength=len(inputs.job_kinds.gpus))
+        singles = inputs.job_kinds.gpus == 1
+        unusable = np.where(singles, waiting, 0) @ ~inputs.possible
+        self._to_singles = unusable[inputs.gpus.kind] * self._offer
         self._gangs = np.flatnonzero(~singles & (waiting > 0))
         self._waiting = waiting[self._gangs][:, None]
-        self._wanted = given.job_kinds.gpus[self._gangs][:, None]
+        self._wanted = inputs.job_kinds.gpus[self._gangs][:, None]
         self.is_free = np.ones(len(self._nodes), bool)
         self._grows = -self._to_singles
         first = np.flatnonzero(np.diff(self._nodes, prepend=-1)) if len(self._gangs) else self._nodes[:0]
@@ -55,32 +55,32 @@ class _Fragments:
             self._weigh(int(begin), int(end))
 
     def take(self, kind: int) -> tuple[int, ...]:
-        given, wanted = self._round, int(self._round.job_kinds.gpus[kind])
-        fits = self.is_free & given.possible[kind][given.gpus.kind]
-        if barred := given.barred.get(kind):
+        inputs, wanted = self._round, int(self._round.job_kinds.gpus[kind])
+        fits = self.is_free & inputs.possible[kind][inputs.gpus.kind]
+        if barred := inputs.barred.get(kind):
             fits &= ~np.isin(self._nodes, sorted(barred))
         if wanted == 1:
             gpu = int(np.where(fits, self._grows, _LARGEST).argmin()) if len(fits) else 0
             chosen: tuple[int, ...] = (gpu,) if len(fits) and fits[gpu] else ()
         else:
-            chosen = self._together(np.flatnonzero(fits), wanted)
+            chosen = self._take_gang(np.flatnonzero(fits), wanted)
         self.is_free[list(chosen)] = False
         if chosen and len(self._gangs):
             node = self._nodes[chosen[0]]
             self._weigh(int(np.searchsorted(self._nodes, node)), int(np.searchsorted(self._nodes, node, side="right")))
         return chosen
 
-    def _together(self, there: Array, wanted: int) -> tuple[int, ...]:
+    def _take_gang(self, gpus: Array, wanted: int) -> tuple[int, ...]:
         """Return the GPUs of the node where the sum of the fragments grows least."""
-        nodes = self._nodes[there]
-        there = there[np.lexsort((there, self._grows[there], nodes))]
-        place = np.arange(len(there)) - np.searchsorted(nodes, nodes)
-        last = np.flatnonzero(place == wanted - 1)
+        nodes = self._nodes[gpus]
+        gpus = gpus[np.lexsort((gpus, self._grows[gpus], nodes))]
+        rank = np.arange(len(gpus)) - np.searchsorted(nodes, nodes)
+        last = np.flatnonzero(rank == wanted - 1)
         if not len(last):
             return ()
-        sums = np.concatenate([[0], np.cumsum(self._grows[there])])
+        sums = np.concatenate([[0], np.cumsum(self._grows[gpus])])
         best = last[np.argmin(sums[last + 1] - sums[last + 1 - wanted])]
-        return tuple(sorted(int(gpu) for gpu in there[best + 1 - wanted : best + 1]))
+        return tuple(sorted(int(gpu) for gpu in gpus[best + 1 - wanted : best + 1]))
 
     def _weigh(self, begin: int, end: int) -> None:
         """Compute by how much the fragments of a node grow with the allocation of each of its GPUs."""

@@ -23,21 +23,21 @@ _PER_PRICE: Final = 1e-3
 """Among nearly equal GPUs of a node, those with the lower price are taken."""
 
 
-def place_gangs(given: Round, jobs: Array, is_free: Array, price: Array) -> list[Pairing]:
+def place_gangs(inputs: Round, jobs: Array, is_free: Array, price: Array) -> list[Pairing]:
     """Place the jobs in order and update `is_free`."""
     if not len(jobs):
         return []
-    nodes = _Nodes(given, is_free, price)
-    patience_ns = patience_in(0 if given.sizes is None else len(given.sizes))
-    pairings, without = [], []
+    nodes = _Nodes(inputs, is_free, price)
+    patience_ns = patience_in(0 if inputs.sizes is None else len(inputs.sizes))
+    pairings, unplaced = [], []
     for job in jobs.tolist():
-        kind = int(given.jobs.kind[job])
+        kind = int(inputs.jobs.kind[job])
         if gpus := nodes.take(kind):
-            weight = float(given.weight[kind, given.gpus.kind[list(gpus)]].min())
+            weight = float(inputs.weight[kind, inputs.gpus.kind[list(gpus)]].min())
             pairings.append(Pairing(job, gpus, weight))
-        elif given.jobs.waited_ns[job] >= patience_ns:
-            without.append(kind)
-    _keep_nodes(given, without, is_free)
+        elif inputs.jobs.waited_ns[job] >= patience_ns:
+            unplaced.append(kind)
+    _keep_nodes(inputs, unplaced, is_free)
     return pairings
 
 
@@ -50,32 +50,32 @@ def patience_in(nodes: int) -> float:
     return PATIENCE_NS * sqrt(max(1.0, _RESERVED_NODES / max(nodes, 1)))
 
 
-def _keep_nodes(given: Round, kinds: list[int], is_free: Array) -> None:
+def _keep_nodes(inputs: Round, kinds: list[int], is_free: Array) -> None:
     """Keep the free GPUs of one node per kind free: the node that could hold the job and has the most free."""
-    if given.sizes is None or not kinds:
+    if inputs.sizes is None or not kinds:
         return
-    most = max(1, len(given.sizes) // _RESERVED_NODES)
-    for kind in kinds[:most]:
-        fits = is_free & (given.weight[kind][given.gpus.kind] > 0)
-        free = np.bincount(given.gpus.node[fits], minlength=len(given.sizes))
-        free[given.sizes < given.job_kinds.gpus[kind]] = 0
-        free[sorted(given.barred.get(kind, ()))] = 0
+    limit = max(1, len(inputs.sizes) // _RESERVED_NODES)
+    for kind in kinds[:limit]:
+        fits = is_free & (inputs.weight[kind][inputs.gpus.kind] > 0)
+        free = np.bincount(inputs.gpus.node[fits], minlength=len(inputs.sizes))
+        free[inputs.sizes < inputs.job_kinds.gpus[kind]] = 0
+        free[sorted(inputs.barred.get(kind, ()))] = 0
         if free.max(initial=0) > 0:
-            is_free[given.gpus.node == free.argmax()] = False
+            is_free[inputs.gpus.node == free.argmax()] = False
 
 
 class _Nodes:
     """GPUs by node; the value of a node for a kind of job is cached until one of its GPUs is taken."""
 
-    def __init__(self, given: Round, is_free: Array, price: Array) -> None:
-        self._round = given
+    def __init__(self, inputs: Round, is_free: Array, price: Array) -> None:
+        self._round = inputs
         self._is_free = is_free
-        names, first, count = np.unique(given.gpus.node, return_index=True, return_counts=True)
+        names, first, count = np.unique(inputs.gpus.node, return_index=True, return_counts=True)
         self._names = names
-        places = first[:, None] + np.arange(count.max(initial=0))
-        self._there = np.arange(count.max(initial=0)) < count[:, None]
-        self._gpus = np.where(self._there, places, 0)
-        self._kinds = given.gpus.kind[self._gpus] if len(names) else self._gpus
+        indices = first[:, None] + np.arange(count.max(initial=0))
+        self._exists = np.arange(count.max(initial=0)) < count[:, None]
+        self._gpus = np.where(self._exists, indices, 0)
+        self._kinds = inputs.gpus.kind[self._gpus] if len(names) else self._gpus
         self._prices = price[self._kinds]
         self._values: dict[int, Array] = {}
         self._changed: dict[int, list[int]] = {}
@@ -96,9 +96,9 @@ class _Nodes:
         """Return the value of each node for this kind; only nodes from which GPUs were taken are computed anew."""
         if kind not in self._values:
             wanted = int(self._round.job_kinds.gpus[kind])
-            enough = np.flatnonzero((self._there & self._is_free[self._gpus]).sum(axis=1) >= wanted)
+            candidates = np.flatnonzero((self._exists & self._is_free[self._gpus]).sum(axis=1) >= wanted)
             self._values[kind] = np.full(len(self._names), -np.inf)
-            self._changed[kind] = enough.tolist()
+            self._changed[kind] = candidates.tolist()
         if changed := self._changed[kind]:
             nodes = np.array(sorted(set(changed)))
             self._values[kind][nodes] = self._weigh(kind, nodes)[0]
@@ -111,15 +111,15 @@ class _Nodes:
         width = self._gpus.shape[1]
         if width < wanted:
             return np.full(len(nodes), -np.inf), np.zeros((len(nodes), 0), np.int64)
-        there = self._there[nodes] & self._is_free[self._gpus[nodes]]
+        is_available = self._exists[nodes] & self._is_free[self._gpus[nodes]]
         price = self._prices[nodes]
-        weight = np.where(there, self._round.weight[kind][self._kinds[nodes]], np.float32(0))
+        weight = np.where(is_available, self._round.weight[kind][self._kinds[nodes]], np.float32(0))
         if barred := self._round.barred.get(kind):
             weight[np.isin(self._names[nodes], sorted(barred))] = 0
         key = np.where(weight > 0, price * np.float32(_PER_PRICE) - weight, np.float32(np.inf))
         order = np.argsort(key, axis=1, kind="stable")[:, :wanted]
-        places = order + np.arange(0, len(nodes) * width, width)[:, None]
-        slowest = weight.ravel()[places].min(axis=1)
-        paid = price.ravel()[places].sum(axis=1)
-        left = there.sum(axis=1) - wanted
-        return np.where(slowest > 0, slowest * wanted - paid - left * _PER_FREE_GPU, -np.inf), order
+        indices = order + np.arange(0, len(nodes) * width, width)[:, None]
+        slowest = weight.ravel()[indices].min(axis=1)
+        paid = price.ravel()[indices].sum(axis=1)
+        remaining = is_available.sum(axis=1) - wanted
+        return np.where(slowest > 0, slowest * wanted - paid - remaining * _PER_FREE_GPU, -np.inf), order

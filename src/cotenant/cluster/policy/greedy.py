@@ -11,39 +11,39 @@ from cotenant.cluster.policy.in_order import Free, turns
 from cotenant.cluster.policy.round import Pairing, Round, RoundPlan
 
 
-def greedy(given: Round) -> RoundPlan:
+def greedy(inputs: Round) -> RoundPlan:
     """Place by priority, gangs before single-GPU jobs; no job is moved."""
-    is_free = np.ones(len(given.gpus.kind), bool)
-    order = turns(given)
-    gangs = given.job_kinds.gpus[given.jobs.kind[order]] > 1
+    is_free = np.ones(len(inputs.gpus.kind), bool)
+    order = turns(inputs)
+    gangs = inputs.job_kinds.gpus[inputs.jobs.kind[order]] > 1
     pairings: list[Pairing] = []
-    free_prices = np.zeros(given.weight.shape[1], np.float32)
-    for priority in np.unique(given.jobs.priority[order])[::-1]:
-        here = given.jobs.priority[order] == priority
-        pairings += place_gangs(given, order[here & gangs], is_free, free_prices)
-        free = Free(given, given.weight > 0, cost=-given.weight)
+    free_prices = np.zeros(inputs.weight.shape[1], np.float32)
+    for priority in np.unique(inputs.jobs.priority[order])[::-1]:
+        has_priority = inputs.jobs.priority[order] == priority
+        pairings += place_gangs(inputs, order[has_priority & gangs], is_free, free_prices)
+        free = Free(inputs, inputs.weight > 0, cost=-inputs.weight)
         free.hold(np.flatnonzero(~is_free))
-        pairings += _best_first(given, order[here & ~gangs].tolist(), free)
+        pairings += _best_first(inputs, order[has_priority & ~gangs].tolist(), free)
         is_free &= free.is_free
     return RoundPlan(pairings)
 
 
-def _best_first(given: Round, jobs: list[int], free: Free) -> list[Pairing]:
+def _best_first(inputs: Round, jobs: list[int], free: Free) -> list[Pairing]:
     lines: dict[int, list[int]] = {}
     for job in reversed(jobs):
-        lines.setdefault(int(given.jobs.kind[job]), []).append(job)
-    columns = np.unique(given.gpus.kind[free.is_free])
+        lines.setdefault(int(inputs.jobs.kind[job]), []).append(job)
+    columns = np.unique(inputs.gpus.kind[free.is_free])
     if not len(columns):
         return []
-    heap = [(-float(given.weight[kind, columns].max()), kind) for kind in lines]
+    heap = [(-float(inputs.weight[kind, columns].max()), kind) for kind in lines]
     heapq.heapify(heap)
     pairings = []
-    while heap and free.left:
-        hoped, kind = heapq.heappop(heap)
+    while heap and free.free_count:
+        expected, kind = heapq.heappop(heap)
         if not (gpu := free.peek(kind)):
             continue
-        weight = float(given.weight[kind, given.gpus.kind[gpu[0]]])
-        if -weight > hoped:  # the best GPU was taken meanwhile
+        weight = float(inputs.weight[kind, inputs.gpus.kind[gpu[0]]])
+        if -weight > expected:  # the best GPU was taken meanwhile
             heapq.heappush(heap, (-weight, kind))
             continue
         pairings.append(Pairing(lines[kind].pop(), free.take(kind), weight))

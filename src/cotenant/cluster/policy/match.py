@@ -82,7 +82,7 @@ def match(weight: Array, jobs: Array, gpus: Array, *, gap: float = GAP, price: A
     """
     some_jobs, some_gpus = np.flatnonzero(counts(jobs)), np.flatnonzero(counts(gpus))
     if len(some_jobs) + len(some_gpus) < _MOSTLY_THERE * (len(jobs) + len(gpus)):
-        return _of_those_there(weight, (counts(jobs), counts(gpus)), (some_jobs, some_gpus), gap, price)
+        return _match_present_kinds(weight, (counts(jobs), counts(gpus)), (some_jobs, some_gpus), gap, price)
     problem = Problem(counts(jobs), counts(gpus), np.ascontiguousarray(weight, np.float32))
     nowhere = np.where(problem.capacity > 0, 0, _BEYOND).astype(np.float32)
 
@@ -93,16 +93,16 @@ def match(weight: Array, jobs: Array, gpus: Array, *, gap: float = GAP, price: A
     return in_steps(problem, bound, gap, price)
 
 
-def _of_those_there(
-    weight: Array, many: tuple[Array, Array], there: tuple[Array, Array], gap: float, price: Any
+def _match_present_kinds(
+    weight: Array, units: tuple[Array, Array], present: tuple[Array, Array], gap: float, price: Any
 ) -> Matching:
     """Match without the kinds that have no units."""
-    jobs, gpus = there
+    jobs, gpus = present
     fewer = np.asarray(weight)[np.ix_(jobs, gpus)]
-    found = match(fewer, many[0][jobs], many[1][gpus], gap=gap, price=None if price is None else price[gpus])
-    pairs, prices = found.pairs.copy(), np.zeros(len(many[1]), np.float32)
-    pairs[:, 0], pairs[:, 1], prices[gpus] = jobs[pairs[:, 0]], gpus[pairs[:, 1]], found.price
-    return found._replace(pairs=pairs, price=prices)
+    matching = match(fewer, units[0][jobs], units[1][gpus], gap=gap, price=None if price is None else price[gpus])
+    pairs, prices = matching.pairs.copy(), np.zeros(len(units[1]), np.float32)
+    pairs[:, 0], pairs[:, 1], prices[gpus] = jobs[pairs[:, 0]], gpus[pairs[:, 1]], matching.price
+    return matching._replace(pairs=pairs, price=prices)
 
 
 def in_steps(problem: Problem, bound: Bound, gap: float, price: Array | None = None, last: float = _FINEST) -> Matching:
@@ -112,14 +112,18 @@ def in_steps(problem: Problem, bound: Bound, gap: float, price: Array | None = N
         return Matching(np.zeros((0, 3), np.int32), 0.0, 0.0, np.zeros(len(problem.capacity), np.float32), 0)
     kinds = len(problem.supply) + len(problem.capacity)
     units = min(int(problem.supply.sum(dtype=np.int64)), int(problem.capacity.sum(dtype=np.int64)))
-    prices, step, most = np.zeros(len(problem.capacity), np.float32), top * _FIRST_STEP, _PATIENCE * (kinds + units)
+    prices, step, bid_limit = (
+        np.zeros(len(problem.capacity), np.float32),
+        top * _FIRST_STEP,
+        _PATIENCE * (kinds + units),
+    )
     is_anew = price is None
     if price is not None:
-        prices, step, most = np.array(price, np.float32), top * _WARM_STEP, _WARM_PATIENCE * kinds
+        prices, step, bid_limit = np.array(price, np.float32), top * _WARM_STEP, _WARM_PATIENCE * kinds
     best: Matching | None = None
     while True:
-        found, finished = _auction(problem, prices, step, most, bound)
-        best = found if best is None else _better(best, found)
+        matching, finished = _auction(problem, prices, step, bid_limit, bound)
+        best = matching if best is None else _best_of(best, matching)
         if best.part >= 1 - gap or (finished and step <= top * last) or (is_anew and not finished):
             return best
         if finished:
@@ -127,21 +131,21 @@ def in_steps(problem: Problem, bound: Bound, gap: float, price: Array | None = N
             step /= _FINER
         else:
             is_anew = True
-            prices, step, most = np.zeros_like(prices), top * _FIRST_STEP, _PATIENCE * (kinds + units)
+            prices, step, bid_limit = np.zeros_like(prices), top * _FIRST_STEP, _PATIENCE * (kinds + units)
 
 
-def _better(one: Matching, other: Matching) -> Matching:
+def _best_of(first: Matching, second: Matching) -> Matching:
     """Return the better pairs with the lower bound and its prices."""
-    chosen, surer = other if other.value > one.value else one, other if other.bound <= one.bound else one
-    return chosen._replace(bound=surer.bound, price=surer.price, bids=one.bids + other.bids)
+    chosen, tighter = second if second.value > first.value else first, second if second.bound <= first.bound else first
+    return chosen._replace(bound=tighter.bound, price=tighter.price, bids=first.bids + second.bids)
 
 
-def _auction(problem: Problem, prices: Array, step: float, most: int, bound: Bound) -> tuple[Matching, bool]:
+def _auction(problem: Problem, prices: Array, step: float, bid_limit: int, bound: Bound) -> tuple[Matching, bool]:
     """Run one auction from `prices`, which is updated; return the matching and whether the auction finished."""
     supply, capacity, weight, edges = problem
     starts, ends_at = (None, None) if edges is None else (edges.starts, edges.ends_at)
-    given = (len(supply), len(capacity), supply, capacity, weight, starts, ends_at, prices, step, most)
-    result, bids, finished = _native.match_auction(*given)
+    arguments = (len(supply), len(capacity), supply, capacity, weight, starts, ends_at, prices, step, bid_limit)
+    result, bids, finished = _native.match_auction(*arguments)
     lots = np.frombuffer(result, _LOT)
     pairs = np.stack([lots["source"], lots["sink"], lots["count"]], axis=1)
     value = exact_dot(_weights_of(lots, weight, edges), lots["count"])
@@ -158,12 +162,12 @@ def _weights_of(lots: Array, weight: Array, edges: Edges | None) -> Array:
     return edges.weight[np.searchsorted(keys, lots["source"].astype(np.int64) * span + lots["sink"])]
 
 
-def counts(given: Array) -> Array:
+def counts(values: Array) -> Array:
     """Return counts in the type that the auction takes."""
-    return np.ascontiguousarray(given, np.int32)
+    return np.ascontiguousarray(values, np.int32)
 
 
-def exact_dot(each: Array, count: Array) -> float:
+def exact_dot(factors: Array, count: Array) -> float:
     """Return a dot product computed in integers: it decides when to stop, and must be the same on every machine."""
-    whole = np.rint(np.asarray(each, np.float64) * _EXACT).astype(np.int64)
-    return int(np.dot(whole, np.asarray(count, np.int64))) / _EXACT
+    scaled = np.rint(np.asarray(factors, np.float64) * _EXACT).astype(np.int64)
+    return int(np.dot(scaled, np.asarray(count, np.int64))) / _EXACT

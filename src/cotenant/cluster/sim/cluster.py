@@ -70,14 +70,14 @@ class SimCluster:
         self.job = np.full(count, ABSENT, dtype=np.int64)
         """Index of the job on each GPU."""
         self._bytes = np.zeros(count)
-        self._at: Instant = 0
+        self._settled_at: Instant = 0
         nodes = len(plan.nodes)
-        self.index = {node.name: place for place, node in enumerate(plan.nodes)}
+        self.index = {node.name: index for index, node in enumerate(plan.nodes)}
         self.epoch = [1] * nodes
         self.down = [False] * nodes
         self.cut = [False] * nodes
         self._highest_attempt = [0] * nodes
-        self._here: list[dict[int, Attempt]] = [{} for _ in range(nodes)]
+        self._attempts_on: list[dict[int, Attempt]] = [{} for _ in range(nodes)]
         self._ends: list[dict[Attempt, AttemptReport]] = [{} for _ in range(nodes)]
         self._gpus: list[tuple[Any, ...]] = [()] * nodes
         self._last_reports: list[NodeReport | None] = [None] * nodes
@@ -86,7 +86,7 @@ class SimCluster:
         self._is_fenced = [False] * nodes
         self._running = 0
         self._stale = True
-        self._now: SharingResult | None = None
+        self._shared: SharingResult | None = None
         self._alone: SharingResult | None = None
         self.refused = 0
 
@@ -98,35 +98,36 @@ class SimCluster:
         self.settle(now)
         self.fleet.advance(now, self._plan.report_ns)
         self._stale = True
-        over = np.unique(self.job[(self.fleet.condition == OVERLIMIT) & (self.job != ABSENT)])
-        for job in over.tolist():
+        evicted = np.unique(self.job[(self.fleet.condition == OVERLIMIT) & (self.job != ABSENT)])
+        for job in evicted.tolist():
             self.end(job, JobEnd.EVICTED, now, "online work needs the GPU", is_reported=True)
         self._refresh()
         self._report(now)
 
     def settle(self, now: Instant) -> None:
         """Advance the simulation to now without changes; every change calls this first."""
-        ns = now - self._at
+        ns = now - self._settled_at
         if ns <= 0:
             return
         self._refresh()
-        shared, alone = self._now, self._alone
+        shared, alone = self._shared, self._alone
         assert shared is not None
         assert alone is not None
         jobs = np.flatnonzero(self.sim_jobs.state == SimJobState.RUNNING)
         rate = self._rates(jobs, shared)
-        ran, ended = self.sim_jobs.run(jobs, rate, ns)
+        ran_by_job, is_ended = self.sim_jobs.run(jobs, rate, ns)
         self._running = len(jobs)
         by_job = np.zeros(len(self.sim_jobs.work) + 1)  # one more entry, for GPUs without a job: index -1 finds it
-        by_job[jobs] = ran
+        by_job[jobs] = ran_by_job
         ran_ns = by_job[self.job]
         self._record(ns, shared, alone, ran_ns)
-        begin = self._at
-        self._at = now
-        for place in np.flatnonzero(ended).tolist():
-            job = int(jobs[place])
-            how = JobEnd.DONE if self.sim_jobs.done[job] >= self.sim_jobs.work[job] else JobEnd.FAILED
-            self.end(job, how, begin + float(ran[place]), "" if how is JobEnd.DONE else "its program failed")
+        begin = self._settled_at
+        self._settled_at = now
+        for index in np.flatnonzero(is_ended).tolist():
+            job = int(jobs[index])
+            outcome = JobEnd.DONE if self.sim_jobs.done[job] >= self.sim_jobs.work[job] else JobEnd.FAILED
+            detail = "" if outcome is JobEnd.DONE else "its program failed"
+            self.end(job, outcome, begin + float(ran_by_job[index]), detail)
 
     def _record(self, ns: int, shared: SharingResult, alone: SharingResult, ran_ns: Any) -> None:
         """Record measurements; a GPU whose job ended within the span counts partly without it."""
@@ -134,8 +135,8 @@ class SimCluster:
         part = ran_ns / ns
         up = fleet.up & ~fleet.faulty
 
-        def mixed(with_job: Any, without: Any) -> Any:
-            return np.where(up, with_job * part + without * (1 - part), 0.0)
+        def mixed(with_job: Any, without_job: Any) -> Any:
+            return np.where(up, with_job * part + without_job * (1 - part), 0.0)
 
         online = np.where(up, fleet.online_bytes, 0.0) / fleet.memory_bytes
         now = {
@@ -153,13 +154,13 @@ class SimCluster:
             "running": self._running,
             "waiting": self._waiting(),
         }
-        self.measurements.span(self._at, ns, now, ran_ns, up)
+        self.measurements.span(self._settled_at, ns, now, ran_ns, up)
 
     def _rates(self, jobs: Any, shared: SharingResult) -> Any:
         """Return the speed of jobs, each that of its slowest GPU."""
         slowest = np.full(len(self.sim_jobs.work), np.inf)
-        here = np.flatnonzero(self.job != ABSENT)
-        np.minimum.at(slowest, self.job[here], shared.rate[here].astype(float))
+        occupied = np.flatnonzero(self.job != ABSENT)
+        np.minimum.at(slowest, self.job[occupied], shared.rate[occupied].astype(float))
         return slowest[jobs]
 
     def _refresh(self) -> None:
@@ -168,7 +169,7 @@ class SimCluster:
             return
         fleet = self.fleet
         kind = self._kinds[self.job]
-        self._now = self._physics.evaluate(fleet.service, fleet.load, kind, fleet.share, self._plan.mode)
+        self._shared = self._physics.evaluate(fleet.service, fleet.load, kind, fleet.share, self._plan.mode)
         absent = np.full(fleet.count, ABSENT)
         self._alone = self._physics.evaluate(fleet.service, fleet.load, absent, fleet.share, self._plan.mode)
         self._stale = False
@@ -178,109 +179,116 @@ class SimCluster:
     def _report(self, now: Instant) -> None:
         sim_jobs, fleet = self.sim_jobs, self.fleet
         jobs = np.flatnonzero(sim_jobs.state == SimJobState.RUNNING)
-        assert self._now is not None
-        for place in np.unique(sim_jobs.node[sim_jobs.changed_reports(jobs, self._rates(jobs, self._now))]).tolist():
-            self._dirty[place] = True
+        assert self._shared is not None
+        for node_index in np.unique(
+            sim_jobs.node[sim_jobs.changed_reports(jobs, self._rates(jobs, self._shared))]
+        ).tolist():
+            self._dirty[node_index] = True
         codes, changed = fleet.changed()
-        for place in changed.tolist():
-            self._dirty[place] = True
-            row = codes[fleet.first[place] : fleet.first[place + 1]]
-            self._gpus[place] = tuple([fleet.report(code) for code in row])
-        for place, node in enumerate(self._plan.nodes):
-            if self.down[place]:
+        for node_index in changed.tolist():
+            self._dirty[node_index] = True
+            row = codes[fleet.first[node_index] : fleet.first[node_index + 1]]
+            self._gpus[node_index] = tuple([fleet.report(code) for code in row])
+        for index, node in enumerate(self._plan.nodes):
+            if self.down[index]:
                 continue
-            if self.cut[place]:
-                self._lost_contact(place)
+            if self.cut[index]:
+                self._lost_contact(index)
                 continue
-            report = self._last_reports[place]
-            if report is None or self._dirty[place]:
-                report = self._last_reports[place] = self._node_report(place, node.name)
-                self._dirty[place] = False
+            report = self._last_reports[index]
+            if report is None or self._dirty[index]:
+                report = self._last_reports[index] = self._node_report(index, node.name)
+                self._dirty[index] = False
             if self._deliver(report, now):
-                self._last_contact[place] = now
+                self._last_contact[index] = now
             else:
-                self._lost_contact(place)
+                self._lost_contact(index)
 
-    def _lost_contact(self, place: int) -> None:
+    def _lost_contact(self, node_index: int) -> None:
         """Schedule the end of the lease of a node that cannot reach the controller; it ends its jobs then."""
-        if not self._is_fenced[place]:
-            self._is_fenced[place] = True
-            self._loop.at(self._last_contact[place] + self._plan.lease_ns, self._run_out, place)
+        if not self._is_fenced[node_index]:
+            self._is_fenced[node_index] = True
+            self._loop.at(self._last_contact[node_index] + self._plan.lease_ns, self._run_out, node_index)
 
-    def _run_out(self, place: int, now: Instant) -> None:
-        self._is_fenced[place] = False
-        if self.down[place] or self._last_contact[place] + self._plan.lease_ns > now:
+    def _run_out(self, node_index: int, now: Instant) -> None:
+        self._is_fenced[node_index] = False
+        if self.down[node_index] or self._last_contact[node_index] + self._plan.lease_ns > now:
             return
         self.settle(now)
-        for job in list(self._here[place]):
+        for job in list(self._attempts_on[node_index]):
             self.end(job, JobEnd.EVICTED, now, "its node does not reach the cluster", is_reported=True)
 
-    def _node_report(self, place: int, name: str) -> NodeReport:
+    def _node_report(self, node_index: int, name: str) -> NodeReport:
         report = self.sim_jobs.report
-        attempts = [report(job) for job in self._here[place]]
-        attempts += self._ends[place].values()
-        return NodeReport(name, self.epoch[place], self._gpus[place], tuple(attempts), self._highest_attempt[place])
+        attempts = [report(job) for job in self._attempts_on[node_index]]
+        attempts += self._ends[node_index].values()
+        return NodeReport(
+            name, self.epoch[node_index], self._gpus[node_index], tuple(attempts), self._highest_attempt[node_index]
+        )
 
     # -- orders to nodes ----------------------------------------------------------------------------------------------
 
-    def _receive(self, place: int, number: int) -> bool:
-        if self.down[place] or self.cut[place]:
+    def _receive(self, node_index: int, number: int) -> bool:
+        if self.down[node_index] or self.cut[node_index]:
             return False
-        if number > self._highest_attempt[place]:
-            self._highest_attempt[place] = number
-            self._dirty[place] = True
+        if number > self._highest_attempt[node_index]:
+            self._highest_attempt[node_index] = number
+            self._dirty[node_index] = True
         return True
 
     def start(self, order: StartJob) -> None:
         """Start an attempt, unless the order is stale or a GPU is unavailable."""
-        place = self.index[order.node]
-        fresh = order.attempt.number > self._highest_attempt[place]
-        if not self._receive(place, order.attempt.number) or order.epoch != self.epoch[place] or not fresh:
+        node_index = self.index[order.node]
+        fresh = order.attempt.number > self._highest_attempt[node_index]
+        if not self._receive(node_index, order.attempt.number) or order.epoch != self.epoch[node_index] or not fresh:
             return
         now = self._loop.now()
         self.settle(now)
-        job = self.sim_jobs.place[order.attempt.job]
-        gpus = self.fleet.first[place] + np.array(order.gpus)
+        job = self.sim_jobs.index[order.attempt.job]
+        gpus = self.fleet.first[node_index] + np.array(order.gpus)
         if len(gpus) != self.sim_jobs.gpus[job]:
             raise GuaranteeViolationError(
                 f"{order.attempt.job} wants {self.sim_jobs.gpus[job]} GPUs and gets {len(gpus)}"
             )
         if (self.job[gpus] != ABSENT).any():
             raise GuaranteeViolationError(f"{order.node} is to run {order.attempt.job} on a GPU that another job has")
-        self._dirty[place] = True
+        self._dirty[node_index] = True
         if self.sim_jobs.state[job] == SimJobState.DONE:
             # The controller never received the end of the job: its node was cut off or crashed. The new
             # attempt ends at once.
             report = AttemptReport(order.attempt, order.gpus, WHOLE_PPM, 0, JobEnd.DONE, "its work was done already")
-            self._ends[place][order.attempt] = report
+            self._ends[node_index][order.attempt] = report
             return
         needs = float(self.sim_jobs.specs[job].memory_bytes)
         room = self.fleet.memory_bytes[gpus] - self.fleet.online_bytes[gpus]
         if (self.fleet.condition[gpus] != HEALTHY).any() or (room < needs).any():
             self.refused += 1
-            report = AttemptReport(order.attempt, order.gpus, 0, 0, JobEnd.REFUSED, "the GPU is not to be had now")
-            self._ends[place][order.attempt] = report
+            report = AttemptReport(order.attempt, order.gpus, 0, 0, JobEnd.REFUSED, "the GPU is not available now")
+            self._ends[node_index][order.attempt] = report
             return
-        self.sim_jobs.start(job, order.attempt, (place, order.gpus), now, self._goal(job))
+        self.sim_jobs.start(job, order.attempt, (node_index, order.gpus), now, self._goal(job))
         self.job[gpus] = job
         self._bytes[gpus] = needs
-        self._here[place][job] = order.attempt
+        self._attempts_on[node_index][job] = order.attempt
         self._stale = True
 
     def stop(self, order: StopJob) -> None:
         """Stop an attempt gracefully."""
-        place = self.index[order.node]
-        job = self.sim_jobs.place.get(order.attempt.job, ABSENT)
-        if self._receive(place, order.attempt.number) and self._here[place].get(job) == order.attempt:
+        node_index = self.index[order.node]
+        job = self.sim_jobs.index.get(order.attempt.job, ABSENT)
+        if self._receive(node_index, order.attempt.number) and self._attempts_on[node_index].get(job) == order.attempt:
             self.settle(self._loop.now())
-            if job in self._here[place]:  # it may have ended by itself just now
+            if job in self._attempts_on[node_index]:  # it may have ended by itself just now
                 self.end(job, JobEnd.EVICTED, self._loop.now(), order.why, is_reported=True)
 
     def acknowledge(self, order: AckEnd) -> None:
         """Forget the end of an attempt."""
-        place = self.index[order.node]
-        if self._receive(place, order.attempt.number) and self._ends[place].pop(order.attempt, None) is not None:
-            self._dirty[place] = True
+        node_index = self.index[order.node]
+        if (
+            self._receive(node_index, order.attempt.number)
+            and self._ends[node_index].pop(order.attempt, None) is not None
+        ):
+            self._dirty[node_index] = True
 
     def answer(self, answer: Answer) -> None:
         """Record whether a submitted job was accepted."""
@@ -296,18 +304,18 @@ class SimCluster:
 
     # -- events of the simulation -------------------------------------------------------------------------------------
 
-    def end(self, job: int, how: JobEnd, when: float, detail: str, *, is_reported: bool = False) -> None:
+    def end(self, job: int, outcome: JobEnd, end_ns: float, detail: str, *, is_reported: bool = False) -> None:
         """End an attempt; its node reports that until it is acknowledged.
 
         An attempt that was stopped may save its work.
         """
-        place = int(self.sim_jobs.node[job])
-        gpus = self.fleet.first[place] + np.array(self.sim_jobs.on[job])
-        report = self.sim_jobs.end(job, how, when, detail, saves=is_reported and self._plan.saves)
+        node_index = int(self.sim_jobs.node[job])
+        gpus = self.fleet.first[node_index] + np.array(self.sim_jobs.on[job])
+        report = self.sim_jobs.end(job, outcome, end_ns, detail, saves=is_reported and self._plan.saves)
         self._free(gpus)
-        del self._here[place][job]
-        self._ends[place][report.attempt] = report
-        self._dirty[place] = True
+        del self._attempts_on[node_index][job]
+        self._ends[node_index][report.attempt] = report
+        self._dirty[node_index] = True
 
     def _free(self, gpus: Any) -> None:
         self.job[gpus] = ABSENT
@@ -319,24 +327,24 @@ class SimCluster:
         self.sim_jobs.state[job] = SimJobState.IDLE
         self._deliver(JobSubmitted(self.sim_jobs.specs[job], peer=job + 1), now)
 
-    def crash(self, place: int, now: Instant) -> None:
+    def crash(self, node_index: int, now: Instant) -> None:
         """Crash a node with everything that runs there."""
         self.settle(now)
-        for job in list(self._here[place]):
+        for job in list(self._attempts_on[node_index]):
             self.end(job, JobEnd.EVICTED, now, "its node died")
-        self._ends[place].clear()
-        self.down[place] = True
-        self._power(place, up=False)
+        self._ends[node_index].clear()
+        self.down[node_index] = True
+        self._power(node_index, up=False)
 
-    def restart(self, place: int, now: Instant) -> None:
+    def restart(self, node_index: int, now: Instant) -> None:
         """Restart a node without any memory of earlier attempts."""
         self.settle(now)
-        self._last_contact[place] = now
-        self.down[place] = False
-        self.epoch[place] += 1
-        self._highest_attempt[place] = 0
-        self._dirty[place] = True
-        self._power(place, up=True)
+        self._last_contact[node_index] = now
+        self.down[node_index] = False
+        self.epoch[node_index] += 1
+        self._highest_attempt[node_index] = 0
+        self._dirty[node_index] = True
+        self._power(node_index, up=True)
 
     def fault(self, gpu: int, now: Instant, *, on: bool) -> None:
         """Make a GPU fail, with the job on it, or repair it."""
@@ -348,6 +356,6 @@ class SimCluster:
             self.end(job, JobEnd.EVICTED, now, "its GPU failed")
         assert not on or self.fleet.condition[gpu] == DISABLED
 
-    def _power(self, place: int, *, up: bool) -> None:
-        self.fleet.up[self.fleet.first[place] : self.fleet.first[place + 1]] = up
+    def _power(self, node_index: int, *, up: bool) -> None:
+        self.fleet.up[self.fleet.first[node_index] : self.fleet.first[node_index + 1]] = up
         self._stale = True

@@ -25,10 +25,10 @@ class ClusterFaults:
         """Schedule all faults within a span."""
         loop, world = self._loop, self._world
         nodes, gpus = len(world.down), world.fleet.count
-        for when, place in _instants(seed, 11, int(config.node_crash), nodes, span_ns):
-            loop.at(when, self._crash, (place, int(config.node_downtime)))
-        for when, place in _instants(seed, 12, int(config.node_cut), nodes, span_ns):
-            loop.at(when, self._cut, (place, int(config.cut_duration)))
+        for when, node in _instants(seed, 11, int(config.node_crash), nodes, span_ns):
+            loop.at(when, self._crash, (node, int(config.node_downtime)))
+        for when, node in _instants(seed, 12, int(config.node_cut), nodes, span_ns):
+            loop.at(when, self._cut, (node, int(config.cut_duration)))
         for when, gpu in _instants(seed, 13, int(config.gpu_fault), gpus, span_ns):
             loop.at(when, self._fault, (gpu, int(config.gpu_downtime)))
         downtime_ns = int(config.controller_downtime)
@@ -38,30 +38,30 @@ class ClusterFaults:
         for number, when in enumerate(kills):
             loop.at(when + number * downtime_ns, self._kill, downtime_ns)
 
-    def _crash(self, what: tuple[int, int], now: Instant) -> None:
-        place, downtime_ns = what
-        if not self._world.down[place]:
+    def _crash(self, fault: tuple[int, int], now: Instant) -> None:
+        node, downtime_ns = fault
+        if not self._world.down[node]:
             self.counts["node_crashes"] += 1
-            self._world.crash(place, now)
-            self._loop.at(now + downtime_ns, self._back, place)
+            self._world.crash(node, now)
+            self._loop.at(now + downtime_ns, self._restart, node)
 
-    def _back(self, place: int, now: Instant) -> None:
-        self._world.restart(place, now)
+    def _restart(self, node: int, now: Instant) -> None:
+        self._world.restart(node, now)
 
-    def _cut(self, what: tuple[int, int], now: Instant) -> None:
-        place, lasts_ns = what
-        if self._world.cut[place]:
+    def _cut(self, fault: tuple[int, int], now: Instant) -> None:
+        node, lasts_ns = fault
+        if self._world.cut[node]:
             return
         self.counts["node_cuts"] += 1
-        self._world.cut[place] = True
-        self._loop.at(now + lasts_ns, self._heal, place)
+        self._world.cut[node] = True
+        self._loop.at(now + lasts_ns, self._heal, node)
 
-    def _heal(self, place: int, now: Instant) -> None:
+    def _heal(self, node: int, now: Instant) -> None:
         del now
-        self._world.cut[place] = False
+        self._world.cut[node] = False
 
-    def _fault(self, what: tuple[int, int], now: Instant) -> None:
-        gpu, downtime_ns = what
+    def _fault(self, fault: tuple[int, int], now: Instant) -> None:
+        gpu, downtime_ns = fault
         if not self._world.fleet.faulty[gpu]:
             self.counts["gpu_faults"] += 1
             self._world.fault(gpu, now, on=True)
@@ -76,11 +76,11 @@ class ClusterFaults:
         self._loop.at(now + downtime_ns, self._controller.start, None)
 
 
-def _instants(seed: int, stream: int, mean_ns: int, count: int, span_ns: int) -> list[tuple[Instant, Any]]:
+def _instants(seed: int, stream: int, mean_ns: int, targets: int, span_ns: int) -> list[tuple[Instant, Any]]:
     """Return instants and targets of a Poisson process with this mean interval per target; a mean of 0: none."""
     if not mean_ns:
         return []
     rng = np.random.default_rng([seed, stream])
-    happens = int(rng.poisson(count * span_ns / mean_ns))
-    whens = np.sort(rng.integers(1, span_ns + 1, happens)).tolist()
-    return list(zip(whens, rng.integers(0, count, happens).tolist(), strict=True))
+    count = int(rng.poisson(targets * span_ns / mean_ns))
+    instants = np.sort(rng.integers(1, span_ns + 1, count)).tolist()
+    return list(zip(instants, rng.integers(0, targets, count).tolist(), strict=True))

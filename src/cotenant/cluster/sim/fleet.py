@@ -59,11 +59,13 @@ class Fleet:
         served = np.where(np.isnan(peak), rng.random(self.count) < config.gpus / WHOLE_PPM, peak > 0)
         self.service = self._services(served, rng)
         self._load = OnlineLoad(rng, config, self.service, peak)
-        sorts = {sort: place for place, sort in enumerate(dict.fromkeys((n.type, n.memory_bytes) for n in nodes))}
+        sorts = {sort: index for index, sort in enumerate(dict.fromkeys((n.type, n.memory_bytes) for n in nodes))}
         self._sorts = list(sorts)
         sort = np.repeat([sorts[node.type, node.memory_bytes] for node in nodes], counts)
         self._base = (sort * (len(physics.services) + 1) + self.service + 1) * LEVELS_AND_CONDITIONS
-        self.online_bytes = np.array([0.0, *(float(one.memory_bytes) for one in physics.services)])[self.service + 1]
+        self.online_bytes = np.array([0.0, *(float(service.memory_bytes) for service in physics.services)])[
+            self.service + 1
+        ]
         self.load = np.zeros(self.count)
         self.level = np.zeros(self.count, dtype=np.int64)
         self.condition = np.zeros(self.count, dtype=np.int64)
@@ -78,14 +80,14 @@ class Fleet:
 
     def _services(self, served: Any, rng: np.random.Generator) -> Any:
         """Choose a service for each GPU that has one, among those that fit into half of its memory."""
-        sizes = np.array([one.memory_bytes for one in self._physics.services], dtype=float)
+        sizes = np.array([service.memory_bytes for service in self._physics.services], dtype=float)
         prepared = rng.random(self.count)
         service = np.full(self.count, -1)
         for memory_bytes in np.unique(self.memory_bytes):
             fitting = np.flatnonzero(sizes <= memory_bytes / 2)
             if len(fitting):
-                here = served & (self.memory_bytes == memory_bytes)
-                service[here] = fitting[(prepared[here] * len(fitting)).astype(int)]
+                members = served & (self.memory_bytes == memory_bytes)
+                service[members] = fitting[(prepared[members] * len(fitting)).astype(int)]
         return service
 
     def _offered(self, services: Sequence[Service]) -> Any:
@@ -99,24 +101,24 @@ class Fleet:
             shared = 0.0 if self._mode == ALONE else 1.0
             return np.vstack([np.ones(LEVELS + 1), np.full((len(services), LEVELS + 1), shared)])
         levels = np.arange(LEVELS + 1) / LEVELS
-        kept = np.arange(1, _OFFERS + 1) / _OFFERS
+        kept_parts = np.arange(1, _OFFERS + 1) / _OFFERS
         rows = [np.ones(LEVELS + 1)]
         for service in services:
             duty = service.use.duty_ppm / WHOLE_PPM
-            whole = sum(part for _, part in service.use.widths) or 1
+            total = sum(part for _, part in service.use.widths) or 1
             longer = np.zeros(_OFFERS)
             for width, part in service.use.widths or ((WHOLE_PPM, 1),):
-                longer += duty * part / whole * np.maximum(width / WHOLE_PPM / kept - 1, 0.0)
-            enough = longer[None, :] <= self._slower * (1 - levels)[:, None]
-            rows.append(1 - kept[np.where(enough.any(axis=1), enough.argmax(axis=1), _OFFERS - 1)])
+                longer += duty * part / total * np.maximum(width / WHOLE_PPM / kept_parts - 1, 0.0)
+            is_enough = longer[None, :] <= self._slower * (1 - levels)[:, None]
+            rows.append(1 - kept_parts[np.where(is_enough.any(axis=1), is_enough.argmax(axis=1), _OFFERS - 1)])
         return np.array(rows)
 
     def advance(self, now: Instant, step_ns: int) -> None:
         """Advance the loads by one step, and update conditions and offers."""
         self.load = self._load.next(now, step_ns)
         scaled = self.load * LEVELS
-        moved = np.abs(scaled - self.level) > _STICKS
-        self.level = np.where(moved, np.rint(scaled).astype(np.int64), self.level)
+        has_left = np.abs(scaled - self.level) > _STICKS
+        self.level = np.where(has_left, np.rint(scaled).astype(np.int64), self.level)
         self.update_conditions()
 
     def update_conditions(self) -> None:
@@ -135,15 +137,15 @@ class Fleet:
 
     def report(self, code: int) -> GpuReport:
         """Return the report for a code."""
-        if (known := self._reports.get(code)) is not None:
-            return known
-        place, rest = divmod(code, LEVELS_AND_CONDITIONS)
+        if (cached := self._reports.get(code)) is not None:
+            return cached
+        combined, rest = divmod(code, LEVELS_AND_CONDITIONS)
         level, condition = divmod(rest, len(_CONDITIONS))
-        sort, service = divmod(place, len(self._physics.services) + 1)
+        sort, service = divmod(combined, len(self._physics.services) + 1)
         kind, memory_bytes = self._sorts[sort]
         online = self._physics.services[service - 1] if service else None
         online_uses = () if online is None else (self._gpu_report(online, level),)
-        made = GpuReport(
+        report = GpuReport(
             type=kind,
             memory_bytes=memory_bytes,
             free_bytes=memory_bytes - (online.memory_bytes if online else 0),
@@ -151,8 +153,8 @@ class Fleet:
             condition=_CONDITIONS[condition],
             online=online_uses,
         )
-        self._reports[code] = made
-        return made
+        self._reports[code] = report
+        return report
 
     def _gpu_report(self, online: Service, level: int) -> OnlineUse:
         use = msgspec.structs.replace(online.use, active_ppm=level * WHOLE_PPM // LEVELS)

@@ -52,7 +52,7 @@ class SimJobs:
         count = len(jobs)
         self.specs = [job.spec for job in jobs]
         self.submit_ns = np.array([job.submit_ns for job in jobs], dtype=np.int64)
-        self.place = {spec.name: index for index, spec in enumerate(self.specs)}
+        self.index = {spec.name: index for index, spec in enumerate(self.specs)}
         self.kind = np.array([job.kind for job in jobs], dtype=np.int64)
         self.gpus = np.array([spec.gpus for spec in self.specs], dtype=np.int64)
         self.work = np.array([float(job.work_ns) for job in jobs])
@@ -79,14 +79,16 @@ class SimJobs:
         self._reported = np.full(count, -1, dtype=np.int64)
         self._reports: list[AttemptReport | None] = [None] * count
 
-    def start(self, job: int, attempt: Attempt, where: tuple[int, tuple[int, ...]], now: Instant, goal: float) -> None:
+    def start(
+        self, job: int, attempt: Attempt, location: tuple[int, tuple[int, ...]], now: Instant, goal: float
+    ) -> None:
         """Start an attempt from the saved work."""
         if self.state[job] != SimJobState.IDLE:
             raise GuaranteeViolationError(
                 f"{attempt.job} is started (attempt {attempt.number}) while it is {SimJobState(self.state[job]).name}"
             )
         self.state[job] = SimJobState.RUNNING
-        self.node[job], self.on[job] = where
+        self.node[job], self.on[job] = location
         self.attempt[job] = attempt
         self.done[job] = self.safe[job]
         self.goal[job] = goal
@@ -97,37 +99,37 @@ class SimJobs:
 
     def run(self, jobs: Any, rate: Any, ns: int) -> tuple[Any, Any]:
         """Advance jobs at their rates; return how long each ran, and which reached their goal."""
-        left = self.goal[jobs] - self.done[jobs]
+        remaining = self.goal[jobs] - self.done[jobs]
         with np.errstate(divide="ignore"):
-            needs = np.where(rate > 0, left / np.maximum(rate, 1e-12), np.inf)
-        ended = needs <= ns
-        ran = np.minimum(needs, ns)
-        work = np.where(ended, left, rate * ran)
-        self.done[jobs] = np.where(ended, self.goal[jobs], self.done[jobs] + work)
+            needs = np.where(rate > 0, remaining / np.maximum(rate, 1e-12), np.inf)
+        is_ended = needs <= ns
+        ran_ns = np.minimum(needs, ns)
+        work = np.where(is_ended, remaining, rate * ran_ns)
+        self.done[jobs] = np.where(is_ended, self.goal[jobs], self.done[jobs] + work)
         self.computed[jobs] += work
         saved = np.floor(self.done[jobs] / self._checkpoint) * self._checkpoint
         self.safe[jobs] = np.maximum(
             self.safe[jobs], np.where(self.done[jobs] >= self.work[jobs], self.work[jobs], saved)
         )
-        return ran, ended
+        return ran_ns, is_ended
 
-    def end(self, job: int, how: JobEnd, when: float, detail: str, *, saves: bool) -> AttemptReport:
+    def end(self, job: int, outcome: JobEnd, end_ns: float, detail: str, *, saves: bool) -> AttemptReport:
         """End the attempt and return its report; work that is not saved is lost."""
         attempt = self.attempt[job]
         assert attempt is not None
         assert self.state[job] == SimJobState.RUNNING
         if saves:
             self.safe[job] = self.done[job]
-        report = AttemptReport(attempt, self.on[job], self._progress_ppm(job), 0, how, detail)
-        if how is JobEnd.DONE:
+        report = AttemptReport(attempt, self.on[job], self._progress_ppm(job), 0, outcome, detail)
+        if outcome is JobEnd.DONE:
             self.state[job] = SimJobState.DONE
-            self.end_ns[job] = when
+            self.end_ns[job] = end_ns
         else:
             self.state[job] = SimJobState.IDLE
             self.lost[job] += self.done[job] - self.safe[job]
             self.done[job] = self.safe[job]
-            self.failures[job] += how is JobEnd.FAILED
-            self.evictions[job] += how is JobEnd.EVICTED
+            self.failures[job] += outcome is JobEnd.FAILED
+            self.evictions[job] += outcome is JobEnd.EVICTED
         self.attempt[job] = None
         self.node[job] = -1
         self.on[job] = ()
@@ -139,23 +141,23 @@ class SimJobs:
         rate_step = np.rint(rate * (WHOLE_PPM // _RATE_STEP_PPM)).astype(np.int64)
         code = progress * WHOLE_PPM + rate_step
         changed = self._reported[jobs] != code
-        found = jobs[changed]
-        self._reported[found] = code[changed]
-        rows = zip(found.tolist(), progress[changed].tolist(), rate_step[changed].tolist(), strict=True)
+        changed_jobs = jobs[changed]
+        self._reported[changed_jobs] = code[changed]
+        rows = zip(changed_jobs.tolist(), progress[changed].tolist(), rate_step[changed].tolist(), strict=True)
         for job, progress_ppm, step in rows:
             attempt = self.attempt[job]
             assert attempt is not None
             self._reports[job] = AttemptReport(attempt, self.on[job], progress_ppm, step * _RATE_STEP_PPM)
-        return found
+        return changed_jobs
 
     def report(self, job: int) -> AttemptReport:
         """Return the report of a running job."""
-        known = self._reports[job]
-        if known is None or known.attempt is not self.attempt[job]:
+        cached = self._reports[job]
+        if cached is None or cached.attempt is not self.attempt[job]:
             attempt = self.attempt[job]
             assert attempt is not None
-            known = self._reports[job] = AttemptReport(attempt, self.on[job], self._progress_ppm(job))
-        return known
+            cached = self._reports[job] = AttemptReport(attempt, self.on[job], self._progress_ppm(job))
+        return cached
 
     def _progress_ppm(self, job: int) -> int:
         return int(self.safe[job] / max(float(self.work[job]), 1.0) * WHOLE_PPM)

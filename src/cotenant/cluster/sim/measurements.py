@@ -60,11 +60,11 @@ class ClusterMeasurements:
         slowdown = slowdown_p99 = 1.0
         if len(slowdowns):
             slowdown, slowdown_p99 = _weighted(slowdowns, weights), float(np.quantile(slowdowns, 0.99))
-            places = np.minimum(((slowdowns - 1) * _FINEST).astype(np.int64), len(self._slowdowns) - 1)
-            self._slowdowns += np.bincount(places, weights=weights * ns, minlength=len(self._slowdowns))
-        figures = [*(float(now[name].mean()) for name in MEANS), slowdown, slowdown_p99, now["running"], now["waiting"]]
+            buckets = np.minimum(((slowdowns - 1) * _FINEST).astype(np.int64), len(self._slowdowns) - 1)
+            self._slowdowns += np.bincount(buckets, weights=weights * ns, minlength=len(self._slowdowns))
+        values = [*(float(now[name].mean()) for name in MEANS), slowdown, slowdown_p99, now["running"], now["waiting"]]
         part = min(begin * _PARTS // self._whole_ns, _PARTS - 1)
-        self._course[:, part] += np.array(figures) * ns
+        self._course[:, part] += np.array(values) * ns
         self._course_ns[part] += ns
         column = min(begin * _COLUMNS // self._whole_ns, _COLUMNS - 1)
         self._heat[:, column] += np.bincount(self._row, weights=now["utilization"], minlength=self._rows) * ns
@@ -76,9 +76,9 @@ class ClusterMeasurements:
 
     def series(self) -> tuple[list[float], dict[str, list[float]]]:
         """Return the start of each part of the time in hours, and the time series; parts without data are omitted."""
-        there = np.flatnonzero(self._course_ns > 0)
-        at_h = (there * (self._whole_ns / _PARTS / _HOUR_NS)).tolist()
-        means = self._course[:, there] / self._course_ns[there]
+        filled = np.flatnonzero(self._course_ns > 0)
+        at_h = (filled * (self._whole_ns / _PARTS / _HOUR_NS)).tolist()
+        means = self._course[:, filled] / self._course_ns[filled]
         return at_h, {name: means[row].tolist() for row, name in enumerate(SERIES)}
 
     def slowdown(self, quantile: float) -> float:
@@ -86,8 +86,8 @@ class ClusterMeasurements:
         total = self._slowdowns.sum()
         if not total:
             return 1.0
-        place = int(np.searchsorted(np.cumsum(self._slowdowns), quantile * total))
-        return 1 + min(place, len(self._slowdowns) - 1) / _FINEST
+        bucket = int(np.searchsorted(np.cumsum(self._slowdowns), quantile * total))
+        return 1 + min(bucket, len(self._slowdowns) - 1) / _FINEST
 
     def slowdown_curve(self) -> list[tuple[float, float]]:
         """Return the cumulative distribution of the slowdown of online work."""
@@ -95,12 +95,12 @@ class ClusterMeasurements:
         if not total:
             return []
         sums = np.cumsum(self._slowdowns) / total
-        return [(1 + int(place) / _FINEST, float(sums[place])) for place in np.flatnonzero(self._slowdowns)]
+        return [(1 + int(bucket) / _FINEST, float(sums[bucket])) for bucket in np.flatnonzero(self._slowdowns)]
 
     def heatmap(self) -> list[list[float]]:
         """Return utilization by groups of adjacent GPUs and by parts of the time."""
-        there = np.flatnonzero(self._heat_gpu_ns[0] > 0) if self._rows else np.array([], dtype=int)
-        means = self._heat[:, there] / self._heat_gpu_ns[:, there]
+        filled = np.flatnonzero(self._heat_gpu_ns[0] > 0) if self._rows else np.array([], dtype=int)
+        means = self._heat[:, filled] / self._heat_gpu_ns[:, filled]
         return [[float(cell) for cell in row] for row in means]
 
 

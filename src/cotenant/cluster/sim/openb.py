@@ -50,15 +50,15 @@ class OpenbService(msgspec.Struct, frozen=True):
 def read_openb_nodes(content: bytes, where: str) -> list[TraceNode]:
     """Return the nodes that have GPUs."""
     nodes = []
-    once = UniqueNames("node")
-    for place, (name, _, _, gpus, model) in table_rows(unpacked(content, where), _NODES, where):
-        count = whole(gpus, "gpu", place, least=0)
+    unique_names = UniqueNames("node")
+    for location, (name, _, _, gpus, model) in table_rows(unpacked(content, where), _NODES, where):
+        count = whole(gpus, "gpu", location, least=0)
         if not count:
             continue
         if model not in _MEMORY_GIB:
-            raise ConfigError("model", model, f"should be one of {', '.join(_MEMORY_GIB)}; {REMEDY}", where=place)
-        once.take(name, place)
-        nodes.append(checked_node(TraceNode(name, model, count, _MEMORY_GIB[model] * _GIB), place))
+            raise ConfigError("model", model, f"should be one of {', '.join(_MEMORY_GIB)}; {REMEDY}", where=location)
+        unique_names.add(name, location)
+        nodes.append(checked_node(TraceNode(name, model, count, _MEMORY_GIB[model] * _GIB), location))
     return nodes
 
 
@@ -69,23 +69,23 @@ def read_openb_pods(content: bytes, where: str) -> tuple[list[OpenbService], lis
     """
     services = []
     jobs = []
-    once = UniqueNames("pod")
-    for place, cells in table_rows(unpacked(content, where), _PODS, where):
+    unique_names = UniqueNames("pod")
+    for location, cells in table_rows(unpacked(content, where), _PODS, where):
         name, _, _, gpus, milli, spec, qos, _, created, deleted, scheduled = cells
-        count = whole(gpus, "num_gpu", place, least=0, most=64)
+        count = whole(gpus, "num_gpu", location, least=0, most=64)
         if not count or qos not in {"LS", "BE"}:
             continue
-        once.take(name, place)
-        begin_ns, end_ns = seconds(created, "creation_time", place), seconds(deleted, "deletion_time", place)
+        unique_names.add(name, location)
+        begin_ns, end_ns = seconds(created, "creation_time", location), seconds(deleted, "deletion_time", location)
         types = tuple(dict.fromkeys(spec.split("|"))) if spec else ()
-        part = whole(milli, "gpu_milli", place, least=0, most=_WHOLE_MILLI)
+        part = whole(milli, "gpu_milli", location, least=0, most=_WHOLE_MILLI)
         if qos == "LS":
             services.append(OpenbService(name, count, part, types))
             continue
-        started_ns = seconds(scheduled, "scheduled_time", place) if scheduled else begin_ns
+        started_ns = seconds(scheduled, "scheduled_time", location) if scheduled else begin_ns
         if end_ns > started_ns:
             job = TraceJob(name, "best-effort", begin_ns, end_ns - started_ns, count, types=types)
-            jobs.append(checked_job(job, place))
+            jobs.append(checked_job(job, location))
     return services, in_order(jobs)
 
 
@@ -95,22 +95,22 @@ def with_services(nodes: Sequence[TraceNode], services: Iterable[OpenbService]) 
     All services stay for the whole simulation. Parts of one GPU add up; a service of several GPUs has whole GPUs of
     one node.
     """
-    used = [[0] * node.gpus for node in nodes]
+    used_by_node = [[0] * node.gpus for node in nodes]
     unplaceable = 0
     for service in services:
         part = _WHOLE_MILLI if service.gpus > 1 else service.milli
-        for node, taken in zip(nodes, used, strict=True):
+        for node, used_milli in zip(nodes, used_by_node, strict=True):
             if service.types and node.type not in service.types:
                 continue
-            room = [index for index, milli in enumerate(taken) if milli + part <= _WHOLE_MILLI]
-            if len(room) >= service.gpus:
-                for index in room[: service.gpus]:
-                    taken[index] += part
+            fitting = [index for index, milli in enumerate(used_milli) if milli + part <= _WHOLE_MILLI]
+            if len(fitting) >= service.gpus:
+                for index in fitting[: service.gpus]:
+                    used_milli[index] += part
                 break
         else:
             unplaceable += 1
     placed = [
-        msgspec.structs.replace(node, peaks_ppm=tuple(milli * _PPM_PER_MILLI for milli in taken))
-        for node, taken in zip(nodes, used, strict=True)
+        msgspec.structs.replace(node, peaks_ppm=tuple(milli * _PPM_PER_MILLI for milli in used_milli))
+        for node, used_milli in zip(nodes, used_by_node, strict=True)
     ]
     return placed, unplaceable

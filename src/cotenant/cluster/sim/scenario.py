@@ -178,9 +178,9 @@ def decode_cluster(text: str, where: str) -> ClusterScenario:
     """Return the scenario; an error names its line and field."""
     scenario = decode_toml(text, ClusterScenario, where)
     for check in (_wrong_time, _wrong_trace, _wrong_groups):
-        found = check(scenario)
-        if found is not None:
-            path, value, remedy = found
+        problem = check(scenario)
+        if problem is not None:
+            path, value, remedy = problem
             field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
             line = line_of(text, path)
             raise ConfigError(field, value, remedy, where=f"{where}:{line}" if line else where)

@@ -55,17 +55,17 @@ class TraceNode(Value, frozen=True):
 class UniqueNames:
     """Rejects duplicate names."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, noun: str) -> None:
         """Set what the names denote, for messages."""
-        self._what = what
-        self._seen: dict[str, str] = {}
+        self._noun = noun
+        self._locations: dict[str, str] = {}
 
-    def take(self, name: str, place: str) -> None:
+    def add(self, name: str, location: str) -> None:
         """Add a name; raises `ConfigError` if it was added before."""
-        if name in self._seen:
-            remedy = f"is there twice (also {self._seen[name]}); name each {self._what} once"
-            raise ConfigError(self._what, name, remedy, where=place)
-        self._seen[name] = place
+        if name in self._locations:
+            remedy = f"appears twice (also {self._locations[name]}); name each {self._noun} once"
+            raise ConfigError(self._noun, name, remedy, where=location)
+        self._locations[name] = location
 
 
 def unpacked(content: bytes, where: str) -> bytes:
@@ -75,29 +75,29 @@ def unpacked(content: bytes, where: str) -> bytes:
     try:
         return gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError("file", str(error), f"is not whole gzip; {REMEDY}", where=where) from None
+        raise ConfigError("file", str(error), f"is not a complete gzip file; {REMEDY}", where=where) from None
 
 
 def read_jobs(content: bytes, where: str) -> list[TraceJob]:
     """Return the jobs of a table by submission."""
     jobs = []
-    once = UniqueNames("job")
-    for place, cells in table_rows(unpacked(content, where), JOB_COLUMNS, where):
+    unique_names = UniqueNames("job")
+    for location, cells in table_rows(unpacked(content, where), JOB_COLUMNS, where):
         name, user, submit, work, gpus, profile, memory, types = cells
-        once.take(name, place)
+        unique_names.add(name, location)
         jobs.append(
             checked_job(
                 TraceJob(
                     name=name,
                     user=user,
-                    submit_ns=seconds(submit, "submit_s", place),
-                    work_ns=seconds(work, "work_s", place),
-                    gpus=whole(gpus, "gpus", place, least=1, most=GANG_LIMIT),
+                    submit_ns=seconds(submit, "submit_s", location),
+                    work_ns=seconds(work, "work_s", location),
+                    gpus=whole(gpus, "gpus", location, least=1, most=GANG_LIMIT),
                     profile=profile,
-                    memory_bytes=whole(memory or "0", "memory_mib", place, least=0, most=1 << 30) << 20,
+                    memory_bytes=whole(memory or "0", "memory_mib", location, least=0, most=1 << 30) << 20,
                     types=tuple(types.split("|")) if types else (),
                 ),
-                place,
+                location,
             )
         )
     return in_order(jobs)
@@ -106,19 +106,19 @@ def read_jobs(content: bytes, where: str) -> list[TraceJob]:
 def read_nodes(content: bytes, where: str) -> list[TraceNode]:
     """Return the nodes of a table in its order."""
     nodes = []
-    once = UniqueNames("node")
-    for place, (name, kind, gpus, memory, online) in table_rows(unpacked(content, where), NODE_COLUMNS, where):
-        once.take(name, place)
-        count = whole(gpus, "gpus", place, least=1, most=GPUS_LIMIT)
+    unique_names = UniqueNames("node")
+    for location, (name, kind, gpus, memory, online) in table_rows(unpacked(content, where), NODE_COLUMNS, where):
+        unique_names.add(name, location)
+        count = whole(gpus, "gpus", location, least=1, most=GPUS_LIMIT)
         peaks = None
         if online:
-            parts = [number(one, "online", place, least=0, most=1) for one in online.split("|")]
+            parts = [number(peak, "online", location, least=0, most=1) for peak in online.split("|")]
             if len(parts) != count:
-                remedy = f"name the load of each of its {count} GPUs, parted by |, or of none"
-                raise ConfigError("online", online, remedy, where=place)
+                remedy = f"name the load of each of its {count} GPUs, separated by |, or of none"
+                raise ConfigError("online", online, remedy, where=location)
             peaks = tuple(round(part * WHOLE_PPM) for part in parts)
-        memory_bytes = whole(memory, "memory_mib", place, least=1, most=1 << 30) << 20
-        nodes.append(checked_node(TraceNode(name, kind, count, memory_bytes, peaks), place))
+        memory_bytes = whole(memory, "memory_mib", location, least=1, most=1 << 30) << 20
+        nodes.append(checked_node(TraceNode(name, kind, count, memory_bytes, peaks), location))
     return nodes
 
 
@@ -133,26 +133,26 @@ def window(jobs: list[TraceJob], begin_ns: int, span_ns: int, limit: int, compre
     Submissions are faster by the factor `compress`; durations stay.
     """
     inside = [job for job in jobs if 0 <= (job.submit_ns - begin_ns) // compress < span_ns]
-    kept = inside[:limit] if limit else inside
-    return [msgspec.structs.replace(job, submit_ns=(job.submit_ns - begin_ns) // compress) for job in kept]
+    chosen = inside[:limit] if limit else inside
+    return [msgspec.structs.replace(job, submit_ns=(job.submit_ns - begin_ns) // compress) for job in chosen]
 
 
-def seconds(text: str, field: str, place: str) -> int:
+def seconds(text: str, field: str, location: str) -> int:
     """Return nanoseconds from a text of seconds."""
-    return round(number(text, field, place, least=0, most=_LONGEST_S) * _SECOND_NS)
+    return round(number(text, field, location, least=0, most=_LONGEST_S) * _SECOND_NS)
 
 
-def checked_job(job: TraceJob, place: str) -> TraceJob:
+def checked_job(job: TraceJob, location: str) -> TraceJob:
     """Return the job, or raise `ConfigError` for an invalid name."""
     try:
         return msgspec.convert(msgspec.to_builtins(job), TraceJob)
     except msgspec.ValidationError as error:
-        raise ConfigError("job", job.name, f"{error}; {REMEDY}", where=place) from None
+        raise ConfigError("job", job.name, f"{error}; {REMEDY}", where=location) from None
 
 
-def checked_node(node: TraceNode, place: str) -> TraceNode:
+def checked_node(node: TraceNode, location: str) -> TraceNode:
     """Return the node, or raise `ConfigError` for an invalid name."""
     try:
         return msgspec.convert(msgspec.to_builtins(node), TraceNode)
     except msgspec.ValidationError as error:
-        raise ConfigError("node", node.name, f"{error}; {REMEDY}", where=place) from None
+        raise ConfigError("node", node.name, f"{error}; {REMEDY}", where=location) from None

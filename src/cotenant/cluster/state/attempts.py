@@ -115,7 +115,7 @@ class ClusterState:
         for gpu in gpus:
             node.busy[gpu] = job
             self.inventory.open[node.base + gpu] = 0
-        return self.stop(job, f"it goes on faster on {node.name}", now)
+        return self.stop(job, f"it is moved to a faster GPU of {node.name}", now)
 
     def end(
         self, job: Job, end: JobEnd, detail: str, now: Instant, *, is_reported: bool = False
@@ -146,7 +146,7 @@ class ClusterState:
             job.evictions += 1
             is_pushed_out = is_reported and not was_stopped
             for_ns = self._pause_ns(job, now) if is_pushed_out else 0
-            self._wait(job, was_stopped or detail or "it was told to make room", now, for_ns)
+            self._wait(job, was_stopped or detail or "its GPU was needed by other work", now, for_ns)
             if reserved_on is not None and not why_not(self.inventory, self.job_table, job, reserved_on, reserved):
                 return [self.start(job, reserved_on, reserved, now)]
         return []

@@ -96,7 +96,7 @@ class ClusterMachine(ClusterState):
         return None if job is None else self._report(job, reasons or Reasons(self))
 
     def _report(self, job: Job, reasons: Reasons) -> JobReport:
-        return job.report(reasons.waits(job) if job.state is JobState.WAITING else "")
+        return job.report(reasons.why_waiting(job) if job.state is JobState.WAITING else "")
 
     def nodes(self) -> Iterator[NodeView]:
         """Return every node in the order of joining."""
@@ -146,7 +146,7 @@ class ClusterMachine(ClusterState):
             self.last_round,
             self.rounds,
             (self.placed, self.discarded, self.moved),
-            job_table.users.at,
+            job_table.users.accounted_at,
             inventory.priced(),
             self.no_round_before,
         )
@@ -160,7 +160,7 @@ class ClusterMachine(ClusterState):
         self.placed, self.discarded, self.moved = event.round_counts
         users, inventory = self.job_table.users, self.inventory
         users.quotas = {quota.user: quota for quota in event.quotas}
-        users.used, users.at = dict(event.used), event.accounted
+        users.used, users.accounted_at = dict(event.used), event.accounted
         for saved in event.nodes:
             node = Node(saved.node, saved.epoch, saved.gpus, saved.last_report)
             node.is_drained, node.is_silent, node.strays = saved.is_drained, saved.is_silent, saved.strays
@@ -180,8 +180,8 @@ class ClusterMachine(ClusterState):
             inventory.refresh(node)
         inventory.is_stale = True
         inventory.settle()
-        for place, price in event.prices:
-            inventory.prices[inventory.kind[place]] = price
+        for gpu, price in event.prices:
+            inventory.prices[inventory.kind[gpu]] = price
         self.lease_due = now if inventory.nodes else NEVER
         return []
 
@@ -191,12 +191,12 @@ class ClusterMachine(ClusterState):
         A node keeps the lease that it was given, so a shorter new lease does not end before the old one. Prices
         start anew as well: recovery from a journal does not compute any.
         """
-        before, self.settings = self.settings, event.settings
-        longer_ns = before.lease_ns + before.grace_ns - event.settings.lease_ns - event.settings.grace_ns
+        old_settings, self.settings = self.settings, event.settings
+        longer_ns = old_settings.lease_ns + old_settings.grace_ns - event.settings.lease_ns - event.settings.grace_ns
         for node in self.inventory.nodes.values():
             node.last_report = max(node.last_report, now + max(0, longer_ns))
         self.inventory.forget_prices()
-        self.job_table.users.at = now
+        self.job_table.users.accounted_at = now
         self.lease_due = now + event.settings.lease_ns if self.inventory.nodes else NEVER
         self.next_round = max(now + min(event.settings.round_ns, _FIRST_ROUND_NS), self.no_round_before)
         self.last_round = NEVER
@@ -219,9 +219,9 @@ class ClusterMachine(ClusterState):
 
     def _submitted(self, event: JobSubmitted, now: Instant) -> list[ClusterAction]:
         spec, job_table = event.spec, self.job_table
-        known = job_table.jobs.get(spec.name)
-        if known is not None:
-            if known.spec == spec:
+        existing = job_table.jobs.get(spec.name)
+        if existing is not None:
+            if existing.spec == spec:
                 return self.answer(event.peer)
             return self.refuse(event.peer, Reason.NAME_TAKEN, f"another job is called {spec.name!r}; choose a name")
         if job_table.waiting >= self.settings.waiting_limit:

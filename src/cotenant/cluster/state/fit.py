@@ -11,17 +11,17 @@ def why_not(inventory: ClusterInventory, job_table: JobTable, job: Job, node: No
     """Return why the job cannot be started on these GPUs now; empty: it can."""
     spec = job.spec
     if len(set(gpus)) != spec.gpus:
-        return f"it wants {spec.gpus} GPUs"
-    if job.state is JobState.WAITING and job_table.users.left(spec.user) < spec.gpus:
+        return f"it needs {spec.gpus} GPUs"
+    if job.state is JobState.WAITING and job_table.users.remaining(spec.user) < spec.gpus:
         return f"the quota of {spec.user} is held"
     for gpu in gpus:
         if gpu >= len(node.gpus) or not inventory.open[node.base + gpu]:
             return "it is not open"
-        wrong = why_not_gpu(spec, node.gpus[gpu])
-        if wrong:
-            return wrong
+        reason = why_not_gpu(spec, node.gpus[gpu])
+        if reason:
+            return reason
     if (spec.group or spec.avoid) and any(
-        other.node is node and clash(job, other) for other in job_table.particular.values()
+        neighbour.node is node and clash(job, neighbour) for neighbour in job_table.particular.values()
     ):
         return "jobs there and this one must not share a node"
     return ""
@@ -35,7 +35,7 @@ def why_not_gpu(spec: JobSpec, report: GpuReport) -> str:
         return "it has not enough memory free"
     if report.offer_ppm < spec.min_share_ppm:
         return "it offers too small a share"
-    if spec.avoid and any(one.name in spec.avoid for one in report.online):
+    if spec.avoid and any(tenant.name in spec.avoid for tenant in report.online):
         return "the job avoids an online tenant there"
     return ""
 

@@ -14,52 +14,54 @@ from cotenant.cluster.state.kinds import gpu_kind, job_kind
 from cotenant.errors import InvariantError
 from cotenant.units.share import WHOLE_PPM
 
-_THERE: Final = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING, JobState.LOST)
+_ON_NODE: Final = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING, JobState.LOST)
 """States in which an attempt is or may be on a node."""
 
 
 def check(state: ClusterState) -> None:
     """Raise `InvariantError` with all violated invariants."""
-    expected = [
+    checks = [
         *_job_checks(state),
         *_placement_checks(state),
         *_user_checks(state),
         *_inventory_checks(state),
         *_row_checks(state),
     ]
-    wrong = [f"{what} are {found}, not {right}" for what, found, right in expected if found != right]
-    if wrong:
-        raise InvariantError(f"after turn {state.turn}: " + "; ".join(wrong))
+    violations = [
+        f"{quantity} are {actual}, not {checks}" for quantity, actual, expected in checks if actual != expected
+    ]
+    if violations:
+        raise InvariantError(f"after turn {state.turn}: " + "; ".join(violations))
 
 
 def _job_checks(state: ClusterState) -> list[tuple[str, object, object]]:
     """Compare job states with what they imply: each job is in one state until it is forgotten after its end."""
     jobs = list(state.job_table.jobs.values())
-    there = [job for job in jobs if job.state in _THERE]
-    counted = Counter(job.state for job in jobs)
+    on_node = [job for job in jobs if job.state in _ON_NODE]
+    state_counts = Counter(job.state for job in jobs)
     return [
-        ("states", dict(state.job_table.counts), {one: counted[one] for one in JobState}),
+        ("states", dict(state.job_table.counts), {job_state: state_counts[job_state] for job_state in JobState}),
         ("jobs over", sorted(state.job_table.over), sorted(job.spec.name for job in jobs if job.state.is_over)),
         ("jobs remembered too long", len(state.job_table.over) > state.settings.remember, False),
-        ("jobs on a node", _names(job for job in jobs if job.node is not None), _names(there)),
-        ("jobs with GPUs", _names(job for job in jobs if job.gpus), _names(there)),
+        ("jobs on a node", _names(job for job in jobs if job.node is not None), _names(on_node)),
+        ("jobs with GPUs", _names(job for job in jobs if job.gpus), _names(on_node)),
         (
-            "gangs that are not whole",
-            _names(job for job in there if len(set(job.gpus)) != job.spec.gpus or len(job.gpus) != job.spec.gpus),
+            "jobs with a wrong number of GPUs",
+            _names(job for job in on_node if len(set(job.gpus)) != job.spec.gpus or len(job.gpus) != job.spec.gpus),
             [],
         ),
         (
             "jobs on silent nodes",
-            _names(job for job in there if job.node is not None and job.node.is_silent),
+            _names(job for job in on_node if job.node is not None and job.node.is_silent),
             _names(job for job in jobs if job.state is JobState.LOST),
         ),
-        ("jobs known to run that are not", _names(j for j in jobs if j.is_known and j.state not in _THERE), []),
+        ("reported jobs that are on no node", _names(j for j in jobs if j.is_known and j.state not in _ON_NODE), []),
         (
-            "jobs that run and are not known to",
+            "running jobs that were not reported",
             _names(job for job in jobs if job.state is JobState.RUNNING and (job.stop or not job.is_known)),
             [],
         ),
-        ("jobs that stop without a cause", _names(j for j in jobs if j.state is JobState.STOPPING and not j.stop), []),
+        ("stopping jobs without a reason", _names(j for j in jobs if j.state is JobState.STOPPING and not j.stop), []),
         ("progress", [job.progress_ppm for job in jobs if not 0 <= job.progress_ppm <= WHOLE_PPM], []),
     ]
 
@@ -67,29 +69,33 @@ def _job_checks(state: ClusterState) -> list[tuple[str, object, object]]:
 def _placement_checks(state: ClusterState) -> list[tuple[str, object, object]]:
     """Compare allocations: no job has two attempts, and no GPU two jobs."""
     jobs = [job for job in state.job_table.jobs.values() if not job.state.is_over]
-    there = [job for job in jobs if job.node is not None]
+    on_node = [job for job in jobs if job.node is not None]
     attempts = [(node.name, number, job.spec.name) for node in _nodes(state) for number, job in node.attempts.items()]
     busy = [(node.name, gpu, job.spec.name) for node in _nodes(state) for gpu, job in node.busy.items()]
-    held = [(job.node.name, gpu, job.spec.name) for job in there if job.node is not None for gpu in job.gpus]
+    held = [(job.node.name, gpu, job.spec.name) for job in on_node if job.node is not None for gpu in job.gpus]
     reserved = [
         (job.reserved_on.name, gpu, job.spec.name)
         for job in jobs
         if job.reserved_on is not None
         for gpu in job.reserved
     ]
-    numbers = [job.attempt for job in there]
+    numbers = [job.attempt for job in on_node]
     return [
         (
             "attempts",
             sorted(attempts),
-            sorted((job.node.name, job.attempt, job.spec.name) for job in there if job.node is not None),
+            sorted((job.node.name, job.attempt, job.spec.name) for job in on_node if job.node is not None),
         ),
         ("GPUs in use", sorted(busy), sorted(held + reserved)),
-        ("GPUs with two jobs", [at for at, n in Counter((one[:2]) for one in held + reserved).items() if n > 1], []),
-        ("attempts given twice", len(set(numbers)), len(numbers)),
-        ("attempts not yet given", [number for number in numbers if number >= state.next_attempt], []),
         (
-            "GPUs kept for who does not come",
+            "GPUs with two jobs",
+            [gpu for gpu, count in Counter((allocation[:2]) for allocation in held + reserved).items() if count > 1],
+            [],
+        ),
+        ("attempt numbers issued twice", len(set(numbers)), len(numbers)),
+        ("attempt numbers not issued yet", [number for number in numbers if number >= state.next_attempt], []),
+        (
+            "GPUs reserved for jobs that do not move",
             _names(job for job in jobs if job.reserved and (job.node is None or not job.stop)),
             [],
         ),
@@ -114,25 +120,25 @@ def _user_checks(state: ClusterState) -> list[tuple[str, object, object]]:
 def _inventory_checks(state: ClusterState) -> list[tuple[str, object, object]]:
     inventory = state.inventory
     nodes = list(_nodes(state))
-    places = [(node, gpu) for node in nodes for gpu in range(len(node.gpus))]
-    counted = Counter(inventory.kind)
+    gpus = [(node, gpu) for node in nodes for gpu in range(len(node.gpus))]
+    kind_counts = Counter(inventory.kind)
     kinds = [inventory.kinds[number] for number in inventory.kind]
     return [
         ("nodes by rank", [node.name for node in inventory.ranked], [node.name for node in nodes]),
         ("ranks", [node.rank for node in nodes], list(range(len(nodes)))),
-        ("ranks of GPUs", list(inventory.rank), [node.rank for node, _ in places]),
-        ("places", [node.base + gpu for node, gpu in places], list(range(len(inventory)))),
-        ("open GPUs", list(inventory.open), [int(_is_open(node, gpu)) for node, gpu in places]),
-        ("GPUs by kind", {n: c for n, c in enumerate(inventory.counts) if c}, dict(counted)),
+        ("ranks of GPUs", list(inventory.rank), [node.rank for node, _ in gpus]),
+        ("places", [node.base + gpu for node, gpu in gpus], list(range(len(inventory)))),
+        ("open GPUs", list(inventory.open), [int(_is_open(node, gpu)) for node, gpu in gpus]),
+        ("GPUs by kind", {n: c for n, c in enumerate(inventory.counts) if c}, dict(kind_counts)),
         (
             "kinds of GPUs",
             [] if inventory.is_stale else kinds,
             []
             if inventory.is_stale
-            else [gpu_kind(node.gpus[gpu], inventory.avoided, exact=inventory.is_small) for node, gpu in places],
+            else [gpu_kind(node.gpus[gpu], inventory.avoided, exact=inventory.is_small) for node, gpu in gpus],
         ),
         (
-            "prices of what is not there",
+            "prices of kinds without GPUs",
             [n for n, p in enumerate(inventory.prices) if p and not inventory.counts[n]],
             [],
         ),
@@ -148,7 +154,7 @@ def _row_checks(state: ClusterState) -> list[tuple[str, object, object]]:
         ("rows of jobs", [job_table.at_row[job.row] is job for job in alive], [True] * len(alive)),
         ("rows that wait", [row for row, on in enumerate(job_table.waits) if on], sorted(job.row for job in waiting)),
         (
-            "what rows say",
+            "values in rows",
             [
                 (job_table.after[j.row], job_table.since[j.row], job_table.priority[j.row], job_table.number[j.row])
                 for j in waiting

@@ -112,28 +112,28 @@ class ClusterInventory:
 
     def update(self, node: Node, gpus: tuple[GpuReport, ...]) -> bool:
         """Take the reported GPUs of a node, and return whether one of them became open."""
-        before, node.gpus = node.gpus, gpus
-        if len(before) != len(gpus):
+        old_gpus, node.gpus = node.gpus, gpus
+        if len(old_gpus) != len(gpus):
             self._lay_out()
             return True
         opened = False
         for index, report in enumerate(gpus):
-            was = before[index]
-            if was is not report and was != report:
+            old = old_gpus[index]
+            if old is not report and old != report:
                 opened |= self._update_gpu(node, index, report)
         return opened
 
     def _update_gpu(self, node: Node, index: int, report: GpuReport) -> bool:
-        place = node.base + index
+        position = node.base + index
         kind = gpu_kind(report, self.avoided, exact=self.is_small)
-        known = self.kind_of.get(kind)
-        was = self.kind[place]
-        if known != was:
-            self._drop(was)
-            self.kind[place] = self._enter_kind(kind)
-        was_open = self.open[place]
+        new_number = self.kind_of.get(kind)
+        old_number = self.kind[position]
+        if new_number != old_number:
+            self._drop(old_number)
+            self.kind[position] = self._enter_kind(kind)
+        was_open = self.open[position]
         is_open = report.condition is _HEALTHY and report.offer_ppm > 0 and self._is_free(node, index)
-        self.open[place] = is_open
+        self.open[position] = is_open
         return is_open and not was_open
 
     def refresh(self, node: Node) -> bool:
@@ -145,13 +145,13 @@ class ClusterInventory:
             self.open[node.base + index] = is_open
         return opened
 
-    def avoid(self, names: tuple[str, ...], by: int) -> None:
+    def avoid(self, names: tuple[str, ...], change: int) -> None:
         """Change by `by` the number of jobs that avoid these tenants."""
         for name in names:
-            left = self.avoided.get(name, 0) + by
-            self.is_stale |= left == 0 or (by > 0 and left == by)
-            if left:
-                self.avoided[name] = left
+            count = self.avoided.get(name, 0) + change
+            self.is_stale |= count == 0 or (change > 0 and count == change)
+            if count:
+                self.avoided[name] = count
             else:
                 del self.avoided[name]
 
@@ -221,6 +221,6 @@ class ClusterInventory:
         if self.is_stale:
             return ()
         first: dict[int, int] = {}
-        for place, kind in enumerate(self.kind):
-            first.setdefault(kind, place)
-        return tuple((place, self.prices[kind]) for kind, place in first.items() if self.prices[kind])
+        for index, kind in enumerate(self.kind):
+            first.setdefault(kind, index)
+        return tuple((gpu, self.prices[kind]) for kind, gpu in first.items() if self.prices[kind])

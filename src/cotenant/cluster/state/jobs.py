@@ -29,9 +29,9 @@ TEXT_LIMIT: Final = 128 << 20
 
 def text_of(spec: JobSpec) -> int:
     """Return the approximate number of characters in a job's specification."""
-    several = (spec.command, spec.types, spec.avoid, *spec.environment)
-    alone = len(spec.name) + len(spec.user) + len(spec.profile) + len(spec.group) + len(spec.directory)
-    return alone + sum(len(text) for texts in several for text in texts)
+    lists = (spec.command, spec.types, spec.avoid, *spec.environment)
+    scalars = len(spec.name) + len(spec.user) + len(spec.profile) + len(spec.group) + len(spec.directory)
+    return scalars + sum(len(text) for texts in lists for text in texts)
 
 
 class Job:
@@ -163,9 +163,9 @@ class Users:
         """Allocated GPUs; users without any are absent."""
         self.used: dict[str, float] = {}
         """GPU seconds up to `at`, with exponential decay."""
-        self.at: Instant = 0
+        self.accounted_at: Instant = 0
 
-    def left(self, user: str) -> int:
+    def remaining(self, user: str) -> int:
         """Return how many more GPUs the user may hold."""
         quota = self.quotas.get(user)
         return _NO_LIMIT if quota is None else max(0, quota.gpus - self.held.get(user, 0))
@@ -176,21 +176,21 @@ class Users:
 
     def hold(self, user: str, gpus: int) -> None:
         """Change the number of GPUs that a user holds."""
-        now = self.held.get(user, 0) + gpus
-        if now:
-            self.held[user] = now
+        held = self.held.get(user, 0) + gpus
+        if held:
+            self.held[user] = held
         else:
             del self.held[user]
 
     def account(self, now: Instant) -> None:
         """Account the time since the last call for the GPUs that are held now."""
-        passed_s = (now - self.at) / 1e9
-        self.at = now
+        passed_s = (now - self.accounted_at) / 1e9
+        self.accounted_at = now
         if passed_s <= 0:
             return
-        left = 0.5 ** (passed_s / _HALF_LIFE_S)
-        counts_s = (1 - left) * _HALF_LIFE_S / math.log(2)  # decayed GPU seconds of one GPU over the interval
-        self.used = {user: had * left for user, had in self.used.items() if had * left >= _NOTHING_S}
+        decay = 0.5 ** (passed_s / _HALF_LIFE_S)
+        counts_s = (1 - decay) * _HALF_LIFE_S / math.log(2)  # decayed GPU seconds of one GPU over the interval
+        self.used = {user: used_s * decay for user, used_s in self.used.items() if used_s * decay >= _NOTHING_S}
         for user, gpus in self.held.items():
             self.used[user] = self.used.get(user, 0.0) + gpus * counts_s
 
@@ -260,9 +260,9 @@ class JobTable:
         else:
             self._queue(job)
 
-    def forget(self, most: int) -> None:
+    def forget(self, limit: int) -> None:
         """Forget the jobs that ended first, beyond this number."""
-        while len(self.over) > most:
+        while len(self.over) > limit:
             self._forget_first()
 
     def has_text_budget_for(self, spec: JobSpec) -> bool:

@@ -52,9 +52,9 @@ def gpu_kind(report: GpuReport, avoided: Mapping[str, int], *, exact: bool) -> G
     uses: tuple[UseKey, ...] = ()
     named: tuple[str, ...] = ()
     if online:
-        uses = (_key(online[0].use),) if len(online) == 1 else tuple(sorted(_key(one.use) for one in online))
+        uses = (_key(online[0].use),) if len(online) == 1 else tuple(sorted(_key(tenant.use) for tenant in online))
         if avoided:
-            named = tuple(sorted({one.name for one in online if one.name in avoided}))
+            named = tuple(sorted({tenant.name for tenant in online if tenant.name in avoided}))
     free_bytes = report.free_bytes
     if not exact:
         step = report.memory_bytes // _MEMORY_STEPS or 1

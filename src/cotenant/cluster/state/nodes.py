@@ -91,19 +91,19 @@ class Nodes:
         state.lease_due = now + lease_ns
         forgotten: list[Node] = []
         for node in state.inventory.nodes.values():
-            until = node.last_report + lease_ns
-            if now >= until and not node.is_silent:
+            lease_end = node.last_report + lease_ns
+            if now >= lease_end and not node.is_silent:
                 self._silent(node, now)
             if node.is_silent:
-                until += grace_ns
-                if now >= until:
+                lease_end += grace_ns
+                if now >= lease_end:
                     for job in list(node.attempts.values()):
                         actions += state.end(job, JobEnd.EVICTED, "its node was silent for too long", now)
                 if not node.attempts:
-                    if now >= until + _FORGOTTEN_NS and not node.busy and not node.is_drained:
+                    if now >= lease_end + _FORGOTTEN_NS and not node.busy and not node.is_drained:
                         forgotten.append(node)
                     continue
-            state.lease_due = min(state.lease_due, until)
+            state.lease_due = min(state.lease_due, lease_end)
         if forgotten:
             self._forget(forgotten)
         return actions
@@ -126,7 +126,7 @@ class Nodes:
         actions: list[ClusterAction] = []
         for number, job in list(node.attempts.items()):
             if number not in named:
-                actions += self._state.end(job, JobEnd.EVICTED, "its node started anew", now)
+                actions += self._state.end(job, JobEnd.EVICTED, "its node restarted", now)
         return actions
 
     def _silent(self, node: Node, now: Instant) -> None:
@@ -181,7 +181,7 @@ class Nodes:
                     actions.append(AckEnd(node.name, report.attempt))
                     actions += state.end(job, report.end, report.detail, now, is_reported=True)
                 elif not job.is_known:
-                    actions += self._found(job, node, now)
+                    actions += self._first_reported(job, node, now)
                 elif job.stop:
                     actions.append(state.order_stop(job, node))
                 elif report.rate_ppm:
@@ -192,7 +192,7 @@ class Nodes:
             self._set_strays(node, tuple(sorted(set(strays))), now)
         return actions
 
-    def _found(self, job: Job, node: Node, now: Instant) -> list[ClusterAction]:
+    def _first_reported(self, job: Job, node: Node, now: Instant) -> list[ClusterAction]:
         """Record that a started attempt was reported for the first time."""
         job.is_known = True
         if job.stop:
@@ -203,8 +203,7 @@ class Nodes:
     def _unwanted(self, node: Node, report: AttemptReport, strays: list[int]) -> ClusterAction:
         state = self._state
         # A number that was not issued yet comes from a controller that lost its state, and is never issued
-        # again. The limit
-        # keeps a node that invents numbers from exhausting them.
+        # again. The limit keeps a node that invents numbers from exhausting them.
         if report.attempt.number < state.next_attempt + _NUMBERS_LOST:
             state.next_attempt = max(state.next_attempt, report.attempt.number + 1)
         if report.end is not None:
@@ -220,7 +219,7 @@ class Nodes:
             if job.named == state.turn:
                 continue
             if event.highest_attempt >= number:
-                actions += state.end(job, JobEnd.EVICTED, "its node does not know of it any more", now)
+                actions += state.end(job, JobEnd.EVICTED, "its node no longer has it", now)
             elif job.stop:
                 actions.append(state.order_stop(job, node))
             else:

@@ -49,7 +49,7 @@ class PairWeights:
     def _forget(self) -> None:
         self._rows: dict[TaskUse | None, int] = {}
         self._columns: dict[_Spot, int] = {}
-        self._known = np.zeros((0, 0), bool)
+        self._is_predicted = np.zeros((0, 0), bool)
         self._point = np.zeros((0, 0), np.float32)
         self._low = np.zeros((0, 0), np.float32)
         self._slowdown = np.zeros((0, 0), np.float32)
@@ -78,14 +78,14 @@ class PairWeights:
         is_safe = ~is_sure | (slowdown <= 1 + limit_ppm / WHOLE_PPM)
         weight = np.where(is_safe, weight, 0).astype(np.float32)
         possible = possible_pairs(jobs, gpus)
-        where = np.ix_(row, column)
-        return WeightTable(possible, weight[where] * possible, slowdown[where])
+        cells = np.ix_(row, column)
+        return WeightTable(possible, weight[cells] * possible, slowdown[cells])
 
     def predicted(self, job: JobKind, gpu: GpuKind) -> float:
         """Return the predicted speed without corrections."""
         spot = (gpu.online, gpu.offer_ppm)
         row, column = self._rows.get(job.use), self._columns.get(spot)
-        if row is not None and column is not None and self._known[row, column]:
+        if row is not None and column is not None and self._is_predicted[row, column]:
             return float(self._point[row, column])
         return float(self._predict([job.use], [spot])[0][0, 0])
 
@@ -95,28 +95,33 @@ class PairWeights:
         rows = [self._rows.setdefault(use, len(self._rows)) for use in uses]
         columns = [self._columns.setdefault(spot, len(self._columns)) for spot in spots]
         self._grow()
-        where = np.ix_(rows, columns)
-        unknown = ~self._known[where]
+        cells = np.ix_(rows, columns)
+        unknown = ~self._is_predicted[cells]
         if unknown.any():
-            down = np.flatnonzero(unknown.any(axis=1)).tolist()
-            across = np.flatnonzero(unknown.any(axis=0)).tolist()
-            found = self.predictor.predict(
-                [uses[at] for at in down], [Spot(_tenants(spots[at][0]), spots[at][1]) for at in across]
+            missing_rows = np.flatnonzero(unknown.any(axis=1)).tolist()
+            missing_columns = np.flatnonzero(unknown.any(axis=0)).tolist()
+            predicted = self.predictor.predict(
+                [uses[index] for index in missing_rows],
+                [Spot(_tenants(spots[index][0]), spots[index][1]) for index in missing_columns],
             )
-            block = np.ix_([rows[at] for at in down], [columns[at] for at in across])
-            self._point[block], self._low[block], self._slowdown[block] = found.point, found.low, found.slowdown
-            self._known[block] = True
-        return self._point[where], self._low[where], self._slowdown[where]
+            block = np.ix_([rows[index] for index in missing_rows], [columns[index] for index in missing_columns])
+            self._point[block], self._low[block], self._slowdown[block] = (
+                predicted.point,
+                predicted.low,
+                predicted.slowdown,
+            )
+            self._is_predicted[block] = True
+        return self._point[cells], self._low[cells], self._slowdown[cells]
 
     def _grow(self) -> None:
-        rows, columns = self._known.shape
+        rows, columns = self._is_predicted.shape
         if len(self._rows) <= rows and len(self._columns) <= columns:
             return
         capacity = (_grown(len(self._rows), rows), _grown(len(self._columns), columns))
-        for name in ("_known", "_point", "_low", "_slowdown"):
-            before = getattr(self, name)
-            wide = np.zeros(capacity, before.dtype)
-            wide[:rows, :columns] = before
+        for name in ("_is_predicted", "_point", "_low", "_slowdown"):
+            old = getattr(self, name)
+            wide = np.zeros(capacity, old.dtype)
+            wide[:rows, :columns] = old
             setattr(self, name, wide)
 
 
@@ -132,8 +137,8 @@ def _tenants(online: tuple[UseKey, ...]) -> tuple[OnlineUse, ...]:
     return tuple(OnlineUse(_ANY_NAME, TaskUse(*use)) for use in online)
 
 
-def _grown(wanted: int, there: int) -> int:
-    return there if wanted <= there else max(16, 1 << (wanted - 1).bit_length())
+def _grown(needed: int, capacity: int) -> int:
+    return capacity if needed <= capacity else max(16, 1 << (needed - 1).bit_length())
 
 
 def possible_pairs(jobs: Sequence[JobKind], gpus: Sequence[GpuKind]) -> Array:
@@ -141,8 +146,8 @@ def possible_pairs(jobs: Sequence[JobKind], gpus: Sequence[GpuKind]) -> Array:
     free = np.array([kind.free_bytes for kind in gpus], np.int64)
     offer = np.array([kind.offer_ppm for kind in gpus], np.int64)
     memory = np.array([kind.memory_bytes for kind in jobs], np.int64)
-    least = np.array([kind.min_share_ppm for kind in jobs], np.int64)
-    possible = (memory[:, None] <= free) & (least[:, None] <= offer) & (offer > 0)
+    min_share = np.array([kind.min_share_ppm for kind in jobs], np.int64)
+    possible = (memory[:, None] <= free) & (min_share[:, None] <= offer) & (offer > 0)
     types = np.array([kind.type for kind in gpus])
     fits: dict[tuple[str, ...], Array] = {}
     for row, kind in enumerate(jobs):

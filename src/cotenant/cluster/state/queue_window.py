@@ -37,16 +37,16 @@ def eligible_rows(machine: ClusterState, gpus: Array, now: Instant) -> Array:
     number = np.frombuffer(job_table.number, np.int64)[rows]
     priority = np.frombuffer(job_table.priority, np.int32)[rows]
     rows = rows[np.lexsort((number, -priority))]
-    most = _CHOICE * len(gpus) + _MIN_CHOICE
-    if not len(rows) or (len(rows) <= most and not job_table.users.quotas):
+    limit = _CHOICE * len(gpus) + _MIN_CHOICE
+    if not len(rows) or (len(rows) <= limit and not job_table.users.quotas):
         return rows
-    known, kind = np.unique(np.frombuffer(job_table.kind, np.int32)[rows], return_inverse=True)
-    gangs = _startable(machine, known.tolist(), gpus)
+    kinds, kind = np.unique(np.frombuffer(job_table.kind, np.int32)[rows], return_inverse=True)
+    gangs = _startable(machine, kinds.tolist(), gpus)
     is_kept = gangs[kind] > 0
     rows, capacity = rows[is_kept], gangs[kind][is_kept]
     is_kept = _within_quotas(machine, rows)
     rows, capacity = rows[is_kept], capacity[is_kept]
-    return rows if len(rows) <= most else rows[_not_too_many_alike(machine, rows, capacity)][:most]
+    return rows if len(rows) <= limit else rows[_limit_equal_jobs(machine, rows, capacity)][:limit]
 
 
 def _startable(machine: ClusterState, kinds: list[int], gpus: Array) -> Array:
@@ -61,9 +61,9 @@ def _startable(machine: ClusterState, kinds: list[int], gpus: Array) -> Array:
         step = max(1, _CELLS // len(spots))
         blocks = (jobs[first : first + step] for first in range(0, len(jobs), step))
         capacity = np.concatenate([possible_pairs(block, spots) @ counts for block in blocks])
-    wanted = np.array([kind.gpus for kind in jobs], np.int64)
+    needed = np.array([kind.gpus for kind in jobs], np.int64)
     of_one_node = np.bincount(np.frombuffer(inventory.rank, np.int32)[gpus]).max()
-    return np.where(wanted <= of_one_node, capacity // wanted, 0)
+    return np.where(needed <= of_one_node, capacity // needed, 0)
 
 
 def _within_quotas(machine: ClusterState, rows: Array) -> Array:
@@ -72,35 +72,37 @@ def _within_quotas(machine: ClusterState, rows: Array) -> Array:
     user = np.frombuffer(job_table.user, np.int32)[rows]
     is_kept = np.ones(len(rows), bool)
     for name in job_table.users.quotas:
-        theirs = job_table.user_of.get(name)
-        if theirs is None:
+        user_number = job_table.user_of.get(name)
+        if user_number is None:
             continue
-        mine = np.flatnonzero(user == theirs)
-        if not len(mine):
+        positions = np.flatnonzero(user == user_number)
+        if not len(positions):
             continue
-        left = job_table.users.left(name)
-        wanted = np.array([job_table.kinds[kind].gpus for kind in np.frombuffer(job_table.kind, np.int32)[rows[mine]]])
-        if wanted.sum() <= left:
+        remaining = job_table.users.remaining(name)
+        needed = np.array(
+            [job_table.kinds[kind].gpus for kind in np.frombuffer(job_table.kind, np.int32)[rows[positions]]]
+        )
+        if needed.sum() <= remaining:
             continue
-        is_kept[mine] = False
-        least = wanted.min()
-        for at, gpus in zip(mine.tolist(), wanted.tolist(), strict=True):
-            if left < least:
+        is_kept[positions] = False
+        smallest = needed.min()
+        for index, gpus in zip(positions.tolist(), needed.tolist(), strict=True):
+            if remaining < smallest:
                 break
-            if gpus <= left:
-                left -= gpus
-                is_kept[at] = True
+            if gpus <= remaining:
+                remaining -= gpus
+                is_kept[index] = True
     return is_kept
 
 
-def _not_too_many_alike(machine: ClusterState, rows: Array, capacity: Array) -> Array:
+def _limit_equal_jobs(machine: ClusterState, rows: Array, capacity: Array) -> Array:
     """Return which rows are among the first of their kind and user that could all be started."""
     job_table = machine.job_table
     kind = np.frombuffer(job_table.kind, np.int32)[rows].astype(np.int64)
-    alike = kind * len(job_table.user_names) + np.frombuffer(job_table.user, np.int32)[rows]
-    order = np.argsort(alike, kind="stable")
-    is_first = np.concatenate([[True], np.diff(alike[order]) != 0])
+    key = kind * len(job_table.user_names) + np.frombuffer(job_table.user, np.int32)[rows]
+    order = np.argsort(key, kind="stable")
+    is_first = np.concatenate([[True], np.diff(key[order]) != 0])
     begins = np.flatnonzero(is_first)
-    before = np.empty(len(rows), np.int64)
-    before[order] = np.arange(len(rows)) - begins[np.cumsum(is_first) - 1]
-    return before < capacity
+    earlier = np.empty(len(rows), np.int64)
+    earlier[order] = np.arange(len(rows)) - begins[np.cumsum(is_first) - 1]
+    return earlier < capacity

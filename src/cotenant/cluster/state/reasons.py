@@ -15,7 +15,7 @@ from cotenant.cluster.state.jobs import Job
 from cotenant.cluster.state.kinds import GpuKind, JobKind
 from cotenant.units.text import counted
 
-_TURN: Final = "its turn comes with one of the next rounds"
+_TURN: Final = "it waits for one of the next rounds"
 _KINDS_LIMIT: Final = 64
 """Kinds of jobs that are analysed for one answer."""
 
@@ -33,27 +33,27 @@ class Reasons:
         inventory = self._state.inventory
         return Counter(kind for kind, on in zip(inventory.kind, inventory.open, strict=True) if on)
 
-    def waits(self, job: Job) -> str:
+    def why_waiting(self, job: Job) -> str:
         """Return why a waiting job is not started."""
         users, spec = self._state.job_table.users, job.spec
-        before = f"; before that: {job.why}" if job.why else ""
-        if users.left(spec.user) < spec.gpus:
+        previous = f"; before that: {job.why}" if job.why else ""
+        if users.remaining(spec.user) < spec.gpus:
             quota = users.quotas[spec.user].gpus
             if spec.gpus > quota:
                 return (
-                    f"it wants {counted(spec.gpus, 'GPU')}, more than the whole quota of {spec.user}, {quota}{before}"
+                    f"it needs {counted(spec.gpus, 'GPU')}, more than the whole quota of {spec.user}, {quota}{previous}"
                 )
             held = counted(users.held.get(spec.user, 0), "GPU")
-            return f"{spec.user} holds {held} of a quota of {quota}{before}"
+            return f"{spec.user} holds {held} of a quota of {quota}{previous}"
         if job.kind not in self._of_kind:
             if len(self._of_kind) >= _KINDS_LIMIT:
-                return _TURN + before
+                return _TURN + previous
             self._of_kind[job.kind] = self._why_not_kinds(self._state.job_table.kinds[job.kind])
-        return self._of_kind[job.kind] + before
+        return self._of_kind[job.kind] + previous
 
     def is_only_its_turn(self, job: Job) -> bool:
         """Return whether only other jobs are before it in the queue."""
-        return self.waits(job).startswith(_TURN)
+        return self.why_waiting(job).startswith(_TURN)
 
     def _why_not_kinds(self, kind: JobKind) -> str:
         inventory = self._state.inventory
@@ -65,9 +65,9 @@ class Reasons:
         against: Counter[str] = Counter()
         fit: list[int] = []
         for number, count in self._open.items():
-            wrong = why_not_kind(kind, inventory.kinds[number])
-            if wrong:
-                against[wrong] += count
+            reason = why_not_kind(kind, inventory.kinds[number])
+            if reason:
+                against[reason] += count
             else:
                 fit.append(number)
         if fit:
@@ -76,25 +76,25 @@ class Reasons:
                 if weight <= 0:
                     against["would make online work too slow, as predicted"] += self._open[number]
         if sum(against.values()) == self._open.total():
-            found = ", ".join(f"{count} {wrong}" for wrong, count in sorted(against.items()))
-            return f"none of {counted(self._open.total(), 'open GPU')} will do: {found}"
+            reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(against.items()))
+            return f"none of {counted(self._open.total(), 'open GPU')} is suitable: {reasons}"
         if kind.gpus > 1 and not self._has_node_for(kind):
-            return f"no node has {kind.gpus} open GPUs that will do"
+            return f"no node has {kind.gpus} suitable open GPUs"
         return _TURN
 
     def _has_node_for(self, kind: JobKind) -> bool:
         inventory = self._state.inventory
-        places = np.flatnonzero(np.frombuffer(inventory.open, np.uint8)).tolist()
-        there = Counter(
-            inventory.rank[at] for at in places if not why_not_kind(kind, inventory.kinds[inventory.kind[at]])
+        open_gpus = np.flatnonzero(np.frombuffer(inventory.open, np.uint8)).tolist()
+        per_node = Counter(
+            inventory.rank[gpu] for gpu in open_gpus if not why_not_kind(kind, inventory.kinds[inventory.kind[gpu]])
         )
-        return any(count >= kind.gpus for count in there.values())
+        return any(count >= kind.gpus for count in per_node.values())
 
     def _closed(self) -> str:
         reasons = Counter(
             why_closed(node, gpu) for node in self._state.inventory.nodes.values() for gpu in range(len(node.gpus))
         )
-        return ", ".join(f"{count} {why}" for why, count in sorted(reasons.items()))
+        return ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
 
 
 def why_not_kind(job: JobKind, gpu: GpuKind) -> str:
@@ -118,9 +118,9 @@ def why_closed(node: Node, gpu: int) -> str:
     if gpu in node.busy:
         return "held" if node.busy[gpu].state is not JobState.LOST else "held by a lost job"
     if gpu in node.strays:
-        return "with something that must end first"
+        return "with an unwanted attempt that must end first"
     if node.is_drained:
         return "of a drained node"
     if report.condition is not GpuCondition.HEALTHY:
         return str(report.condition.value)
-    return "" if report.offer_ppm else "without anything on offer"
+    return "" if report.offer_ppm else "without an offer"

@@ -89,46 +89,46 @@ def prepare_round(machine: ClusterState, now: Instant) -> PreparedRound | None:
     if not len(gpus) or not len(rows) + len(running):
         return None
     jobs = [job_table.at_row[row] for row in rows.tolist()]
-    everybody: list[Job] = [*(job for job in jobs if job is not None), *running]
+    candidates: list[Job] = [*(job for job in jobs if job is not None), *running]
     rows = np.concatenate([rows, np.array([job.row for job in running], np.int64)])
     job_kinds, kind = _numbered(np.frombuffer(job_table.kind, np.int32)[rows])
     gpu_kinds, column = _numbered(np.frombuffer(inventory.kind, np.int32)[gpus])
-    kinds = [job_table.kinds[one] for one in job_kinds]
-    spots = [inventory.kinds[one] for one in gpu_kinds]
+    kinds = [job_table.kinds[job_kind] for job_kind in job_kinds]
+    spots = [inventory.kinds[gpu_kind] for gpu_kind in gpu_kinds]
     table = machine.pair_weights.table(kinds, spots, settings.slowdown_limit_ppm)
     current_weight = np.zeros(len(rows), np.float32)
     if running:
         current_weight[len(rows) - len(running) :] = _current_weights(machine, running)
-    since = np.frombuffer(job_table.since, np.int64)[rows]
-    given = Round(
+    state_start = np.frombuffer(job_table.since, np.int64)[rows]
+    inputs = Round(
         Jobs(
             kind,
             np.frombuffer(job_table.priority, np.int32)[rows],
-            now - since,
+            now - state_start,
             _priority_factors(machine, rows),
             current_weight,
         ),
         JobKinds(
-            np.array([one.gpus for one in kinds], np.int32),
-            np.array([one.memory_bytes for one in kinds], np.int64),
-            np.array([_need_ppm(one.use) for one in kinds], np.int32),
+            np.array([kind.gpus for kind in kinds], np.int32),
+            np.array([kind.memory_bytes for kind in kinds], np.int64),
+            np.array([_need_ppm(kind.use) for kind in kinds], np.int32),
         ),
         Gpus(column, np.frombuffer(inventory.rank, np.int32)[gpus]),
         GpuKinds(
-            np.array([one.offer_ppm for one in spots], np.int32),
-            np.array([one.free_bytes for one in spots], np.int64),
-            np.array([len(one.online) for one in spots], np.int32),
+            np.array([spot.offer_ppm for spot in spots], np.int32),
+            np.array([spot.free_bytes for spot in spots], np.int64),
+            np.array([len(spot.online) for spot in spots], np.int32),
         ),
         table.possible,
         table.weight,
         _barred(machine, job_kinds),
-        np.array([inventory.prices[one] for one in gpu_kinds], np.float32) if machine.rounds else None,
+        np.array([inventory.prices[gpu_kind] for gpu_kind in gpu_kinds], np.float32) if machine.rounds else None,
         settings.switch_ppm / WHOLE_PPM,
         settings.moves_limit if running else 0,
         machine.rounds,
         np.array([len(node.gpus) for node in inventory.ranked], np.int32),
     )
-    return PreparedRound(given, table, everybody, gpus, job_kinds, gpu_kinds)
+    return PreparedRound(inputs, table, candidates, gpus, job_kinds, gpu_kinds)
 
 
 def commit(machine: ClusterState, prepared: PreparedRound, planned: RoundPlan, now: Instant) -> list[ClusterAction]:
@@ -137,10 +137,10 @@ def commit(machine: ClusterState, prepared: PreparedRound, planned: RoundPlan, n
     actions: list[ClusterAction] = []
     for pairing in planned.pairings:
         job = prepared.jobs[pairing.job]
-        places = [int(prepared.gpus[gpu]) for gpu in pairing.gpus]
-        node = inventory.ranked[inventory.rank[places[0]]]
-        gpus = tuple(sorted(place - node.base for place in places))
-        if any(inventory.rank[place] != node.rank for place in places) or why_not(
+        positions = [int(prepared.gpus[gpu]) for gpu in pairing.gpus]
+        node = inventory.ranked[inventory.rank[positions[0]]]
+        gpus = tuple(sorted(gpu - node.base for gpu in positions))
+        if any(inventory.rank[gpu] != node.rank for gpu in positions) or why_not(
             inventory, machine.job_table, job, node, gpus
         ):
             machine.discarded += 1
@@ -154,9 +154,9 @@ def commit(machine: ClusterState, prepared: PreparedRound, planned: RoundPlan, n
             machine.discarded += 1
     if planned.price is not None:
         # A kind with unused GPUs gets no price, so that the next round can use them.
-        left = {inventory.kind[place] for place in prepared.gpus.tolist() if inventory.open[place]}
+        unused_kinds = {inventory.kind[gpu] for gpu in prepared.gpus.tolist() if inventory.open[gpu]}
         for kind, price in zip(prepared.gpu_kinds, planned.price.tolist(), strict=True):
-            inventory.prices[kind] = 0.0 if kind in left else price
+            inventory.prices[kind] = 0.0 if kind in unused_kinds else price
     return actions
 
 
@@ -182,12 +182,14 @@ def _movable(machine: ClusterState, now: Instant) -> list[Job]:
 
 def _current_weights(machine: ClusterState, running: list[Job]) -> Array:
     inventory, job_table = machine.inventory, machine.job_table
-    places = [inventory.kind[job.node.base + job.gpus[0]] for job in running if job.node is not None]
+    kinds = [inventory.kind[job.node.base + job.gpus[0]] for job in running if job.node is not None]
     job_kinds, row = _numbered(np.array([job.kind for job in running], np.int32))
-    gpu_kinds, column = _numbered(np.array(places, np.int32))
+    gpu_kinds, column = _numbered(np.array(kinds, np.int32))
     # The limit on slowdowns does not apply to a job that runs already.
     table = machine.pair_weights.table(
-        [job_table.kinds[one] for one in job_kinds], [inventory.kinds[one] for one in gpu_kinds], 1 << 62
+        [job_table.kinds[job_kind] for job_kind in job_kinds],
+        [inventory.kinds[gpu_kind] for gpu_kind in gpu_kinds],
+        1 << 62,
     )
     return np.maximum(table.weight[row, column], np.float32(1e-3))
 
@@ -197,33 +199,33 @@ def _numbered(kinds: Array) -> tuple[list[int], Array]:
 
     The result does not depend on the numbers of kinds, so it is the same in a cluster restored from a snapshot.
     """
-    known, first, place = np.unique(kinds, return_index=True, return_inverse=True)
+    unique, first, index = np.unique(kinds, return_index=True, return_inverse=True)
     order = np.argsort(first, kind="stable")
     rank = np.empty(len(order), np.int32)
     rank[order] = np.arange(len(order), dtype=np.int32)
-    return known[order].tolist(), rank[place.reshape(-1)]
+    return unique[order].tolist(), rank[index.reshape(-1)]
 
 
 def _priority_factors(machine: ClusterState, rows: Array) -> Array:
     if not machine.settings.fair:
         return np.ones(len(rows), np.float32)
     job_table = machine.job_table
-    known, place = np.unique(np.frombuffer(job_table.user, np.int32)[rows], return_inverse=True)
-    names = [job_table.user_names[user] for user in known.tolist()]
+    users, index = np.unique(np.frombuffer(job_table.user, np.int32)[rows], return_inverse=True)
+    names = [job_table.user_names[user] for user in users.tolist()]
     received = [job_table.users.used.get(name, 0.0) for name in names]
-    return priority_factors(received, [job_table.users.weight(name) for name in names])[place.reshape(-1)]
+    return priority_factors(received, [job_table.users.weight(name) for name in names])[index.reshape(-1)]
 
 
 def _barred(machine: ClusterState, job_kinds: list[int]) -> dict[int, frozenset[int]]:
     """Return for kinds of jobs the nodes that are excluded because of other jobs there."""
     barred: dict[int, frozenset[int]] = {}
-    there = machine.job_table.particular.values()
+    particular = machine.job_table.particular.values()
     for row, number in enumerate(job_kinds):
         kind = machine.job_table.kinds[number]
-        if there and (kind.group or kind.avoid):
+        if particular and (kind.group or kind.avoid):
             nodes = frozenset(
                 other.node.rank
-                for other in there
+                for other in particular
                 if other.node is not None
                 and (
                     (other.spec.group and other.spec.group in kind.avoid)

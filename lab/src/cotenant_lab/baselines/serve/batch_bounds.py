@@ -23,10 +23,10 @@ def rows_in_half(queue: ModelQueue, units: int) -> int:
     return rows
 
 
-def assemble_at_most(queue: ModelQueue, most: int) -> tuple[int, int]:
+def assemble_at_most(queue: ModelQueue, limit: int) -> tuple[int, int]:
     """Return how many requests from the front fit into a run of `most` rows, and their rows; at least one."""
     count, rows = assemble(queue)
-    while count > 1 and rows > most:
+    while count > 1 and rows > limit:
         count -= 1
         rows -= queue.waiting[count].rows
     return count, rows
@@ -37,8 +37,8 @@ def answered_ns(queue: ModelQueue, rows: int, batch: int, units: int, starts_ns:
 
     The last batch grows while it waits, by the arrival rate.
     """
-    before, last = divmod(rows - 1, batch)
-    waits_ns = starts_ns + before * queue.high_ns(batch, units)
+    full_batches, last = divmod(rows - 1, batch)
+    waits_ns = starts_ns + full_batches * queue.high_ns(batch, units)
     joined = int(queue.rate * waits_ns / SECOND_NS)
     return waits_ns + queue.high_ns(min(last + 1 + joined, batch), units)
 
@@ -49,8 +49,8 @@ def forecast(request: QueuedRequest, queue: ModelQueue, view: View, batch: int) 
     Active runs of the same model end first, then whole batches of queued requests run. How such runs divide a device is
     not published; an even division is our assumption.
     """
-    beside = len({run.key for run in view.active_runs} | {other.key for other in view.queues} | {queue.key})
-    units = max(view.all_units // beside, 1)
+    models = len({run.key for run in view.active_runs} | {waiting.key for waiting in view.queues} | {queue.key})
+    units = max(view.all_units // models, 1)
     own_ns = sum(
         max(queue.high_ns(run.rows, units) - (view.now - run.began), 0)
         for run in view.active_runs

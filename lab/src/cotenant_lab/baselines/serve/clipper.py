@@ -30,7 +30,7 @@ class Clipper:
 
     def __init__(self) -> None:
         """Start every model with single rows."""
-        self._most: dict[int, float] = {}
+        self._max_rows: dict[int, float] = {}
 
     def next(self, view: View) -> StartRun | WaitUntil | None:
         """Return a batch of a model that does not run, up to its size."""
@@ -46,18 +46,18 @@ class Clipper:
 
     def run_ended(self, run: RunReport, view: View) -> None:
         """Increase or decrease the model's batch."""
-        queue = next((one for one in view.all_queues if one.key == run.key), None)
+        queue = next((queue for queue in view.all_queues if queue.key == run.key), None)
         if queue is None or not queue.spec.slo_ns or run.failed:
             return
-        most = self._most.get(run.key, 1.0)
+        max_rows = self._max_rows.get(run.key, 1.0)
         if run.took_ns > queue.spec.slo_ns:
-            self._most[run.key] = max(most * _BACK_OFF, 1.0)
-        elif run.rows >= int(most):
-            self._most[run.key] = min(most + _STEP, float(max(queue.spec.max_batch, 1)))
+            self._max_rows[run.key] = max(max_rows * _BACK_OFF, 1.0)
+        elif run.rows >= int(max_rows):
+            self._max_rows[run.key] = min(max_rows + _STEP, float(max(queue.spec.max_batch, 1)))
 
     def plan(self) -> ServePlan | None:
         """Return None: this policy has no plan."""
         return None
 
     def _rows(self, key: int) -> int:
-        return int(self._most.get(key, 1.0))
+        return int(self._max_rows.get(key, 1.0))

@@ -35,7 +35,7 @@ class FixedBatch:
 
     def next(self, view: View) -> StartRun | WaitUntil | None:
         """Return a full batch of a model that does not run."""
-        until = None
+        wakeup = None
         for queue in view.queues:
             if queue.running:
                 continue
@@ -43,15 +43,15 @@ class FixedBatch:
             due = queue.waiting[0].since + _wait_ns(queue)
             if rows >= queue.spec.max_batch or view.now >= due:
                 return StartRun(queue.key, count, rows, UNSHARED)
-            until = due if until is None else min(until, due)
-        return None if until is None else WaitUntil(until)
+            wakeup = due if wakeup is None else min(wakeup, due)
+        return None if wakeup is None else WaitUntil(wakeup)
 
     def forecast(self, request: QueuedRequest, queue: ModelQueue, view: View) -> RequestForecast:
         """Predict as for all policies without shares, plus the wait of a batch that is not full."""
-        found = forecast(request, queue, view, queue.spec.max_batch)
+        base = forecast(request, queue, view, queue.spec.max_batch)
         since = queue.waiting[0].since if queue.waiting else view.now
         waits_ns = 0 if queue.rows + request.rows >= queue.spec.max_batch else since + _wait_ns(queue) - view.now
-        return RequestForecast(found.wait_ns + max(waits_ns, 0))
+        return RequestForecast(base.wait_ns + max(waits_ns, 0))
 
     def run_ended(self, run: RunReport, view: View) -> None:
         """Do nothing: this policy learns nothing."""

@@ -81,9 +81,9 @@ class Gslice:
         return self._plan
 
     def _tune(self, view: View) -> None:
-        known = {queue.key for queue in view.all_queues}
+        keys = {queue.key for queue in view.all_queues}
         is_due = view.now - self._since >= _EVERY_NS
-        if known == self._requests.keys() and not is_due:
+        if keys == self._requests.keys() and not is_due:
             return
         for queue in view.all_queues:
             request = self._requests.get(queue.key)
@@ -132,6 +132,6 @@ def cut(requests: dict[int, int], queues: Sequence[ModelQueue], all_units: int) 
         return dict(requests)
     parts = {}
     for queue in queues:
-        even = max(requests[queue.key] * all_units // total, 1)
-        parts[queue.key] = max((units for units in queue.widths if units <= even), default=even)
+        proportional = max(requests[queue.key] * all_units // total, 1)
+        parts[queue.key] = max((units for units in queue.widths if units <= proportional), default=proportional)
     return parts

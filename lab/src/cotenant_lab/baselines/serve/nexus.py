@@ -66,8 +66,8 @@ class Nexus:
         self._cycle = Cycle(0, {})
         self._planned: dict[int, float] = {}
         self._planned_at: Instant = -_EPOCH_NS
-        self._begun: Instant = 0
-        self._done: set[int] = set()
+        self._cycle_begin: Instant = 0
+        self._has_run: set[int] = set()
         self._plan: ServePlan | None = None
 
     def next(self, view: View) -> StartRun | RejectQueued | WaitUntil | None:
@@ -75,30 +75,30 @@ class Nexus:
         if view.active_runs:
             return None
         self._replan(view)
-        queues = [queue for queue in view.queues if queue.key not in self._done]
+        queues = [queue for queue in view.queues if queue.key not in self._has_run]
         if not queues:
-            ends = self._begun + self._cycle.cycle_ns
+            ends = self._cycle_begin + self._cycle.cycle_ns
             full = any(queue.rows >= self._batch(queue, view) for queue in view.queues)
             if view.now < ends and not full:
                 return WaitUntil(ends)
-            self._done = set()
+            self._has_run = set()
             queues = list(view.queues)
-        if not self._done:
-            self._begun = view.now
-        queue = min(queues, key=lambda one: one.key)
+        if not self._has_run:
+            self._cycle_begin = view.now
+        queue = min(queues, key=lambda queue: queue.key)
         hopeless = self._hopeless(queue, view)
         if hopeless:
             return RejectQueued(queue.key, hopeless)
-        self._done.add(queue.key)
+        self._has_run.add(queue.key)
         return StartRun(queue.key, *assemble_at_most(queue, self._batch(queue, view)), view.all_units)
 
     def _hopeless(self, queue: ModelQueue, view: View) -> int:
         """Return how many at the front would be late even if they ran now in the planned batch."""
-        given_up, left, batch = 0, queue.rows, self._batch(queue, view)
-        for one in queue.waiting:
-            rows = max(min(left, batch), one.rows)
-            left -= one.rows
-            if one.deadline < 0 or view.now + queue.expected_ns(rows, view.all_units) <= one.deadline:
+        given_up, remaining, batch = 0, queue.rows, self._batch(queue, view)
+        for request in queue.waiting:
+            rows = max(min(remaining, batch), request.rows)
+            remaining -= request.rows
+            if request.deadline < 0 or view.now + queue.expected_ns(rows, view.all_units) <= request.deadline:
                 break
             given_up += 1
         return given_up
@@ -112,13 +112,13 @@ class Nexus:
         busy_ns = sum(max(run.expected_end - view.now, 0) for run in view.active_runs)
         batch = self._batch(queue, view)
         rows = queue.rows + request.rows
-        mine = (queue.key in self._done, queue.key)
+        position = (queue.key in self._has_run, queue.key)
         before_ns = others_ns = 0
-        for other in view.queues:
-            if other.key != queue.key:
-                takes_ns = other.high_ns(min(other.rows, self._batch(other, view)), view.all_units)
+        for waiting in view.queues:
+            if waiting.key != queue.key:
+                takes_ns = waiting.high_ns(min(waiting.rows, self._batch(waiting, view)), view.all_units)
                 others_ns += takes_ns
-                before_ns += takes_ns if (other.key in self._done, other.key) < mine else 0
+                before_ns += takes_ns if (waiting.key in self._has_run, waiting.key) < position else 0
         starts_ns = busy_ns + before_ns + (-(-rows // batch) - 1) * others_ns
         return RequestForecast(answered_ns(queue, rows, batch, view.all_units, starts_ns))
 
@@ -126,11 +126,11 @@ class Nexus:
         rates = {queue.key: queue.rate for queue in view.all_queues if queue.spec.slo_ns}
         if view.now - self._planned_at < _EPOCH_NS and rates.keys() == self._planned.keys():
             return
-        moved = rates.keys() != self._planned.keys() or any(
+        has_changed = rates.keys() != self._planned.keys() or any(
             abs(rate - self._planned[key]) > _MOVED * max(self._planned[key], 1.0) for key, rate in rates.items()
         )
         self._planned_at = view.now
-        if moved:
+        if has_changed:
             self._planned = rates
             queues = [queue for queue in view.all_queues if rates.get(queue.key)]
             self._cycle = packed(queues, view.all_units)
@@ -168,9 +168,9 @@ def _turns(queues: Sequence[ModelQueue], units: int, cycle_ns: Duration) -> dict
 
 def _own_cycle_ns(queue: ModelQueue, units: int) -> Duration:
     """Return the cycle of the largest batch whose gathering and run are within the objective; of B if saturated."""
-    most, rate = rows_in_half(queue, units), queue.rate
-    if rate * queue.expected_ns(most, units) >= most * SECOND_NS:
-        return queue.expected_ns(most, units)
+    max_rows, rate = rows_in_half(queue, units), queue.rate
+    if rate * queue.expected_ns(max_rows, units) >= max_rows * SECOND_NS:
+        return queue.expected_ns(max_rows, units)
     for rows in range(max(queue.spec.max_batch, 1), 0, -1):
         gather_ns = int(rows * SECOND_NS / rate)
         if gather_ns + queue.expected_ns(rows, units) <= queue.spec.slo_ns:

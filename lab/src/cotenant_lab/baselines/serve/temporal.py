@@ -40,10 +40,12 @@ class Temporal:
         """Predict: after the current run, the models before it, and a whole round for each batch before its own."""
         busy_ns = sum(max(run.expected_end - view.now, 0) for run in view.active_runs)
         rows, batch = queue.rows + request.rows, rows_in_half(queue, view.all_units)
-        others = {other: _turn_ns(other, view.all_units) for other in view.queues if other.key != queue.key}
-        mine = self._turn(queue)
-        before_ns = sum(takes_ns for other, takes_ns in others.items() if self._turn(other) < mine)
-        starts_ns = busy_ns + before_ns + (-(-rows // batch) - 1) * sum(others.values())
+        turn_by_queue = {
+            waiting: _turn_ns(waiting, view.all_units) for waiting in view.queues if waiting.key != queue.key
+        }
+        position = self._turn(queue)
+        before_ns = sum(takes_ns for waiting, takes_ns in turn_by_queue.items() if self._turn(waiting) < position)
+        starts_ns = busy_ns + before_ns + (-(-rows // batch) - 1) * sum(turn_by_queue.values())
         return RequestForecast(answered_ns(queue, rows, batch, view.all_units, starts_ns))
 
     def _turn(self, queue: ModelQueue) -> tuple[bool, int]:

@@ -36,8 +36,8 @@ class Triton:
 
     def next(self, view: View) -> StartRun | WaitUntil | None:
         """Return a batch of a model with a free instance, the longest waiting first."""
-        until = None
-        for queue in sorted(view.queues, key=lambda one: (one.waiting[0].since, one.key)):
+        wakeup = None
+        for queue in sorted(view.queues, key=lambda queue: (queue.waiting[0].since, queue.key)):
             spec = queue.spec
             if queue.running >= max(spec.instances, 1):
                 continue
@@ -45,8 +45,8 @@ class Triton:
             due = queue.waiting[0].since + spec.wait_ns
             if view.now >= due or rows >= spec.max_batch or rows in spec.preferred_batches:
                 return StartRun(queue.key, count, rows, UNSHARED)
-            until = due if until is None else min(until, due)
-        return None if until is None else WaitUntil(until)
+            wakeup = due if wakeup is None else min(wakeup, due)
+        return None if wakeup is None else WaitUntil(wakeup)
 
     def forecast(self, request: QueuedRequest, queue: ModelQueue, view: View) -> RequestForecast:
         """Predict as for all policies without shares, with batches of the model's limit."""
@@ -66,9 +66,9 @@ def _batch(queue: ModelQueue) -> tuple[int, int]:
     preferred = [size for size in queue.spec.preferred_batches if size <= rows]
     if not preferred:
         return count, rows
-    wanted, taken = max(preferred), 0
-    for place, one in enumerate(queue.waiting[:count], 1):
-        taken += one.rows
-        if taken == wanted:
-            return place, taken
+    target, rows_taken = max(preferred), 0
+    for index, request in enumerate(queue.waiting[:count], 1):
+        rows_taken += request.rows
+        if rows_taken == target:
+            return index, rows_taken
     return count, rows

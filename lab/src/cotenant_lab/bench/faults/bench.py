@@ -62,15 +62,15 @@ def bench_faults(times: int, report: ReportLine, *, only: Sequence[str] = ()) ->
     kinds = [kind for kind in KINDS if not only or kind.name in only]
     # Both modes run concurrently: most of the time is waiting for processes to start.
     with ThreadPoolExecutor(2) as pool:
-        worlds = [pool.submit(_endure, kinds, times, report, mps=mps) for mps in (False, True)]
-        found = [one for setup in worlds for one in setup.result()]
-    results = [one for one, _ in found]
-    recoveries = [took_ns for _, took in found for took_ns in took]
+        worlds = [pool.submit(_inject_all, kinds, times, report, mps=mps) for mps in (False, True)]
+        outcomes = [outcome for setup in worlds for outcome in setup.result()]
+    results = [outcome for outcome, _ in outcomes]
+    recoveries = [took_ns for _, durations in outcomes for took_ns in durations]
     lost: dict[str, int] = {}
-    for one in results:
-        lost[one.kind] = lost.get(one.kind, 0) + one.online_lost_requests
-    unexcused = sum(one.online_lost_requests for one in results if not one.excuse)
-    states = {one.state_after for one in results}
+    for result in results:
+        lost[result.kind] = lost.get(result.kind, 0) + result.online_lost_requests
+    unexcused = sum(result.online_lost_requests for result in results if not result.excuse)
+    states = {result.state_after for result in results}
     return FaultsReport(
         times=times,
         requests_per_s=1e6 / PERIOD_US,
@@ -86,31 +86,31 @@ def bench_faults(times: int, report: ReportLine, *, only: Sequence[str] = ()) ->
     )
 
 
-def _endure(
+def _inject_all(
     kinds: Sequence[FaultKind], times: int, report: ReportLine, *, mps: bool
 ) -> list[tuple[FaultKindResult, list[int]]]:
     """Inject all kinds one after the other into one setup."""
-    found = []
+    outcomes = []
     with tempfile.TemporaryDirectory(prefix="cotenant-faults-") as home, FaultsSetup(Path(home), mps=mps) as setup:
-        _await_well(setup, setup.due(), setup.clock.now(), 0, replaced=False)
+        _await_recovery(setup, setup.due(), setup.clock.now(), 0, replaced=False)
         for number, kind in enumerate(kinds, 1):
             if kind.mps_only and not mps:
                 continue
             report(f"{'MPS' if mps else 'time slices'}: {kind.name} ({number} of {len(kinds)}), {times} times")
-            found.append(_repeat(setup, kind, times))
-    return found
+            outcomes.append(_repeat(setup, kind, times))
+    return outcomes
 
 
 def _repeat(setup: FaultsSetup, kind: FaultKind, times: int) -> tuple[FaultKindResult, list[int]]:
     if kind.suspends:
         setup.swap(setup.worker, setup.patient)
-        _await_well(setup, setup.due(), setup.clock.now(), 0, replaced=False)
+        _await_recovery(setup, setup.due(), setup.clock.now(), 0, replaced=False)
     lost, took_ns = [], []
     for _ in range(times):
         give_time()
-        first, began_ns, before = setup.due(), setup.clock.now(), setup.worker.pid
+        first, begin_ns, worker_pid = setup.due(), setup.clock.now(), setup.worker.pid
         kind.strike(setup)
-        took_ns.append(_await_well(setup, first, began_ns, before, replaced=kind.replaces) - began_ns)
+        took_ns.append(_await_recovery(setup, first, begin_ns, worker_pid, replaced=kind.replaces) - begin_ns)
         lost.append(setup.lost(first, int(setup.service.last_line().split()[0])))
     state = setup.health()
     ordered = sorted(took_ns)
@@ -120,7 +120,7 @@ def _repeat(setup: FaultsSetup, kind: FaultKind, times: int) -> tuple[FaultKindR
         sharing="mps" if setup.mps else "slices",
         times=times,
         online_lost_requests=sum(lost),
-        lost_in=sum(1 for one in lost if one),
+        lost_in=sum(1 for count in lost if count),
         excuse=kind.excuse(mps=setup.mps),
         recovery_ms_p50=quantile(ordered, 0.5) / 1e6,
         recovery_ms_p99=quantile(ordered, 0.99) / 1e6,
@@ -130,12 +130,12 @@ def _repeat(setup: FaultsSetup, kind: FaultKind, times: int) -> tuple[FaultKindR
     return result, took_ns
 
 
-def _await_well(setup: FaultsSetup, first: int, since_ns: int, before: int, *, replaced: bool) -> int:
+def _await_recovery(setup: FaultsSetup, first: int, since_ns: int, old_pid: int, *, replaced: bool) -> int:
     """Return the instant from which on the service serves, the worker works and the device is healthy."""
     try:
         for _ in setup.until("the service, the worker or the device has not recovered"):
             pid = setup.worker.pid
-            is_other = pid and (pid != before or not replaced)
+            is_other = pid and (pid != old_pid or not replaced)
             if is_other and setup.serves(first) and setup.works(since_ns) and setup.is_healthy():
                 return setup.clock.now()
     except WorldError as error:

@@ -78,7 +78,7 @@ def _end_run(setup: FaultsSetup) -> None:
 
 
 def _evict(setup: FaultsSetup) -> None:
-    setup.ask("evict", "worker")
+    setup.run_command("evict", "worker")
     setup.worker.reap()
     setup.worker.start()
 
@@ -128,7 +128,7 @@ def _stop_node(setup: FaultsSetup) -> None:
 
 def _need_memory(setup: FaultsSetup) -> None:
     """Start an online tenant that needs the worker's memory and ends at once."""
-    setup.ask("run", "--online", "--name", "newcomer", "--memory", "36GiB", "--gpu", "soft:0", "--", "true")
+    setup.run_command("run", "--online", "--name", "newcomer", "--memory", "36GiB", "--gpu", "soft:0", "--", "true")
 
 
 KINDS: Final[tuple[FaultKind, ...]] = (

@@ -50,23 +50,25 @@ class FaultsSetup(NodeSite):
     def __enter__(self) -> Self:
         """Profile the worker, then start the service and the worker."""
         super().__enter__()
-        how = ["--offline", "--task", "worker", "--measure", "always", "--gpu", "soft:0"]
-        self.ask("run", *how, "--", sys.executable, "-m", *self._worked, _LESSONS)
+        flags = ["--offline", "--task", "worker", "--measure", "always", "--gpu", "soft:0"]
+        self.run_command("run", *flags, "--", sys.executable, "-m", *self._worked, _LESSONS)
         self.service.start()
         self.worker.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         """Stop all programs, the node and the device."""
         for program in (self.service, self.worker, self.patient):
             program.end()
-        super().__exit__(kind, error, at)
+        super().__exit__(kind, error, traceback)
 
     # -- the device ----------------------------------------------------------------------------------------------
 
-    def strike(self, kind: str, pid: int = 0, **how: int) -> None:
+    def strike(self, kind: str, pid: int = 0, **options: int) -> None:
         """Inject a device fault into one client or into all."""
-        fault.inject(self.gpus, 0, fault.KINDS[kind], client=pid, **how)
+        fault.inject(self.gpus, 0, fault.KINDS[kind], client=pid, **options)
 
     def order(self, word: str) -> None:
         """Order the worker to misbehave; the first of its processes that reads the order executes it once."""

@@ -13,21 +13,21 @@ def show_faults(console: Console, report: FaultsReport) -> None:
     for sharing in ("slices", "mps"):
         rows = [
             [
-                one.kind,
-                one.about,
-                f"{one.online_lost_requests} in {one.lost_in} of {one.times}" if one.lost_in else "none",
-                f"{one.recovery_ms_p50:.0f}",
-                f"{one.recovery_ms_p99:.0f}",
-                one.state_after,
+                result.kind,
+                result.about,
+                f"{result.online_lost_requests} in {result.lost_in} of {result.times}" if result.lost_in else "none",
+                f"{result.recovery_ms_p50:.0f}",
+                f"{result.recovery_ms_p99:.0f}",
+                result.state_after,
             ]
-            for one in report.results
-            if one.sharing == sharing
+            for result in report.results
+            if result.sharing == sharing
         ]
         title = "sharing by MPS" if sharing == "mps" else "sharing by time slices"
         console.print(table(title, ["FAULT", "", "REQUESTS LOST", "RECOVERY P50 MS", "P99", "STATE"], rows, fold=True))
-    excuses = {one.excuse: one.kind for one in report.results if one.excuse and one.online_lost_requests}
+    excuses = {result.excuse: result.kind for result in report.results if result.excuse and result.online_lost_requests}
     for excuse in excuses:
-        kinds = ", ".join(dict.fromkeys(one.kind for one in report.results if one.excuse == excuse))
+        kinds = ", ".join(dict.fromkeys(result.kind for result in report.results if result.excuse == excuse))
         console.print(f"{kinds}: {excuse}")
     console.print(f"requests lost without an excuse: {report.unexcused_lost_requests}")
     for name, met in report.met.items():

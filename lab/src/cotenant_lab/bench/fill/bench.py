@@ -68,15 +68,15 @@ def bench_fill(
     directory: Path, rounds: int, policy: NodePolicy, report: ReportLine, *, quick: bool = False, sweep: bool = False
 ) -> FillReport:
     """Measure every pair whose files exist; a quick run takes one pair of each family for a shorter time."""
-    plans = one_of_each(PLANS) if quick else PLANS
+    plans = first_of_each_family(PLANS) if quick else PLANS
     pairs, missing = read_pairs(directory, plans, QUICK_RUN_NS if quick else RUN_NS)
-    for one in missing:
-        report(f"left out: {one.name}: {one.why}")
+    for missing_pair in missing:
+        report(f"left out: {missing_pair.name}: {missing_pair.why}")
     if not pairs:
         raise missing_data(directory / "kernel_timelines")
     with tempfile.TemporaryDirectory(prefix="cotenant-fill-") as home, SharingHarness(Path(home)) as harness:
         metrics = measure_pairs(harness, pairs, rounds, policy, report)
-        curve = sweep_bounds(harness, swept(pairs), rounds, policy, report) if sweep else []
+        curve = sweep_bounds(harness, pairs_to_sweep(pairs), rounds, policy, report) if sweep else []
     comparisons = compare_pairs(pairs, metrics, RunSettings(device=preset(PRESET), rules=policy.rules()), report)
     return FillReport(
         rounds=rounds,
@@ -90,7 +90,7 @@ def bench_fill(
     )
 
 
-def one_of_each(plans: Sequence[PairPlan]) -> list[PairPlan]:
+def first_of_each_family(plans: Sequence[PairPlan]) -> list[PairPlan]:
     """Return the first plan of every family."""
     first: dict[str, PairPlan] = {}
     for plan in plans:
@@ -98,7 +98,7 @@ def one_of_each(plans: Sequence[PairPlan]) -> list[PairPlan]:
     return list(first.values())
 
 
-def swept(pairs: Sequence[Pair]) -> list[Pair]:
+def pairs_to_sweep(pairs: Sequence[Pair]) -> list[Pair]:
     """Return the pairs that the bound is swept for: gaps within requests, few gaps, and pauses between requests."""
     first = {pair.family: pair for pair in reversed(pairs)}
     return [first[family] for family in ("eager", "host-bound", "poisson") if family in first]
@@ -111,26 +111,26 @@ def measure_pairs(
     failed: dict[str, list[str]] = {pair.name: [] for pair in pairs}
     harness.set_policy(policy)
     record(harness, pairs, report)
-    seen: dict[str, list[Round]] = {pair.name: [] for pair in pairs}
+    rounds_by_pair: dict[str, list[Round]] = {pair.name: [] for pair in pairs}
     for number in range(1, rounds + 1):
-        for place, pair in enumerate(pairs, start=1):
-            report(f"round {number} of {rounds}, pair {place} of {len(pairs)}: {pair.name}")
-            found: dict[Mode, SharingRun] = {}
+        for index, pair in enumerate(pairs, start=1):
+            report(f"round {number} of {rounds}, pair {index} of {len(pairs)}: {pair.name}")
+            runs: dict[Mode, SharingRun] = {}
             for mode in MODES:
                 try:
-                    found[mode] = play(harness, pair, mode)
+                    runs[mode] = play(harness, pair, mode)
                 except CotenantError as error:
                     failed[pair.name].append(f"{mode}: {error}")
                     report(f"{pair.name}, {mode}: {error}")
-            seen[pair.name].append(found)
-    return [pair_metrics(pair.name, pair.family, seen[pair.name], failed[pair.name]) for pair in pairs]
+            rounds_by_pair[pair.name].append(runs)
+    return [pair_metrics(pair.name, pair.family, rounds_by_pair[pair.name], failed[pair.name]) for pair in pairs]
 
 
 def record(harness: SharingHarness, pairs: Sequence[Pair], report: ReportLine) -> None:
     """Run every load once, alone, with every kernel timed, so that its kernel times are known before sharing begins."""
     loads: dict[str, Workload] = {load.name: load for pair in pairs for load in (pair.online, pair.offline)}
-    for place, load in enumerate(loads.values(), start=1):
-        report(f"timing load {place} of {len(loads)} alone: {load.name}")
+    for index, load in enumerate(loads.values(), start=1):
+        report(f"timing load {index} of {len(loads)} alone: {load.name}")
         harness.record(load)
 
 
@@ -145,14 +145,14 @@ def sweep_bounds(
     harness: SharingHarness, pairs: Sequence[Pair], rounds: int, policy: NodePolicy, report: ReportLine
 ) -> list[BoundPoint]:
     """Measure delay and offline throughput over the bound D on outstanding offline device time."""
-    found = []
+    points = []
     for bound in BOUNDS:
         harness.set_policy(msgspec.structs.replace(policy, bound=bound))
         for pair in pairs:
             report(f"bound {bound}: {pair.name}")
             modes: tuple[Mode, ...] = ("alone", "offline alone", *COTENANT.values())
-            seen = [{mode: play(harness, pair, mode) for mode in modes} for _ in range(rounds)]
-            metrics = pair_metrics(pair.name, pair.family, seen)
+            runs = [{mode: play(harness, pair, mode) for mode in modes} for _ in range(rounds)]
+            metrics = pair_metrics(pair.name, pair.family, runs)
             for mode in COTENANT.values():
                 point = BoundPoint(
                     pair=pair.name,
@@ -162,5 +162,5 @@ def sweep_bounds(
                     online_slowdown=metrics.online_slowdown[mode],
                     offline_vs_alone=metrics.offline_vs_alone[mode],
                 )
-                found.append(point)
-    return found
+                points.append(point)
+    return points

@@ -29,48 +29,50 @@ def compare_pairs(
     pairs: Sequence[Pair], live: Sequence[PairMetrics], setting: RunSettings, report: Callable[[str], None]
 ) -> list[PairComparison]:
     """Simulate every pair and compare."""
-    found = []
-    for place, (pair, metrics) in enumerate(zip(pairs, live, strict=True), start=1):
-        report(f"pair {place} of {len(pairs)} on the simulated device: {pair.name}")
-        found.append(_comparison(metrics, evaluate(FikitCase(pair=pair, rules=setting.rules), setting)))
-    return found
+    comparisons = []
+    for index, (pair, metrics) in enumerate(zip(pairs, live, strict=True), start=1):
+        report(f"pair {index} of {len(pairs)} on the simulated device: {pair.name}")
+        comparisons.append(_comparison(metrics, evaluate(FikitCase(pair=pair, rules=setting.rules), setting)))
+    return comparisons
 
 
 def _comparison(live: PairMetrics, result: FikitResult) -> PairComparison:
-    weight = [sharing for sharing in COTENANT if result.oracle_vs_wall[sharing] >= WORTH_FILLING]
+    fillable = [sharing for sharing in COTENANT if result.oracle_vs_wall[sharing] >= WORTH_FILLING]
     simulated = {sharing: result.metrics.offline_vs_alone[mode] for sharing, mode in COTENANT.items()}
-    seen = {sharing: live.offline_vs_alone[mode] for sharing, mode in COTENANT.items() if mode in live.offline_vs_alone}
+    measured = {
+        sharing: live.offline_vs_alone[mode] for sharing, mode in COTENANT.items() if mode in live.offline_vs_alone
+    }
     return PairComparison(
         name=live.name,
-        fill_vs_oracle={sharing: result.fill_vs_oracle[sharing] for sharing in weight},
+        fill_vs_oracle={sharing: result.fill_vs_oracle[sharing] for sharing in fillable},
         simulated_delay_ratio={sharing: result.metrics.online_delay_ratio[mode] for sharing, mode in COTENANT.items()},
         simulated_offline_vs_alone=simulated,
         live_vs_simulated={
-            sharing: seen[sharing] / max(simulated[sharing], 1e-9) for sharing in weight if sharing in seen
+            sharing: measured[sharing] / max(simulated[sharing], 1e-9) for sharing in fillable if sharing in measured
         },
     )
 
 
 def ranges_of_comparisons(comparisons: Sequence[PairComparison]) -> dict[str, Range]:
     """Return the range of each ratio over all pairs that have gaps to fill."""
-    found: dict[str, Range] = {}
+    ranges: dict[str, Range] = {}
     for sharing in COTENANT:
         for name in ("fill_vs_oracle", "live_vs_simulated"):
-            columns: list[Mapping[str, float]] = [getattr(one, name) for one in comparisons]
+            columns: list[Mapping[str, float]] = [getattr(comparison, name) for comparison in comparisons]
             if (range_ := range_of(column.get(sharing) for column in columns)) is not None:
-                found[f"{name}_{sharing}"] = range_
-    return found
+                ranges[f"{name}_{sharing}"] = range_
+    return ranges
 
 
 def agreement(comparisons: Sequence[PairComparison], live: Sequence[PairMetrics]) -> dict[str, float]:
     """Return, by sharing, the median difference between the live and the simulated online delay ratio."""
-    found = {}
+    medians = {}
     for sharing, mode in COTENANT.items():
-        apart = [
-            abs(one.simulated_delay_ratio[sharing] - metrics.online_delay_ratio[mode])
-            for one, metrics in zip(comparisons, live, strict=True)
+        differences = [
+            abs(comparison.simulated_delay_ratio[sharing] - metrics.online_delay_ratio[mode])
+            for comparison, metrics in zip(comparisons, live, strict=True)
             if mode in metrics.online_delay_ratio
         ]
-        if apart:
-            found[sharing] = statistics.median(apart)
-    return found
+        if differences:
+            medians[sharing] = statistics.median(differences)
+    return medians

@@ -70,46 +70,46 @@ def pair_metrics(name: str, family: str, rounds: Sequence[Round], failed: Sequen
     """Compute the metrics of a pair from its rounds; metrics that need a failed run are omitted."""
 
     def by_mode(value: Callable[[Round, Mode], float], modes: Iterable[Mode] = SHARED) -> dict[str, float]:
-        found = {mode: _median(value, rounds, mode) for mode in modes}
-        return {mode: middle for mode, middle in found.items() if middle is not None}
+        medians_by_mode = {mode: _median(value, rounds, mode) for mode in modes}
+        return {mode: middle for mode, middle in medians_by_mode.items() if middle is not None}
 
     def against(value: Callable[[SharingRun, SharingRun, Round], float]) -> dict[str, float]:
-        found = {}
+        medians_by_mode = {}
         for sharing, mode in COTENANT.items():
             values = [
-                value(one[mode], one[DEFAULT[sharing]], one)
-                for one in rounds
-                if mode in one and DEFAULT[sharing] in one and "offline alone" in one
+                value(runs[mode], runs[DEFAULT[sharing]], runs)
+                for runs in rounds
+                if mode in runs and DEFAULT[sharing] in runs and "offline alone" in runs
             ]
             if values:
-                found[sharing] = statistics.median(values)
-        return found
+                medians_by_mode[sharing] = statistics.median(values)
+        return medians_by_mode
 
     every: tuple[Mode, ...] = ("alone", "through", "unsampled", *SHARED)
     overheads = by_mode(
-        lambda one, mode: one[mode].latency_sum_ns / one["alone"].latency_sum_ns, ["through", "unsampled"]
+        lambda runs, mode: runs[mode].latency_sum_ns / runs["alone"].latency_sum_ns, ["through", "unsampled"]
     )
-    medians = by_mode(lambda one, mode: one[mode].latency_p50_ns / max(one["alone"].latency_p50_ns, 1), ["through"])
+    medians = by_mode(lambda runs, mode: runs[mode].latency_p50_ns / max(runs["alone"].latency_p50_ns, 1), ["through"])
     return PairMetrics(
         name=name,
         family=family,
         rounds=len(rounds),
         online_alone_ms=_alone_ms(rounds),
-        online_delay_ratio=by_mode(lambda one, mode: one[mode].online_delayed_ns / one["alone"].latency_sum_ns),
+        online_delay_ratio=by_mode(lambda runs, mode: runs[mode].online_delayed_ns / runs["alone"].latency_sum_ns),
         online_speedup_vs_sharing=against(lambda ours, theirs, _: theirs.latency_sum_ns / ours.latency_sum_ns),
-        online_slowdown=by_mode(lambda one, mode: one[mode].latency_sum_ns / one["alone"].latency_sum_ns),
+        online_slowdown=by_mode(lambda runs, mode: runs[mode].latency_sum_ns / runs["alone"].latency_sum_ns),
         offline_ratio_vs_sharing=against(
-            lambda ours, theirs, one: same_window_ratio(ours, theirs, offline_rate(one["offline alone"]))
+            lambda ours, theirs, runs: same_window_ratio(ours, theirs, offline_rate(runs["offline alone"]))
         ),
         offline_rate_vs_sharing=against(lambda ours, theirs, _: offline_rate(ours) / max(offline_rate(theirs), 1e-9)),
-        offline_vs_alone=by_mode(lambda one, mode: offline_rate(one[mode]) / offline_rate(one["offline alone"])),
+        offline_vs_alone=by_mode(lambda runs, mode: offline_rate(runs[mode]) / offline_rate(runs["offline alone"])),
         overhead_pct=_percent_over(overheads.get("through")),
         overhead_pct_p50=_percent_over(medians.get("through")),
         overhead_pct_unsampled=_percent_over(overheads.get("unsampled")),
         spread={mode: spread_of(times) for mode in every if (times := _times(rounds, mode))},
-        latency_p50_ms=by_mode(lambda one, mode: one[mode].latency_p50_ns / 1e6, every),
-        latency_p99_ms=by_mode(lambda one, mode: one[mode].latency_p99_ns / 1e6, every),
-        busy=by_mode(lambda one, mode: one[mode].busy_ns / one[mode].wall_ns, every),
+        latency_p50_ms=by_mode(lambda runs, mode: runs[mode].latency_p50_ns / 1e6, every),
+        latency_p99_ms=by_mode(lambda runs, mode: runs[mode].latency_p99_ns / 1e6, every),
+        busy=by_mode(lambda runs, mode: runs[mode].busy_ns / runs[mode].wall_ns, every),
         failed=list(failed),
     )
 
@@ -137,26 +137,26 @@ def spread_of(times: Sequence[float]) -> RepetitionSpread:
 
 def ranges_of(pairs: Sequence[PairMetrics]) -> dict[str, Range]:
     """Return the range of each metric over all pairs."""
-    found: dict[str, Range] = {}
+    ranges: dict[str, Range] = {}
     for sharing, mode in COTENANT.items():
         columns: dict[str, list[float | None]] = {
-            "online_delay_ratio": [one.online_delay_ratio.get(mode) for one in pairs],
-            "online_speedup_vs_sharing": [one.online_speedup_vs_sharing.get(sharing) for one in pairs],
-            "online_slowdown": [one.online_slowdown.get(mode) for one in pairs],
-            "offline_ratio_vs_sharing": [one.offline_ratio_vs_sharing.get(sharing) for one in pairs],
-            "offline_rate_vs_sharing": [one.offline_rate_vs_sharing.get(sharing) for one in pairs],
-            "offline_vs_alone": [one.offline_vs_alone.get(mode) for one in pairs],
-            "spread": [one.spread[mode].max_over_min if mode in one.spread else None for one in pairs],
+            "online_delay_ratio": [pair.online_delay_ratio.get(mode) for pair in pairs],
+            "online_speedup_vs_sharing": [pair.online_speedup_vs_sharing.get(sharing) for pair in pairs],
+            "online_slowdown": [pair.online_slowdown.get(mode) for pair in pairs],
+            "offline_ratio_vs_sharing": [pair.offline_ratio_vs_sharing.get(sharing) for pair in pairs],
+            "offline_rate_vs_sharing": [pair.offline_rate_vs_sharing.get(sharing) for pair in pairs],
+            "offline_vs_alone": [pair.offline_vs_alone.get(mode) for pair in pairs],
+            "spread": [pair.spread[mode].max_over_min if mode in pair.spread else None for pair in pairs],
         }
         for metric, values in columns.items():
             if (range_ := range_of(values)) is not None:
-                found[f"{metric}_{sharing}"] = range_
+                ranges[f"{metric}_{sharing}"] = range_
     overheads = {
-        "overhead_pct": range_of(one.overhead_pct for one in pairs),
-        "overhead_pct_p50": range_of(one.overhead_pct_p50 for one in pairs),
-        "overhead_pct_unsampled": range_of(one.overhead_pct_unsampled for one in pairs),
+        "overhead_pct": range_of(pair.overhead_pct for pair in pairs),
+        "overhead_pct_p50": range_of(pair.overhead_pct_p50 for pair in pairs),
+        "overhead_pct_unsampled": range_of(pair.overhead_pct_unsampled for pair in pairs),
     }
-    return found | {name: known for name, known in overheads.items() if known is not None}
+    return ranges | {name: range_ for name, range_ in overheads.items() if range_ is not None}
 
 
 def range_of(values: Iterable[float | None]) -> Range | None:
@@ -170,7 +170,7 @@ def _percent_over(ratio: float | None) -> float | None:
 
 
 def _times(rounds: Sequence[Round], mode: Mode) -> list[float]:
-    return [float(one[mode].latency_sum_ns) for one in rounds if mode in one]
+    return [float(runs[mode].latency_sum_ns) for runs in rounds if mode in runs]
 
 
 def _alone_ms(rounds: Sequence[Round]) -> float:
@@ -179,5 +179,5 @@ def _alone_ms(rounds: Sequence[Round]) -> float:
 
 
 def _median(value: Callable[[Round, Mode], float], rounds: Sequence[Round], mode: Mode) -> float | None:
-    values = [value(one, mode) for one in rounds if mode in one and "alone" in one and "offline alone" in one]
+    values = [value(runs, mode) for runs in rounds if mode in runs and "alone" in runs and "offline alone" in runs]
     return statistics.median(values) if values else None

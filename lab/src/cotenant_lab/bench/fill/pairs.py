@@ -153,7 +153,7 @@ def read_pairs(
     directory: Path, plans: Sequence[PairPlan] = PLANS, run_ns: int = RUN_NS
 ) -> tuple[list[Pair], list[MissingPair]]:
     """Return the pairs whose files exist, and those that are omitted because a file is missing."""
-    read: dict[LoadRecipe, Workload] = {}
+    loads: dict[LoadRecipe, Workload] = {}
     pairs, missing = [], []
     for plan in plans:
         absent = [part.path for part in (plan.online, plan.offline) if not (directory / part.path).is_file()]
@@ -161,9 +161,9 @@ def read_pairs(
             missing.append(MissingPair(plan_name(plan), f"{directory / absent[0]} does not exist"))
             continue
         for recipe in (plan.online, plan.offline):
-            if recipe not in read:
-                read[recipe] = read_load(directory, recipe, run_ns)
-        pairs.append(Pair(plan_name(plan), plan.family, read[plan.online], read[plan.offline]))
+            if recipe not in loads:
+                loads[recipe] = read_load(directory, recipe, run_ns)
+        pairs.append(Pair(plan_name(plan), plan.family, loads[plan.online], loads[plan.offline]))
     return pairs, missing
 
 

@@ -17,7 +17,7 @@ _NAME_MOST = 40
 def show_fill(console: Console, report: FillReport) -> None:
     """Print the report of `cotenant-lab bench fill`."""
     for sharing, mode in COTENANT.items():
-        rows = [_row(one, sharing, mode) for one in report.pairs]
+        rows = [_row(pair, sharing, mode) for pair in report.pairs]
         headers = [
             "PAIR",
             "DELAY",
@@ -29,7 +29,8 @@ def show_fill(console: Console, report: FillReport) -> None:
         ]
         console.print(table(f"cotenant against default sharing by {sharing}", headers, rows, fold=True))
     rows = [
-        [name, *(f"{value:.3f}" for value in (one.min, one.median, one.max))] for name, one in report.metrics.items()
+        [name, *(f"{value:.3f}" for value in (range_.min, range_.median, range_.max))]
+        for name, range_ in report.metrics.items()
     ]
     console.print(table("over all pairs", ["METRIC", "MIN", "MEDIAN", "MAX"], rows))
     if report.curve:
@@ -51,15 +52,15 @@ def show_fill(console: Console, report: FillReport) -> None:
             console.print(f"failed: {pair.name}: {failure}", highlight=False)
 
 
-def _row(one: PairMetrics, sharing: str, mode: str) -> list[str]:
+def _row(pair: PairMetrics, sharing: str, mode: str) -> list[str]:
     return [
-        one.name,
-        _part(one.online_delay_ratio, mode, ".2%"),
-        _part(one.online_speedup_vs_sharing, sharing, ".2f"),
-        _part(one.offline_ratio_vs_sharing, sharing, ".2f"),
-        _part(one.offline_rate_vs_sharing, sharing, ".2f"),
-        _part(one.offline_vs_alone, mode, ".0%"),
-        _UNKNOWN if one.overhead_pct is None else f"{one.overhead_pct:.1f} %",
+        pair.name,
+        _part(pair.online_delay_ratio, mode, ".2%"),
+        _part(pair.online_speedup_vs_sharing, sharing, ".2f"),
+        _part(pair.offline_ratio_vs_sharing, sharing, ".2f"),
+        _part(pair.offline_rate_vs_sharing, sharing, ".2f"),
+        _part(pair.offline_vs_alone, mode, ".0%"),
+        _UNKNOWN if pair.overhead_pct is None else f"{pair.overhead_pct:.1f} %",
     ]
 
 

@@ -144,18 +144,18 @@ class _ModelMeasurements(msgspec.Struct, frozen=True):
     surface: Surface
 
     def slos_ns(self) -> list[Duration]:
-        return [round(one.slo_ms * MILLISECOND_NS) for one in self.models]
+        return [round(model.slo_ms * MILLISECOND_NS) for model in self.models]
 
 
 def _measure(
     contenders: Contenders, settings: GoodputSettings, sender: LoadProcess, report: Callable[[str], None]
 ) -> _ModelMeasurements:
-    servers = contenders.plain()
+    servers = contenders.start_plain()
     try:
         for server in servers:
             server.wait()
         models = [_alone(sender, servers[0], model, settings) for model in contenders.models]
-        most = {
+        max_rates = {
             server.name: _max_rate(sender, server, contenders.models, settings)
             for server in servers
             if contenders.is_measured
@@ -165,24 +165,26 @@ def _measure(
             server.stop()
     report(f"profiling {len(models)} models")
     times = contenders.profiled()
-    contenders.set_slos({one.name: one.slo_ms for one in models})
-    slos_ns = {one.name: round(one.slo_ms * MILLISECOND_NS) for one in models}
+    contenders.set_slos({model.name: model.slo_ms for model in models})
+    slos_ns = {model.name: round(model.slo_ms * MILLISECOND_NS) for model in models}
     surface = Surface(times, slos_ns, contenders.all_units)
-    if not most:
+    if not max_rates:
         return _ModelMeasurements(models, surface.full_rps(), "the bound computed from measured run times", surface)
-    best = max(most, key=lambda name: most[name])
-    how = f"{_CLIENTS} closed-loop clients, models in turn, no objectives, at {best}"
-    return _ModelMeasurements(models, round(most[best], 3), how, surface)
+    best = max(max_rates, key=lambda name: max_rates[name])
+    source = f"{_CLIENTS} closed-loop clients, models in turn, no objectives, at {best}"
+    return _ModelMeasurements(models, round(max_rates[best], 3), source, surface)
 
 
 def _alone(sender: LoadProcess, server: Server, model: BenchModel, settings: GoodputSettings) -> ModelMetrics:
-    (found,) = _answered(sender, server, [model], settings.solo_ns, clients=1)
-    size = sum(len(one.raw) for one in model.request().inputs)
-    return ModelMetrics(model.name, found.p50_ms, found.p99_ms, round(settings.slo_times * found.p99_ms, 3), size)
+    (metrics,) = _answered(sender, server, [model], settings.solo_ns, clients=1)
+    size = sum(len(tensor.raw) for tensor in model.request().inputs)
+    return ModelMetrics(model.name, metrics.p50_ms, metrics.p99_ms, round(settings.slo_times * metrics.p99_ms, 3), size)
 
 
 def _max_rate(sender: LoadProcess, server: Server, models: Sequence[BenchModel], settings: GoodputSettings) -> float:
-    return sum(one.answered_rps for one in _answered(sender, server, models, settings.capacity_ns, clients=_CLIENTS))
+    return sum(
+        model.answered_rps for model in _answered(sender, server, models, settings.capacity_ns, clients=_CLIENTS)
+    )
 
 
 def _answered(
@@ -194,13 +196,13 @@ def _answered(
         until_ns = for_ns << trials
         window = MeasureWindow(until_ns // 4, until_ns, _PATIENCE_NS)
         loaded = sender.play(load_on(server, models, [0] * len(models), window, clients=clients))
-        if any(one.answered for one in loaded.models):
+        if any(model.answered for model in loaded.models):
             return loaded.models
         output = loaded.statuses
         if output:
             break
     raise RunFailedError(
-        f"{server.name!r} answers no request for {[one.name for one in models]}; statuses: {dict(output)}"
+        f"{server.name!r} answers no request for {[model.name for model in models]}; statuses: {dict(output)}"
     )
 
 
@@ -229,8 +231,8 @@ class _Bench:
                 servers[-1].wait()
             trials = []
             for number in range(1, rounds + 1):
-                for place, (arrival, load) in enumerate(self._loads(), 1):
-                    step = f"load {place} of {len(ARRIVALS) * len(self._settings.loads)}"
+                for index, (arrival, load) in enumerate(self._loads(), 1):
+                    step = f"load {index} of {len(ARRIVALS) * len(self._settings.loads)}"
                     self._report(f"round {number} of {rounds}, {step}: {arrival}, {load:g} of the capacity")
                     trials += [self._trial(server, arrival, load, number) for server in servers]
             return trials
@@ -267,8 +269,8 @@ class _Bench:
             rhythm = bursty_rate(rate, _BURST_RATIO, _BURST_LOW_NS, _BURST_HIGH_NS)
         seed = number * 1000 + settings.loads.index(load) * 10
         return {
-            name: draw_instants(rhythm, settings.warm_ns + settings.cell_ns, seed + place)
-            for place, name in enumerate(names)
+            name: draw_instants(rhythm, settings.warm_ns + settings.cell_ns, seed + index)
+            for index, name in enumerate(names)
         }
 
     def _trial(self, server: Server, arrival: str, load: float, number: int) -> LoadTrial:
@@ -280,8 +282,8 @@ class _Bench:
         before_ns = server.front_ns()
         loaded = self._sender.play(plan)
         front_part = round((server.front_ns() - before_ns) / window.until_ns, 3)
-        found = loaded.models
-        bounds = measured.surface.bounds(offered_by(found))
+        models = loaded.models
+        bounds = measured.surface.bounds(offered_by(models))
         simulated = None
         if server.name.removesuffix(ADMITTED) in policy_names():
             simulated = measured.surface.simulated(
@@ -289,12 +291,12 @@ class _Bench:
             ).goodput_per_s
         left_rps = None
         if self._contenders.is_measured:
-            left_rps = measured.surface.bounds(offered_by(found), loaded.core_part + front_part, slower).fair_rps
+            left_rps = measured.surface.bounds(offered_by(models), loaded.core_part + front_part, slower).fair_rps
         return LoadTrial(
             server.name,
             arrival,
             load,
-            found,
+            models,
             bounds.fair_rps,
             bounds.greedy_rps,
             simulated,
@@ -316,7 +318,7 @@ def _report(
     cells = cells_of(trials, contenders.default)
     policies = policies_of(cells)
     ours = OURS if OURS in names else names[0]
-    mine = [one for one in policies if one.policy == ours]
+    our_results = [policy for policy in policies if policy.policy == ours]
     return GoodputReport(
         runtime=contenders.runtime,
         all_units=contenders.all_units,
@@ -328,14 +330,14 @@ def _report(
         bound_rps=measured.surface.full_rps(),
         ours=ours,
         default=contenders.default,
-        goodput_vs_bound=min(one.goodput_vs_bound for one in mine),
+        goodput_vs_bound=min(result.goodput_vs_bound for result in our_results),
         goodput_vs_default=min(
-            (one.goodput_vs_default for one in mine if one.goodput_vs_default is not None), default=None
+            (result.goodput_vs_default for result in our_results if result.goodput_vs_default is not None), default=None
         ),
-        slo_attainment_admitted=min(one.slo_attainment_admitted for one in mine),
-        fairness=min(one.fairness for one in mine),
-        goodput_hold=min(one.goodput_hold for one in mine),
-        goodput_vs_capacity=round(min(one.best_rps for one in mine) / measured.capacity_rps, 3),
+        slo_attainment_admitted=min(result.slo_attainment_admitted for result in our_results),
+        fairness=min(result.fairness for result in our_results),
+        goodput_hold=min(result.goodput_hold for result in our_results),
+        goodput_vs_capacity=round(min(result.best_rps for result in our_results) / measured.capacity_rps, 3),
         policies=policies,
         cells=cells,
     )

@@ -52,7 +52,7 @@ class Contenders(Protocol):
         """Return whether the servers of all contenders can run at the same time."""
         ...
 
-    def plain(self) -> list[Server]:
+    def start_plain(self) -> list[Server]:
         """Start servers without objectives; single requests are timed at the first."""
         ...
 
@@ -91,22 +91,22 @@ class CpuContenders:
         self._time = profile_time
         self._blind = home / "blind"
         self._aware = home / "aware"
-        self._kept = home / "profiles"
+        self._profiles = home / "profiles"
         self._blind.mkdir()
         self.models = make_models(self._blind, small=small)
         self.all_units = len(os.sched_getaffinity(0))
         self._speed_reference: SpeedReference | None = None
 
-    def plain(self) -> list[Server]:
+    def start_plain(self) -> list[Server]:
         """Start ONNX Runtime behind FastAPI, and our server without admission control."""
         command = serve_command(self._blind, "fifo", "--admit", "accept-all")
         return [self.open(DEFAULT_ONNX), self._server("cotenant serve --policy fifo", command)]
 
     def profiled(self) -> dict[str, RunTimes]:
         """Profile the models on one core, two, and so on up to all."""
-        found = profile(self._blind, self._kept, "--budget", self._time)
+        times = profile(self._blind, self._profiles, "--budget", self._time)
         self._speed_reference = SpeedReference(self._blind)
-        return found
+        return times
 
     def slower(self) -> float:
         """Repeat the runs that were timed right after profiling."""
@@ -123,8 +123,8 @@ class CpuContenders:
             return self._server(name, default_command(self._blind))
         mode = mode_of(name)
         folder = self._aware if mode.knows_slo else self._blind
-        more = ("--admit", mode.admit, "--profiles", str(self._kept))
-        return self._server(name, serve_command(folder, mode.schedule, *more))
+        flags = ("--admit", mode.admit, "--profiles", str(self._profiles))
+        return self._server(name, serve_command(folder, mode.schedule, *flags))
 
     def _server(self, name: str, command: Sequence[str]) -> Server:
         return Server(name, command, self._home / f"{name.replace(' ', '-')}.log")

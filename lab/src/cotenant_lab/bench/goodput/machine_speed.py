@@ -31,24 +31,24 @@ class SpeedReference:
         """Load the models and measure the reference speed."""
         cores = sorted(os.sched_getaffinity(0))
         repository = Repository([folder], cores)
-        self._models: list[LoadedModel] = [repository.load(found) for found in repository.scan().values()]
+        self._models: list[LoadedModel] = [repository.load(entry) for entry in repository.scan().values()]
         self._benches = {model.spec.name: CpuRunTimer(model, cores) for model in self._models}
         self._inputs = {model.spec.name: synthetic_inputs(model.spec, 1, {}) for model in self._models}
-        self._first = self._took(_AT_FIRST)
+        self._first = self._median_times(_AT_FIRST)
 
     def slower(self) -> float:
         """Return how many times as long runs take as at first."""
-        now = self._took(1)
+        now = self._median_times(1)
         return round(statistics.geometric_mean(now[name] / first for name, first in self._first.items()), 3)
 
-    def _took(self, moments: int) -> Mapping[str, float]:
-        found: dict[str, list[Duration]] = {name: [] for name in self._benches}
+    def _median_times(self, moments: int) -> Mapping[str, float]:
+        times_by_model: dict[str, list[Duration]] = {name: [] for name in self._benches}
         for _ in range(moments):
             for name, bench in self._benches.items():
                 until = monotonic_ns() + _MOMENT_NS
                 times = bench.loaded(self._inputs[name], 1, 1, until)
-                found[name] += times or [bench.alone(self._inputs[name], 1, 1) for _ in range(3)]
-        return {name: statistics.median(times) for name, times in found.items()}
+                times_by_model[name] += times or [bench.alone(self._inputs[name], 1, 1) for _ in range(3)]
+        return {name: statistics.median(times) for name, times in times_by_model.items()}
 
     def close(self) -> None:
         """Close the models."""

@@ -41,7 +41,7 @@ class LoadTrial(msgspec.Struct, frozen=True):
     @property
     def goodput_rps(self) -> float:
         """Return the goodput of all models."""
-        return sum(one.goodput_rps for one in self.models)
+        return sum(model.goodput_rps for model in self.models)
 
 
 class GoodputCell(msgspec.Struct, frozen=True):
@@ -105,103 +105,103 @@ class PolicyGoodput(msgspec.Struct, frozen=True):
 
 def summed(trials: Sequence[LoadTrial], defaults: Sequence[LoadTrial]) -> GoodputCell:
     """Combine the rounds of one contender under one load with the default's of the same rounds."""
-    models = [one for trial in trials for one in trial.models]
-    in_time = sum(one.in_time for one in models)
-    admitted = sum(one.admitted for one in models)
-    names = [one.model for one in trials[0].models]
-    by_model = {name: [one for one in models if one.model == name] for name in names}
+    models = [model for trial in trials for model in trial.models]
+    in_time = sum(model.in_time for model in models)
+    admitted = sum(model.admitted for model in models)
+    names = [model.model for model in trials[0].models]
+    by_model = {name: [model for model in models if model.model == name] for name in names}
     return GoodputCell(
         policy=trials[0].policy,
         arrival=trials[0].arrival,
         load=trials[0].load,
-        offered_rps=_middle([sum(one.offered_rps for one in trial.models) for trial in trials]),
-        goodput_rps=_middle([trial.goodput_rps for trial in trials]),
+        offered_rps=_median([sum(model.offered_rps for model in trial.models) for trial in trials]),
+        goodput_rps=_median([trial.goodput_rps for trial in trials]),
         goodput_vs_bound=_ratio([(trial.goodput_rps, trial.bound_rps) for trial in trials]),
         goodput_vs_greedy_bound=_ratio([(trial.goodput_rps, trial.greedy_bound_rps) for trial in trials]),
         goodput_vs_default=_ratio(
             [
-                (mine.goodput_rps, max(theirs.goodput_rps, _one(theirs)))
+                (mine.goodput_rps, max(theirs.goodput_rps, _one_request_per_s(theirs)))
                 for mine, theirs in zip(trials, defaults, strict=True)
             ]
         ),
         slo_attainment_admitted=round(in_time / admitted, 4) if admitted else 1.0,
         fairness=round(jain([_part(by_model[name]) for name in names]), 4),
-        simulated_rps=_middle_of([trial.simulated_rps for trial in trials]),
-        offered=sum(one.offered for one in models),
+        simulated_rps=_median_of([trial.simulated_rps for trial in trials]),
+        offered=sum(model.offered for model in models),
         in_time=in_time,
-        late=sum(one.answered - one.in_time for one in models),
-        refused=sum(one.refused for one in models),
-        refused_late=sum(one.refused_late for one in models),
-        failed=sum(one.failed for one in models),
-        given_up=sum(one.expired + one.unsent for one in models),
-        late_sends=sum(one.late_sends for one in models),
-        send_lag_p99_us=_middle([max(one.send_lag_p99_us for one in trial.models) for trial in trials]),
-        send_core_part=_middle([trial.core_part for trial in trials]),
-        front_core_part=_middle([trial.front_part for trial in trials]),
-        slower=_middle([trial.slower for trial in trials]),
-        goodput_vs_left_bound=_middle_of(
+        late=sum(model.answered - model.in_time for model in models),
+        refused=sum(model.refused for model in models),
+        refused_late=sum(model.refused_late for model in models),
+        failed=sum(model.failed for model in models),
+        given_up=sum(model.expired + model.unsent for model in models),
+        late_sends=sum(model.late_sends for model in models),
+        send_lag_p99_us=_median([max(model.send_lag_p99_us for model in trial.models) for trial in trials]),
+        send_core_part=_median([trial.core_part for trial in trials]),
+        front_core_part=_median([trial.front_part for trial in trials]),
+        slower=_median([trial.slower for trial in trials]),
+        goodput_vs_left_bound=_median_of(
             [trial.goodput_rps / trial.left_bound_rps if trial.left_bound_rps else None for trial in trials]
         ),
-        p99_ms=_middle([max(one.p99_ms for one in trial.models) for trial in trials]),
-        goodput_by_model={name: _middle([one.goodput_rps for one in by_model[name]]) for name in names},
+        p99_ms=_median([max(model.p99_ms for model in trial.models) for trial in trials]),
+        goodput_by_model={name: _median([model.goodput_rps for model in by_model[name]]) for name in names},
     )
 
 
 def over_loads(cells: Sequence[GoodputCell]) -> PolicyGoodput:
     """Combine the loads of one contender under one kind of arrivals."""
-    best_rps = max(one.goodput_rps for one in cells)
-    highest = max(cells, key=lambda one: one.load)
+    best_rps = max(cell.goodput_rps for cell in cells)
+    highest = max(cells, key=lambda cell: cell.load)
     return PolicyGoodput(
         policy=highest.policy,
         arrival=highest.arrival,
         best_rps=best_rps,
         goodput_hold=round(highest.goodput_rps / best_rps, 3) if best_rps else 0.0,
-        goodput_vs_bound=min(one.goodput_vs_bound for one in cells),
-        goodput_vs_greedy_bound=min(one.goodput_vs_greedy_bound for one in cells),
-        goodput_vs_default=min((one.goodput_vs_default for one in cells if one.load >= OVERLOAD), default=None),
-        slo_attainment_admitted=min(one.slo_attainment_admitted for one in cells),
-        fairness=min(one.fairness for one in cells),
+        goodput_vs_bound=min(cell.goodput_vs_bound for cell in cells),
+        goodput_vs_greedy_bound=min(cell.goodput_vs_greedy_bound for cell in cells),
+        goodput_vs_default=min((cell.goodput_vs_default for cell in cells if cell.load >= OVERLOAD), default=None),
+        slo_attainment_admitted=min(cell.slo_attainment_admitted for cell in cells),
+        fairness=min(cell.fairness for cell in cells),
     )
 
 
 def cells_of(trials: Sequence[LoadTrial], default: str) -> list[GoodputCell]:
     """Group trials by load, in the order in which contenders took part."""
     grouped: dict[tuple[str, float, str], list[LoadTrial]] = {}
-    for one in trials:
-        grouped.setdefault((one.arrival, one.load, one.policy), []).append(one)
-    return [summed(some, grouped[arrival, load, default]) for (arrival, load, _), some in grouped.items()]
+    for trial in trials:
+        grouped.setdefault((trial.arrival, trial.load, trial.policy), []).append(trial)
+    return [summed(group, grouped[arrival, load, default]) for (arrival, load, _), group in grouped.items()]
 
 
 def policies_of(cells: Sequence[GoodputCell]) -> list[PolicyGoodput]:
     """Group cells by contender and kind of arrivals."""
     grouped: dict[tuple[str, str], list[GoodputCell]] = {}
-    for one in cells:
-        grouped.setdefault((one.arrival, one.policy), []).append(one)
-    return [over_loads(some) for some in grouped.values()]
+    for cell in cells:
+        grouped.setdefault((cell.arrival, cell.policy), []).append(cell)
+    return [over_loads(group) for group in grouped.values()]
 
 
 def offered_by(models: Sequence[Goodput]) -> Mapping[str, float]:
     """Return the rate at which each model was really requested."""
-    return {one.model: one.offered_rps for one in models}
+    return {model.model: model.offered_rps for model in models}
 
 
 def _part(rounds: Sequence[Goodput]) -> float:
-    offered = sum(one.offered for one in rounds)
-    return sum(one.in_time for one in rounds) / offered if offered else 1.0
+    offered = sum(model.offered for model in rounds)
+    return sum(model.in_time for model in rounds) / offered if offered else 1.0
 
 
-def _one(trial: LoadTrial) -> float:
+def _one_request_per_s(trial: LoadTrial) -> float:
     return 1 / max(trial.models[0].seconds, 1e-9)
 
 
-def _middle(numbers: Sequence[float]) -> float:
+def _median(numbers: Sequence[float]) -> float:
     return round(statistics.median(numbers), 3)
 
 
-def _middle_of(numbers: Sequence[float | None]) -> float | None:
-    found = [one for one in numbers if one is not None]
-    return _middle(found) if found else None
+def _median_of(numbers: Sequence[float | None]) -> float | None:
+    values = [number for number in numbers if number is not None]
+    return _median(values) if values else None
 
 
 def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
-    return round(statistics.median(mine / other if other else 0.0 for mine, other in pairs), 3)
+    return round(statistics.median(mine / reference if reference else 0.0 for mine, reference in pairs), 3)

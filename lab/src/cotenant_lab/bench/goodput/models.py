@@ -33,8 +33,8 @@ class BenchModel(msgspec.Struct, frozen=True):
 
     def request(self) -> InferenceRequest:
         """Return a request of one row."""
-        given = tuple(InputTensor(one, content(one.datatype, one.shape)) for one in self.inputs)
-        return InferenceRequest(self.name, given, self.outputs)
+        tensors = tuple(InputTensor(spec, content(spec.datatype, spec.shape)) for spec in self.inputs)
+        return InferenceRequest(self.name, tensors, self.outputs)
 
 
 class _Net:
@@ -76,13 +76,15 @@ class _Net:
         product = self.add("MatMul", x, self.weight(width_in, width_out))
         return self.add("Add", product, self.constant(np.zeros(width_out, np.float32)))
 
-    def save(self, path: Path, taken: TensorSpec, given: str, width: int) -> None:
+    def save(self, path: Path, input_spec: TensorSpec, output: str, width: int) -> None:
         from onnx import TensorProto, helper, save  # noqa: PLC0415  see constant()
 
         kinds = {Datatype.FP32: TensorProto.FLOAT, Datatype.INT64: TensorProto.INT64}
-        inputs = [helper.make_tensor_value_info(taken.name, kinds[taken.datatype], ["N", *taken.shape[1:]])]
+        inputs = [
+            helper.make_tensor_value_info(input_spec.name, kinds[input_spec.datatype], ["N", *input_spec.shape[1:]])
+        ]
         outputs = [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", width])]
-        self._nodes.append(helper.make_node("Identity", [given], ["scores"]))
+        self._nodes.append(helper.make_node("Identity", [output], ["scores"]))
         graph = helper.make_graph(self._nodes, path.stem, inputs, outputs, self._weights)
         save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR), str(path))
 
@@ -100,16 +102,16 @@ def _image(side: int) -> TensorSpec:
     return TensorSpec("image", Datatype.FP32, (1, 3, side, side))
 
 
-def _ended(net: _Net, x: str, channels: int, path: Path, taken: TensorSpec) -> BenchModel:
+def _with_classifier(net: _Net, x: str, channels: int, path: Path, input_spec: TensorSpec) -> BenchModel:
     flat = net.add("Flatten", net.add("GlobalAveragePool", x))
-    net.save(path, taken, net.dense(flat, channels, 100), 100)
-    return BenchModel(path.stem, (taken,), ("scores",))
+    net.save(path, input_spec, net.dense(flat, channels, 100), 100)
+    return BenchModel(path.stem, (input_spec,), ("scores",))
 
 
 def _resnet(path: Path, side: int, stages: Sequence[int]) -> BenchModel:
     """Write a network with two blocks of two convolutions in each of four stages, as ResNet-18 has them."""
-    net, taken = _Net(1), _image(side)
-    x = net.add("Relu", net.conv(taken.name, (3, stages[0]), 7, 2))
+    net, input_spec = _Net(1), _image(side)
+    x = net.add("Relu", net.conv(input_spec.name, (3, stages[0]), 7, 2))
     x = net.add("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
     before = stages[0]
     for number, channels in enumerate(stages):
@@ -120,27 +122,27 @@ def _resnet(path: Path, side: int, stages: Sequence[int]) -> BenchModel:
             past = x if stride == 1 and before == channels else net.conv(x, (before, channels), 1, stride)
             x = net.add("Relu", net.add("Add", inner, past))
             before = channels
-    return _ended(net, x, before, path, taken)
+    return _with_classifier(net, x, before, path, input_spec)
 
 
 def _mobilenet(path: Path, side: int, blocks: int) -> BenchModel:
     """Write a network of depthwise and pointwise convolutions in turn, as MobileNet v1."""
-    net, taken = _Net(2), _image(side)
-    x = net.add("Relu", net.conv(taken.name, (3, 32), 3, 2))
+    net, input_spec = _Net(2), _image(side)
+    x = net.add("Relu", net.conv(input_spec.name, (3, 32), 3, 2))
     before = 32
     plan = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),) * 5, (1024, 2), (1024, 1))
     for channels, stride in plan[:blocks]:
         x = net.add("Relu", net.conv(x, (before, before), 3, stride, groups=before))
         x = net.add("Relu", net.conv(x, (before, channels), 1))
         before = channels
-    return _ended(net, x, before, path, taken)
+    return _with_classifier(net, x, before, path, input_spec)
 
 
 def _transformer(path: Path, tokens: int, width: int, layers: int) -> BenchModel:
     """Write an encoder: attention with heads of width 64, then a layer four times as wide."""
-    net, taken = _Net(3), TensorSpec("tokens", Datatype.INT64, (1, tokens))
+    net, input_spec = _Net(3), TensorSpec("tokens", Datatype.INT64, (1, tokens))
     heads = width // 64
-    x = net.add("Gather", net.weight(1000, width), taken.name)
+    x = net.add("Gather", net.weight(1000, width), input_spec.name)
     x = net.add("Add", x, net.weight(tokens, width))
     split = net.constant(np.array([0, tokens, heads, 64], np.int64))
     joined = net.constant(np.array([0, tokens, width], np.int64))
@@ -161,5 +163,5 @@ def _transformer(path: Path, tokens: int, width: int, layers: int) -> BenchModel
         inner = net.add("Relu", net.dense(x, width, 4 * width))
         x = normal(net.add("Add", x, net.dense(inner, 4 * width, width)))
     mean = net.add("ReduceMean", x, axes=[1], keepdims=0)
-    net.save(path, taken, net.dense(mean, width, 100), 100)
-    return BenchModel(path.stem, (taken,), ("scores",))
+    net.save(path, input_spec, net.dense(mean, width, 100), 100)
+    return BenchModel(path.stem, (input_spec,), ("scores",))

@@ -55,11 +55,11 @@ def replay_model(knee: float, run_ms: float) -> ReplayModel:
         kernel("wide_again", 1.0, 0.35),
         kernel("thin", 0.25, 0.15),
     )
-    taken = TensorSpec("x", Datatype.FP32, (-1, _ELEMENTS))
-    given = TensorSpec("y", Datatype.FP32, (-1, 16))
+    input_spec = TensorSpec("x", Datatype.FP32, (-1, _ELEMENTS))
+    output_spec = TensorSpec("y", Datatype.FP32, (-1, 16))
     return ReplayModel(
-        inputs=(taken,),
-        outputs=(given,),
+        inputs=(input_spec,),
+        outputs=(output_spec,),
         kernels=kernels,
         rounds=_ROUNDS,
         max_batch=MAX_BATCH,
@@ -84,10 +84,10 @@ class ReplayContenders:
         self._time = profile_time
         self._blind = home / "blind"
         self._aware = home / "aware"
-        self._kept = home / "profiles"
+        self._profiles = home / "profiles"
         self._blind.mkdir()
-        taken = TensorSpec("x", Datatype.FP32, (1, _ELEMENTS))
-        self.models = tuple(BenchModel(name, (taken,), ("y",)) for name in KNEES)
+        input_spec = TensorSpec("x", Datatype.FP32, (1, _ELEMENTS))
+        self.models = tuple(BenchModel(name, (input_spec,), ("y",)) for name in KNEES)
         for name, knee in KNEES.items():
             text = encode_replay(
                 replay_model(knee, run_ms_of(name) * (0.2 if small else 1.0)), f"synthetic; fills {knee:.0%} of a V100"
@@ -97,13 +97,13 @@ class ReplayContenders:
         self._site = NodeSite(home / "site", PRESET, _NODE_FLAGS)
         self._site.__enter__()
 
-    def plain(self) -> list[Server]:
+    def start_plain(self) -> list[Server]:
         """Start a FIFO server on the whole device without admission control."""
         return [self._server("fifo", self._blind, "fifo", "--admit", "accept-all")]
 
     def profiled(self) -> dict[str, RunTimes]:
         """Profile the models at every width that runs may have."""
-        return profile(self._blind, self._kept, "--budget", self._time, *self._where())
+        return profile(self._blind, self._profiles, "--budget", self._time, *self._flags())
 
     def slower(self) -> float:
         """Return 1: a software GPU has its own clock."""
@@ -118,13 +118,13 @@ class ReplayContenders:
         """Start a policy as it was published."""
         mode = mode_of(name)
         folder = self._aware if mode.knows_slo else self._blind
-        return self._server(name, folder, mode.schedule, "--admit", mode.admit, "--profiles", str(self._kept))
+        return self._server(name, folder, mode.schedule, "--admit", mode.admit, "--profiles", str(self._profiles))
 
     def _server(self, name: str, folder: Path, policy: str, *more: str) -> Server:
-        command: Sequence[str] = serve_command(folder, policy, *more, *self._where())
+        command: Sequence[str] = serve_command(folder, policy, *more, *self._flags())
         return Server(name, command, self._home / f"{name.replace(' ', '-')}.log")
 
-    def _where(self) -> list[str]:
+    def _flags(self) -> list[str]:
         flags = (
             "--runtime-dir",
             str(self._site.directories.runtime),

@@ -106,15 +106,15 @@ def load_on(
         targets=tuple((model.name, slo_ns) for model, slo_ns in zip(models, slos_ns, strict=True)),
         messages=tuple(message_of(model.request(), server.endpoint) for model in models),
         window=window,
-        instants_ns=tuple(tuple(one) for one in instants_ns),
+        instants_ns=tuple(tuple(model_instants) for model_instants in instants_ns),
         clients=clients,
     )
 
 
-def serve_command(folder: Path, policy: str, *more: str) -> list[str]:
+def serve_command(folder: Path, policy: str, *flags: str) -> list[str]:
     """Return the command line of our server with a policy."""
     ports = ("--http-port", "{port}", "--grpc-port", "-1", "--metrics-port", "-1")
-    return [sys.executable, "-m", "cotenant", "serve", "run", str(folder), *ports, "--policy", policy, *more]
+    return [sys.executable, "-m", "cotenant", "serve", "run", str(folder), *ports, "--policy", policy, *flags]
 
 
 def default_command(folder: Path) -> list[str]:
@@ -123,7 +123,7 @@ def default_command(folder: Path) -> list[str]:
 
 
 def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
         return port

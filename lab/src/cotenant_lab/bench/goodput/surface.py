@@ -22,13 +22,16 @@ from cotenant_lab.serving.simulated import ServedModel, ServingOutcome, Setting,
 _PLENTY_RPS: Final = 1e9
 
 
-def profile(folder: Path, kept: Path, *more: str) -> dict[str, RunTimes]:
+def profile(folder: Path, profiles: Path, *flags: str) -> dict[str, RunTimes]:
     """Profile all models of a folder with `cotenant serve profile`; return run times by model."""
-    command = [sys.executable, "-m", "cotenant", "serve", "profile", str(folder), "--profiles", str(kept), *more]
+    command = [sys.executable, "-m", "cotenant", "serve", "profile", str(folder), "--profiles", str(profiles), *flags]
     if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:  # its messages go to stderr
         raise RunFailedError("`cotenant serve profile` failed; see its message")
-    files = sorted(kept.glob("*.json"))
-    return {one.model: one.times for one in (decode_model_profile(file.read_bytes(), str(file)) for file in files)}
+    files = sorted(profiles.glob("*.json"))
+    return {
+        model_profile.model: model_profile.times
+        for model_profile in (decode_model_profile(file.read_bytes(), str(file)) for file in files)
+    }
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -49,11 +52,11 @@ class Surface(msgspec.Struct, frozen=True):
     def bounds(self, offered_rps: Mapping[str, float], taken_units: float = 0.0, slower: float = 1.0) -> Bounds:
         """Return bounds for the offered rates without `taken_units`, if runs take `slower` times as long."""
         areas = {name: least_area(self.times[name], self.slos_ns[name], MAX_BATCH) for name in offered_rps}
-        found = (
+        rates = (
             method(areas, offered_rps, max(self.all_units - taken_units, 0.0) / slower)
             for method in (fair_bound, bound)
         )
-        fair_rps, greedy_rps = (sum(one.values()) for one in found)
+        fair_rps, greedy_rps = (sum(by_model.values()) for by_model in rates)
         return Bounds(fair_rps, greedy_rps)
 
     def full_rps(self) -> float:

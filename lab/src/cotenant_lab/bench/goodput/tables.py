@@ -13,21 +13,21 @@ from cotenant_lab.bench.goodput.metrics import GoodputCell, PolicyGoodput
 
 def show_goodput(console: Console, report: GoodputReport) -> None:
     """Print goodput by load for each kind of arrivals, then the ratios."""
-    for one in report.models:
-        alone = f"alone p50 {one.solo_p50_ms:.2f} ms, p99 {one.solo_p99_ms:.2f} ms"
-        console.print(f"{one.name}: {alone}; SLO {one.slo_ms:.1f} ms")
+    for model in report.models:
+        alone = f"alone p50 {model.solo_p50_ms:.2f} ms, p99 {model.solo_p99_ms:.2f} ms"
+        console.print(f"{model.name}: {alone}; SLO {model.slo_ms:.1f} ms")
     console.print(f"capacity {report.capacity_rps:.1f} requests/s: {report.capacity_from}")
     console.print(f"bound {report.bound_rps:.1f} requests/s, from measured run times")
-    loads = sorted({one.load for one in report.cells})
-    for arrival in dict.fromkeys(one.arrival for one in report.cells):
+    loads = sorted({cell.load for cell in report.cells})
+    for arrival in dict.fromkeys(cell.arrival for cell in report.cells):
         console.print(f"answered in time per second, {arrival}, by part of the capacity:")
         table = Table("policy", box=None)
         for name in (*(f"{load:g}" for load in loads), "hold", "/bound", "/default", "kept", "fair", "sim"):
             table.add_column(name, justify="right", no_wrap=True)
         for policy in report.policies:
             if policy.arrival == arrival:
-                cells = [one for one in report.cells if (one.policy, one.arrival) == (policy.policy, arrival)]
-                table.add_row(policy.policy, *_row(policy, sorted(cells, key=lambda one: one.load)))
+                cells = [cell for cell in report.cells if (cell.policy, cell.arrival) == (policy.policy, arrival)]
+                table.add_row(policy.policy, *_row(policy, sorted(cells, key=lambda model: model.load)))
         console.print(table)
     console.print(
         "hold: goodput at the highest load over the best. /default: at 1.3 of the capacity and more. kept: fraction of "
@@ -35,27 +35,27 @@ def show_goodput(console: Console, report: GoodputReport) -> None:
         "load, with measured run times and no other costs."
     )
     console.print(f"{report.ours}, at its best load: {report.goodput_vs_capacity:.2f} of the capacity in time.")
-    for cell in _ours_at_most(report):
-        took = f"sending took {cell.send_core_part:.0%} of a core and the server's front end {cell.front_core_part:.0%}"
-        left = f"{cell.goodput_vs_left_bound:.2f} of the bound for the remaining core time at the current speed"
-        console.print(f"At {cell.load:g} of the capacity, {cell.arrival}, {took}: in time, {left}.")
-    late = sum(one.late_sends for one in report.cells)
-    offered = sum(one.offered for one in report.cells)
+    for cell in _ours_at_highest_load(report):
+        cost = f"sending took {cell.send_core_part:.0%} of a core and the server's front end {cell.front_core_part:.0%}"
+        result = f"{cell.goodput_vs_left_bound:.2f} of the bound for the remaining core time at the current speed"
+        console.print(f"At {cell.load:g} of the capacity, {cell.arrival}, {cost}: in time, {result}.")
+    late = sum(cell.late_sends for cell in report.cells)
+    offered = sum(cell.offered for cell in report.cells)
     console.print(
         f"The sender was more than 1 ms late with {late} of {offered} requests; latencies include that delay."
     )
 
 
-def _ours_at_most(report: GoodputReport) -> list[GoodputCell]:
+def _ours_at_highest_load(report: GoodputReport) -> list[GoodputCell]:
     """Return our cells at the highest load for which front end and sender share the cores with runs."""
-    most = max(one.load for one in report.cells)
-    mine = [one for one in report.cells if (one.policy, one.load) == (report.ours, most)]
-    return [one for one in mine if one.goodput_vs_left_bound is not None]
+    highest = max(cell.load for cell in report.cells)
+    ours = [cell for cell in report.cells if (cell.policy, cell.load) == (report.ours, highest)]
+    return [cell for cell in ours if cell.goodput_vs_left_bound is not None]
 
 
 def _row(policy: PolicyGoodput, cells: Sequence[GoodputCell]) -> list[str]:
     return [
-        *(f"{one.goodput_rps:.0f}" for one in cells),
+        *(f"{cell.goodput_rps:.0f}" for cell in cells),
         f"{policy.goodput_hold:.2f}",
         f"{policy.goodput_vs_bound:.2f}",
         _number(policy.goodput_vs_default, 2),
@@ -65,5 +65,5 @@ def _row(policy: PolicyGoodput, cells: Sequence[GoodputCell]) -> list[str]:
     ]
 
 
-def _number(number: float | None, places: int) -> str:
-    return "-" if number is None else f"{number:.{places}f}"
+def _number(number: float | None, digits: int) -> str:
+    return "-" if number is None else f"{number:.{digits}f}"

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from cotenant.runner.clock import pause
-from cotenant_lab.bench.limit.more_cases import MachineLoad, SharedLimitCase, min_share, resized, together
+from cotenant_lab.bench.limit.more_cases import MachineLoad, SharedLimitCase, min_share, resized, run_shared_cases
 from cotenant_lab.bench.limit.setup import WINDOW_S, DeviceCounters, LimitSetup
 from cotenant_lab.programs.busy import KINDS
 
@@ -106,7 +106,7 @@ def bench_limit(report: ReportLine, *, quick: bool = False) -> LimitReport:
     baseline: list[LimitCase] = []
     unlimited: list[UnlimitedCase] = []
     ratios: list[float] = []
-    began = MachineLoad.now()
+    load_before = MachineLoad.now()
     try:
         with LimitSetup(home) as setup:
             setup.learn((*_MEASURED, *_MORE, _NEIGHBOUR))
@@ -114,13 +114,13 @@ def bench_limit(report: ReportLine, *, quick: bool = False) -> LimitReport:
                 ratios.append(_alone(setup, kind, 1 if quick else _TURNS))
                 report(f"{kind}: work-conserving and alone {ratios[-1]:.3f} of its use without a limit")
                 for neighbour in ("alone", _NEIGHBOUR):
-                    free, held = _cases(setup, kind, neighbour, shares, seconds)
+                    free, limited = _cases(setup, kind, neighbour, shares, seconds)
                     unlimited.append(free)
                     report(
                         f"{kind} {neighbour}: {free.actual_pct:.2f}% without a limit, "
                         f"oscillation {free.oscillation_pct:.2f}"
                     )
-                    for case in held:
+                    for case in limited:
                         cases.append(_reached(case, unlimited))
                         report(_line(case))
                 for neighbour in ("alone", _NEIGHBOUR):
@@ -128,9 +128,10 @@ def bench_limit(report: ReportLine, *, quick: bool = False) -> LimitReport:
                         baseline.append(case)
                         report(f"limited by grid size: {_line(case)}")
             more = []
-            for found in together(setup, _SHORT_S):
-                more.append(found)
-                report(f"{found.case}: {found.tenant} has {found.actual_pct:.2f}% of {found.target_pct:.0f}%")
+            for shared_case in run_shared_cases(setup, _SHORT_S):
+                more.append(shared_case)
+                used = f"{shared_case.actual_pct:.2f}% of {shared_case.target_pct:.0f}%"
+                report(f"{shared_case.case}: {shared_case.tenant} has {used}")
             min_share_pct, settle_ms = min_share(setup, _SHORT_S), resized(setup)
             report(f"minimum share of 10%: {min_share_pct:.2f}%; a new share holds after {settle_ms:.0f} ms")
     finally:
@@ -138,20 +139,20 @@ def bench_limit(report: ReportLine, *, quick: bool = False) -> LimitReport:
     short = [case.oscillation_pct for case in cases if case.kernel_ns <= SHORT_NS]
     return LimitReport(
         seconds=seconds,
-        machine=began.until_now(),
+        machine=load_before.until_now(),
         error_pct_mean=_mean(cases),
         error_pct_max=max(case.error_pct for case in cases),
         oscillation_pct=max(short, default=0.0),
         oscillation_pct_mean=round(statistics.fmean(short or [0.0]), 3),
         unlimited_oscillation_pct=max(
-            (one.oscillation_pct for one in unlimited if one.kernel_ns <= SHORT_NS), default=0.0
+            (case.oscillation_pct for case in unlimited if case.kernel_ns <= SHORT_NS), default=0.0
         ),
         alone_ratio=round(min(ratios), 4),
         unreachable=sum(not case.reachable for case in cases),
         cases=cases,
         unlimited=unlimited,
         more=more,
-        more_error_pct_max=max(one.error_pct for one in more),
+        more_error_pct_max=max(case.error_pct for case in more),
         min_share_pct=min_share_pct,
         resize_settle_ms=settle_ms,
         baseline=baseline,
@@ -166,8 +167,8 @@ def _mean(cases: list[LimitCase]) -> float:
 
 def _line(case: LimitCase) -> str:
     used = f"{case.kind} {case.neighbour}: {case.actual_pct:.2f}% of {case.target_pct:.0f}%"
-    others = f"oscillation {case.oscillation_pct:.2f}, neighbour {case.neighbour_pct:.1f}%"
-    return f"{used}, {others}, processor stalled {case.stalled_pct:.1f}%"
+    effects = f"oscillation {case.oscillation_pct:.2f}, neighbour {case.neighbour_pct:.1f}%"
+    return f"{used}, {effects}, processor stalled {case.stalled_pct:.1f}%"
 
 
 def _alone(setup: LimitSetup, kind: str, turns: int) -> float:
@@ -177,12 +178,12 @@ def _alone(setup: LimitSetup, kind: str, turns: int) -> float:
     for limit in ("off", "conserving") * turns:
         setup.set(_TENANT, "--limit", limit)
         pause(WINDOW_S)
-        before = setup.snapshot()
+        begin = setup.snapshot()
         pause(_WARM_S)
-        used[limit].append(setup.snapshot().since(before, _TENANT))
+        used[limit].append(setup.snapshot().since(begin, _TENANT))
     setup.end(_TENANT)
     # Other programs may have used the processor in one of the turns: hence the median.
-    return statistics.median(held / free for held, free in zip(used["conserving"], used["off"], strict=True))
+    return statistics.median(limited / free for limited, free in zip(used["conserving"], used["off"], strict=True))
 
 
 def _cases(
@@ -201,14 +202,14 @@ def _cases(
         oscillation_pct=free.oscillation_pct,
     )
 
-    def held() -> Iterator[LimitCase]:
+    def limited_cases() -> Iterator[LimitCase]:
         setup.set(_TENANT, "--limit", "static")
         for share in shares:
             setup.set(_TENANT, "--share", f"{share}%")
             yield _case(setup, kind, neighbour, share, seconds)
         setup.end(*((_TENANT, _NEIGHBOUR) if neighbour == _NEIGHBOUR else (_TENANT,)))
 
-    return results, held()
+    return results, limited_cases()
 
 
 def _baseline(setup: LimitSetup, kind: str, neighbour: str, shares: tuple[int, ...]) -> Iterator[LimitCase]:
@@ -216,7 +217,7 @@ def _baseline(setup: LimitSetup, kind: str, neighbour: str, shares: tuple[int, .
     if neighbour == _NEIGHBOUR:
         setup.begin(_NEIGHBOUR, _NEIGHBOUR)
     for share in shares:
-        setup.begin(_TENANT, kind, more=("--itself", str(share)))
+        setup.begin(_TENANT, kind, program_flags=("--itself", str(share)))
         pause(_WARM_S)  # its controller needs longer to settle
         yield _case(setup, kind, neighbour, share, _SHORT_S)
         setup.end(_TENANT)
@@ -226,10 +227,10 @@ def _baseline(setup: LimitSetup, kind: str, neighbour: str, shares: tuple[int, .
 
 def _case(setup: LimitSetup, kind: str, neighbour: str, share: int, seconds: float) -> LimitCase:
     pause(_WARM_S)
-    before = setup.lost()
+    begin = setup.lost()
     snapshots: list[DeviceCounters] = setup.windows(seconds)
-    stalled_pct = setup.lost().since_pct(before)
-    windows = [after.since(before, _TENANT) for before, after in itertools.pairwise(snapshots)]
+    stalled_pct = setup.lost().since_pct(begin)
+    windows = [end.since(begin, _TENANT) for begin, end in itertools.pairwise(snapshots)]
     actual = snapshots[-1].since(snapshots[0], _TENANT)
     return LimitCase(
         kind=kind,
@@ -247,5 +248,9 @@ def _case(setup: LimitSetup, kind: str, neighbour: str, share: int, seconds: flo
 
 
 def _reached(case: LimitCase, unlimited: list[UnlimitedCase]) -> LimitCase:
-    [alone] = [one.actual_pct for one in unlimited if (one.kind, one.neighbour) == (case.kind, "alone")]
+    [alone] = [
+        unlimited_case.actual_pct
+        for unlimited_case in unlimited
+        if (unlimited_case.kind, unlimited_case.neighbour) == (case.kind, "alone")
+    ]
     return msgspec.structs.replace(case, reachable=case.target_pct + _NEAR <= alone)

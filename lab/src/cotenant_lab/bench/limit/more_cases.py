@@ -36,8 +36,8 @@ class MachineLoad(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def now(cls) -> Self:
         """Read the current counters."""
-        counted = [int(word) for word in Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]]
-        idle, stolen = counted[3] + counted[4], counted[7]
+        ticks = [int(word) for word in Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]]
+        idle, stolen = ticks[3] + ticks[4], ticks[7]
         load = round(os.getloadavg()[0], 2)
         return cls(
             processors=len(os.sched_getaffinity(0)),
@@ -45,18 +45,18 @@ class MachineLoad(msgspec.Struct, frozen=True, kw_only=True):
             load_end=load,
             busy_pct=0.0,
             stolen_pct=0.0,
-            ticks=(sum(counted) - idle - stolen, stolen, sum(counted)),
+            ticks=(sum(ticks) - idle - stolen, stolen, sum(ticks)),
         )
 
     def until_now(self) -> MachineLoad:
         """Return the values between this reading and now."""
         now = self.now()
-        busy, stolen, passed = (after - before for before, after in zip(self.ticks, now.ticks, strict=True))
+        busy, stolen, total = (end - begin for begin, end in zip(self.ticks, now.ticks, strict=True))
         return msgspec.structs.replace(
             now,
             load_begin=self.load_begin,
-            busy_pct=round(100 * busy / max(passed, 1), 1),
-            stolen_pct=round(100 * stolen / max(passed, 1), 1),
+            busy_pct=round(100 * busy / max(total, 1), 1),
+            stolen_pct=round(100 * stolen / max(total, 1), 1),
         )
 
 
@@ -80,7 +80,7 @@ class _LimitedTenant(NamedTuple):
 
 
 _GREEDY: Final = _LimitedTenant("greedy", "greedy", 0)
-TOGETHER: Final = {
+SHARED_CASES: Final = {
     "two with shares": (_LimitedTenant("a", "small", 30), _LimitedTenant("b", "greedy", 60)),
     "three with shares": (
         _LimitedTenant("a", "large", 20),
@@ -95,12 +95,12 @@ TOGETHER: Final = {
 }
 
 
-def together(setup: LimitSetup, seconds: float) -> Iterator[SharedLimitCase]:
+def run_shared_cases(setup: LimitSetup, seconds: float) -> Iterator[SharedLimitCase]:
     """Run each case once, all of its tenants at the same time."""
-    for case, tenants in TOGETHER.items():
+    for case, tenants in SHARED_CASES.items():
         for tenant in tenants:
             share = ("--share", f"{tenant.share}%", "--limit", "static") if tenant.share else ()
-            setup.begin(tenant.name, tenant.kind, *share, more=tenant.more)
+            setup.begin(tenant.name, tenant.kind, *share, program_flags=tenant.more)
         pause(_WARM_S)
         snapshots = setup.windows(seconds)
         for tenant in tenants:

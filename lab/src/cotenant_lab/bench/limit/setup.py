@@ -30,10 +30,10 @@ class DeviceCounters(NamedTuple):
     sms: int
     sm_ns: dict[str, int]
 
-    def since(self, before: DeviceCounters, account: str) -> float:
+    def since(self, begin: DeviceCounters, account: str) -> float:
         """Return the percentage of the device that an account used since `before`."""
-        used_ns = self.sm_ns.get(account, 0) - before.sm_ns.get(account, 0)
-        return 100 * used_ns / ((self.at_ns - before.at_ns) * self.sms)
+        used_ns = self.sm_ns.get(account, 0) - begin.sm_ns.get(account, 0)
+        return 100 * used_ns / ((self.at_ns - begin.at_ns) * self.sms)
 
 
 class LimitSetup:
@@ -97,12 +97,14 @@ class LimitSetup:
             used[client["account"]] = used.get(client["account"], 0) + client["counters"]["sm_ns"]
         return DeviceCounters(counters["now_ns"], counters["sm_count"], used)
 
-    def begin(self, name: str, kind: str, *flags: str, online: bool = False, more: tuple[str, ...] = ()) -> None:
+    def begin(
+        self, name: str, kind: str, *flags: str, online: bool = False, program_flags: tuple[str, ...] = ()
+    ) -> None:
         """Start a tenant that does that kind of work; return when the device has counted work of it."""
-        how = ("--online", "--measure", "never") if online else ("--offline", "--measure", "never")
-        command = [*self._run(name, *how, "--task", kind, *flags), "--", *_program(kind), *more]
+        tenant_flags = ("--online", "--measure", "never") if online else ("--offline", "--measure", "never")
+        command = [*self._run(name, *tenant_flags, "--task", kind, *flags), "--", *_program(kind), *program_flags]
         self._running[name] = self._start(command, name)
-        for _ in self._until(f"{name} launches nothing; see what it says in {self._home}"):
+        for _ in self._until(f"{name} launches nothing; see its output in {self._home}"):
             if self._running[name].poll() is not None:
                 output = (self._home / "output").read_text(encoding="utf-8", errors="replace")
                 raise RunFailedError(f"{name} ended: {output.strip()[-300:]}")
@@ -125,8 +127,8 @@ class LimitSetup:
         run_and_capture(self._cotenant("set", name, *words), dict(os.environ))
 
     def _cotenant(self, *words: str) -> list[str]:
-        where = ["--runtime-dir", str(self._directories.runtime), "--state-dir", str(self._directories.state)]
-        return [sys.executable, "-m", "cotenant", words[0], *where, *words[1:]]
+        directory_flags = ["--runtime-dir", str(self._directories.runtime), "--state-dir", str(self._directories.state)]
+        return [sys.executable, "-m", "cotenant", words[0], *directory_flags, *words[1:]]
 
     def _run(self, name: str, *flags: str) -> list[str]:
         return self._cotenant("run", "--name", name, "--gpu", "soft:0", *flags)

@@ -19,8 +19,8 @@ def show_limit(console: Console, report: LimitReport) -> None:
         rows = [_row(case) for case in cases]
         console.print(table(title, columns, rows))
     rows = [
-        [one.case, one.tenant, f"{one.target_pct:.0f}%", f"{one.actual_pct:.2f}%", f"{one.error_pct:.2f}"]
-        for one in report.more
+        [case.case, case.tenant, f"{case.target_pct:.0f}%", f"{case.actual_pct:.2f}%", f"{case.error_pct:.2f}"]
+        for case in report.more
     ]
     console.print(table("others", ["CASE", "TENANT", "TARGET", "ACTUAL", "ERROR"], rows))
     console.print(

@@ -46,66 +46,67 @@ class MatchResult(msgspec.Struct, frozen=True, kw_only=True):
 def solve(solver: str, shape: str, weight: str, size: int, rounds: int) -> MatchResult:
     """Solve one case `rounds` times."""
     if solver == "scipy":
-        found = _exact(shape, weight, size)
+        result = _exact(shape, weight, size)
     elif shape == "structured":
-        found = _structured(weight, size, rounds)
+        result = _structured(weight, size, rounds)
     else:
-        found = _distinct(weight, size)
+        result = _distinct(weight, size)
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return msgspec.structs.replace(found, peak_mib=peak_mib)
+    return msgspec.structs.replace(result, peak_mib=peak_mib)
 
 
 def _structured(weight: str, size: int, rounds: int) -> MatchResult:
     table, jobs, gpus = structured(weight, size)
-    seconds, cpu_seconds, found = _timed(lambda: match(table, jobs, gpus), rounds)
-    kept = int(size * (1 - _CHANGED))
+    seconds, cpu_seconds, matching = _timed(lambda: match(table, jobs, gpus), rounds)
+    unchanged = int(size * (1 - _CHANGED))
     jobs_now, gpus_now = (
-        drawn_kinds(len(each), size - kept, seed) + _thinned(each, kept) for each, seed in ((jobs, 3), (gpus, 4))
+        drawn_kinds(len(counts), size - unchanged, seed) + _thinned(counts, unchanged)
+        for counts, seed in ((jobs, 3), (gpus, 4))
     )
-    again_seconds, _, again = _timed(lambda: match(table, jobs_now, gpus_now, price=found.price), rounds)
-    each_job, each_gpu = (np.repeat(np.arange(len(each)), each) for each in (jobs, gpus))
+    again_seconds, _, repeated = _timed(lambda: match(table, jobs_now, gpus_now, price=matching.price), rounds)
+    each_job, each_gpu = (np.repeat(np.arange(len(counts)), counts) for counts in (jobs, gpus))
     full = round_of(table, each_job, each_gpu)
     few = round_of(table, each_job[:: max(1, size // FEW)], each_gpu)
     plan = ROUNDS["match"].plan
     return MatchResult(
         seconds=seconds,
         cpu_seconds=cpu_seconds,
-        value=found.value,
-        bound=found.bound,
-        bids=found.bids,
+        value=matching.value,
+        bound=matching.bound,
+        bids=matching.bids,
         peak_mib=0,
         again_seconds=again_seconds,
-        again_vs_bound=again.part,
+        again_vs_bound=repeated.part,
         round_seconds=_timed(lambda: plan(full), rounds)[0],
         few_seconds=_timed(lambda: plan(few), rounds)[0],
     )
 
 
-def _thinned(counts: Array, kept: int) -> Array:
+def _thinned(counts: Array, total: int) -> Array:
     """Reduce the counts to `kept` in total, each kind in proportion."""
-    ends = np.cumsum(counts) * kept // counts.sum()
+    ends = np.cumsum(counts) * total // counts.sum()
     return np.diff(ends, prepend=0)
 
 
 def _distinct(weight: str, size: int) -> MatchResult:
-    made = distinct(weight, size)
+    all_rows = distinct(weight, size)
     spent_ns = 0
 
     def rows(begin: int, end: int) -> Array:
         nonlocal spent_ns
-        before = monotonic_ns()
-        table = made(begin, end)
-        spent_ns += monotonic_ns() - before
+        begin_ns = monotonic_ns()
+        table = all_rows(begin, end)
+        spent_ns += monotonic_ns() - begin_ns
         return table
 
-    seconds, cpu_seconds, found = _timed(lambda: match_distinct(rows, size, size), 1)
+    seconds, cpu_seconds, matching = _timed(lambda: match_distinct(rows, size, size), 1)
     return MatchResult(
         seconds=seconds,
         cpu_seconds=cpu_seconds,
         rows_seconds=spent_ns / _SECOND_NS,
-        value=found.value,
-        bound=found.bound,
-        bids=found.bids,
+        value=matching.value,
+        bound=matching.bound,
+        bids=matching.bids,
         peak_mib=0,
     )
 
@@ -113,14 +114,14 @@ def _distinct(weight: str, size: int) -> MatchResult:
 def _exact(shape: str, weight: str, size: int) -> MatchResult:
     if shape == "structured":
         table, jobs, gpus = structured(weight, size)
-        each = np.repeat(np.repeat(table, jobs, axis=0), gpus, axis=1)
+        weights = np.repeat(np.repeat(table, jobs, axis=0), gpus, axis=1)
     else:
         rows: Rows = distinct(weight, size)
-        each = rows(0, size)
-    before = monotonic_ns()
-    chosen = linear_sum_assignment(each, maximize=True)
-    seconds = (monotonic_ns() - before) / _SECOND_NS
-    value = float(each[chosen].sum(dtype=np.float64))
+        weights = rows(0, size)
+    begin_ns = monotonic_ns()
+    chosen = linear_sum_assignment(weights, maximize=True)
+    seconds = (monotonic_ns() - begin_ns) / _SECOND_NS
+    value = float(weights[chosen].sum(dtype=np.float64))
     return MatchResult(seconds=seconds, value=value, bound=value, peak_mib=0)
 
 
@@ -128,10 +129,10 @@ def _timed(work: Callable[[], Result], rounds: int) -> tuple[float, float, Resul
     """Return the median wall and CPU seconds, and the last result."""
     results, wall, cpu = [], [], []
     for _ in range(rounds):
-        begun, begun_cpu = monotonic_ns(), thread_ns()
+        begin_ns, begin_cpu_ns = monotonic_ns(), thread_ns()
         results = [work()]
-        wall.append((monotonic_ns() - begun) / _SECOND_NS)
-        cpu.append((thread_ns() - begun_cpu) / _SECOND_NS)
+        wall.append((monotonic_ns() - begin_ns) / _SECOND_NS)
+        cpu.append((thread_ns() - begin_cpu_ns) / _SECOND_NS)
     return statistics.median(wall), statistics.median(cpu), results[0]
 
 

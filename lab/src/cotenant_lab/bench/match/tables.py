@@ -11,17 +11,17 @@ from cotenant_lab.bench.match.bench import MatchReport
 def show_match(console: Console, report: MatchReport) -> None:
     """Print a row for each case, and the worst of them."""
     table = Table("", "size", "s", "again s", "round s", "few s", "MiB", "of best", "by", "scipy s", "MiB", box=None)
-    for one in report.cases:
-        seconds = (one.seconds, one.again_seconds, one.round_seconds, one.few_seconds)
+    for case in report.cases:
+        seconds = (case.seconds, case.again_seconds, case.round_seconds, case.few_seconds)
         table.add_row(
-            f"{one.shape}, {one.weight}",
-            f"{one.size:,}",
+            f"{case.shape}, {case.weight}",
+            f"{case.size:,}",
             *(_number(number) for number in seconds),
-            f"{one.peak_mib:.0f}",
-            f"{one.vs_optimal:.5f}",
-            one.optimal_by,
-            _number(one.exact_seconds),
-            "-" if one.exact_peak_mib is None else f"{one.exact_peak_mib:.0f}",
+            f"{case.peak_mib:.0f}",
+            f"{case.vs_optimal:.5f}",
+            case.optimal_by,
+            _number(case.exact_seconds),
+            "-" if case.exact_peak_mib is None else f"{case.exact_peak_mib:.0f}",
         )
     console.print(table)
     console.print(

@@ -94,22 +94,25 @@ def bench_server(rounds: int, report: Callable[[str], None], *, quick: bool = Fa
         raise WorldError("bench server needs two cores, one for the server and one for the load")
     tools = {kind: tool_for(kind) for kind in ("http", "grpc")}
     seconds = _SECONDS / 4 if quick else _SECONDS
-    taken: dict[tuple[str, int], list[ServerMetrics]] = {}
+    samples: dict[tuple[str, int], list[ServerMetrics]] = {}
     with tempfile.TemporaryDirectory() as home, contextlib.ExitStack() as started:
         servers: list[_Running] = []
-        for one in _contenders(Path(home)):
-            report(f"starting {one.name}")
-            servers.append(started.enter_context(_running(one, cores[0])))
+        for contender in _contenders(Path(home)):
+            report(f"starting {contender.name}")
+            servers.append(started.enter_context(_running(contender, cores[0])))
         for number in range(rounds):
             turn = servers[number % len(servers) :] + servers[: number % len(servers)]
             for concurrency in CONCURRENCIES:
                 report(f"round {number + 1} of {rounds}, {concurrency} at a time")
                 for server in turn:
                     tool = tools[server.contender.kind]
-                    found = _measure(server, concurrency, seconds, cores[-1], tool)
-                    taken.setdefault((server.contender.name, concurrency), []).append(found)
-    order = {server.contender.name: place for place, server in enumerate(servers)}
-    metrics = sorted((_median(one) for one in taken.values()), key=lambda one: (order[one.name], one.concurrency))
+                    sample = _measure(server, concurrency, seconds, cores[-1], tool)
+                    samples.setdefault((server.contender.name, concurrency), []).append(sample)
+    order = {server.contender.name: index for index, server in enumerate(servers)}
+    metrics = sorted(
+        (_median(rounds_of_one) for rounds_of_one in samples.values()),
+        key=lambda metrics: (order[metrics.name], metrics.concurrency),
+    )
     return _report(rounds, tools, metrics)
 
 
@@ -147,16 +150,16 @@ class _Running(NamedTuple):
 
 
 @contextlib.contextmanager
-def _running(one: _Contender, core: int) -> Iterator[_Running]:
+def _running(contender: _Contender, core: int) -> Iterator[_Running]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
-    command = [part.format(port=port) for part in one.command]
+    command = [part.format(port=port) for part in contender.command]
     with on_core(core):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        _until_ready(one, process, port)
-        yield _Running(one, process, port)
+        _until_ready(contender, process, port)
+        yield _Running(contender, process, port)
     finally:
         process.terminate()
         try:
@@ -166,23 +169,23 @@ def _running(one: _Contender, core: int) -> Iterator[_Running]:
             process.wait()
 
 
-def _until_ready(one: _Contender, process: subprocess.Popen[bytes], port: int) -> None:
+def _until_ready(contender: _Contender, process: subprocess.Popen[bytes], port: int) -> None:
     """Wait until it answers one request: `cotenant serve` listens before its models are loaded."""
     for _ in range(_READY_TRIES):
         if process.poll() is not None:
             break
         try:
-            generate(LoadSpec(one.kind, port, 1, 0.001, _message(one)), None)
+            generate(LoadSpec(contender.kind, port, 1, 0.001, _message(contender)), None)
         except (WorldError, OSError):
             pause(0.1)
         else:
             return
-    raise RunFailedError(f"the contender {one.name!r} does not become ready")
+    raise RunFailedError(f"the contender {contender.name!r} does not become ready")
 
 
-def _message(one: _Contender) -> bytes:
-    if one.kind == "grpc":
-        asked = TYPES["ModelInferRequest"](model_name=one.model)
+def _message(contender: _Contender) -> bytes:
+    if contender.kind == "grpc":
+        asked = TYPES["ModelInferRequest"](model_name=contender.model)
         asked.inputs.add(name="INPUT0", datatype="FP32", shape=[1, _ELEMENTS])
         asked.outputs.add(name="OUTPUT0")
         asked.raw_input_contents.append(bytes(4 * _ELEMENTS))
@@ -193,7 +196,7 @@ def _message(one: _Contender) -> bytes:
     wanted = {"name": "OUTPUT0", "parameters": {"binary_data": True}}
     front = msgspec.json.encode({"inputs": [sized], "outputs": [wanted]})
     lines = (
-        f"POST /v2/models/{one.model}/infer HTTP/1.1",
+        f"POST /v2/models/{contender.model}/infer HTTP/1.1",
         "Host: localhost",
         f"Inference-Header-Content-Length: {len(front)}",
         "Content-Type: application/octet-stream",
@@ -203,14 +206,14 @@ def _message(one: _Contender) -> bytes:
 
 
 def _measure(server: _Running, concurrency: int, seconds: float, core: int, tool: str) -> ServerMetrics:
-    one = server.contender
-    load = LoadSpec(one.kind, server.port, concurrency, seconds, _message(one))
+    contender = server.contender
+    load = LoadSpec(contender.kind, server.port, concurrency, seconds, _message(contender))
     before_s = _cpu_s(server.process.pid)
     answers = generate(load, core, tool)
     used_s = _cpu_s(server.process.pid) - before_s
     rps = answers.requests * 1e9 / answers.took_ns
     cpu_us = used_s * 1e6 / max(answers.all_requests, 1)
-    return ServerMetrics(one.name, concurrency, rps, answers.p50_us, answers.p99_us, cpu_us)
+    return ServerMetrics(contender.name, concurrency, rps, answers.p50_us, answers.p99_us, cpu_us)
 
 
 def _cpu_s(pid: int) -> float:
@@ -220,14 +223,14 @@ def _cpu_s(pid: int) -> float:
 
 def _median(metrics: list[ServerMetrics]) -> ServerMetrics:
     names = ("rps", "p50_us", "p99_us", "cpu_us_per_request")
-    middle = {name: round(statistics.median(getattr(one, name) for one in metrics), 1) for name in names}
+    middle = {name: round(statistics.median(getattr(metric, name) for metric in metrics), 1) for name in names}
     return msgspec.structs.replace(metrics[0], **middle)
 
 
 def _report(rounds: int, tools: dict[str, str], metrics: list[ServerMetrics]) -> ServerReport:
-    top = {one.name: one.rps for one in metrics if one.concurrency == CONCURRENCIES[-1]}
+    top = {metric.name: metric.rps for metric in metrics if metric.concurrency == CONCURRENCIES[-1]}
 
-    cpu = {one.name: one.cpu_us_per_request for one in metrics if one.concurrency == CONCURRENCIES[-1]}
+    cpu = {metric.name: metric.cpu_us_per_request for metric in metrics if metric.concurrency == CONCURRENCIES[-1]}
 
     def ratio(ours: str, theirs: str) -> float:
         return round(top[ours] / top[theirs], 2)
@@ -249,9 +252,9 @@ def _report(rounds: int, tools: dict[str, str], metrics: list[ServerMetrics]) ->
 def show_server(console: Console, report: ServerReport) -> None:
     """Print a row for each contender and concurrency, and the ratios."""
     table = Table("contender", "at a time", "rps", "p50 us", "p99 us", "cpu us/request", box=None)
-    for one in report.metrics:
-        numbers = (one.rps, one.p50_us, one.p99_us, one.cpu_us_per_request)
-        table.add_row(one.name, str(one.concurrency), *(f"{number:,.0f}" for number in numbers))
+    for metric in report.metrics:
+        numbers = (metric.rps, metric.p50_us, metric.p99_us, metric.cpu_us_per_request)
+        table.add_row(metric.name, str(metric.concurrency), *(f"{number:,.0f}" for number in numbers))
     console.print(table)
     console.print(f"HTTP over a plain FastAPI endpoint: {report.vs_fastapi} (ONNX: {report.vs_fastapi_onnx})")
     uvloop = f"under uvloop {report.vs_bare_echo_uvloop}"

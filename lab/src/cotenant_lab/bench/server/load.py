@@ -29,7 +29,7 @@ TOOLS: Final = {"http": "wrk", "grpc": "h2load"}
 _CONNECTIONS: Final = 4
 _WARM_UP: Final = 0.2
 _PATH: Final = "/inference.GRPCInferenceService/ModelInfer"
-_MOST_SECONDS_MORE: Final = 60
+_EXTRA_SECONDS: Final = 60
 _WRK: Final = """
 wrk.method = "{method}"
 wrk.body = "{body}"
@@ -51,13 +51,13 @@ def tool_for(kind: str) -> str:
 @contextlib.contextmanager
 def on_core(core: int | None) -> Iterator[None]:
     """Start processes within this context on one core, including all their threads."""
-    before = os.sched_getaffinity(0)
+    cores = os.sched_getaffinity(0)
     if core is not None:
         os.sched_setaffinity(0, {core})
     try:
         yield
     finally:
-        os.sched_setaffinity(0, before)
+        os.sched_setaffinity(0, cores)
 
 
 def generate(load: LoadSpec, core: int | None, tool: str = OWN) -> Answers:
@@ -75,13 +75,13 @@ def _run(command: list[str], core: int | None, seconds: float, text: bytes = b""
     with on_core(core):
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
-        output, why = process.communicate(text, timeout=seconds + _MOST_SECONDS_MORE)
+        output, errors = process.communicate(text, timeout=seconds + _EXTRA_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
         raise RunFailedError(f"the load generator {command[0]} does not end") from None
     if process.returncode != 0:
-        raise RunFailedError(f"the load generator failed: {why.decode(errors='replace').strip()[-500:]}")
+        raise RunFailedError(f"the load generator failed: {errors.decode(errors='replace').strip()[-500:]}")
     return output
 
 
@@ -108,11 +108,11 @@ def _with_wrk(load: LoadSpec, core: int | None) -> Answers:
 
 def read_wrk(output: str) -> Answers:
     """Parse the line that our script makes `wrk` print at the end."""
-    found = re.search(r"^cotenant (\d+) (\d+) (\d+) ([\d.]+) ([\d.]+)$", output, re.MULTILINE)
-    if found is None or int(found[3]) or not int(found[1]):
+    match = re.search(r"^cotenant (\d+) (\d+) (\d+) ([\d.]+) ([\d.]+)$", output, re.MULTILINE)
+    if match is None or int(match[3]) or not int(match[1]):
         raise RunFailedError(f"wrk got errors or no answers: {output.strip()[-500:]}")
-    requests = int(found[1])
-    return Answers(requests, int(found[2]) * MICROSECOND_NS, float(found[4]), float(found[5]), requests)
+    requests = int(match[1])
+    return Answers(requests, int(match[2]) * MICROSECOND_NS, float(match[4]), float(match[5]), requests)
 
 
 def _with_h2load(load: LoadSpec, core: int | None) -> Answers:
@@ -133,15 +133,15 @@ def read_h2load(log: str) -> Answers:
     recorder = Recorder()
     first = last = 0
     for line in log.splitlines():
-        began, status, took = (int(word) for word in line.split()[:3])
+        begin, status, took = (int(word) for word in line.split()[:3])
         if status != 200:
             raise RunFailedError(f"h2load got an answer with status {status}")
-        first = min(first or began, began)
-        last = max(last, began + took)
+        first = min(first or begin, begin)
+        last = max(last, begin + took)
         recorder.record(took * MICROSECOND_NS)
-    found = recorder.histogram()
-    if not found.count:
+    histogram = recorder.histogram()
+    if not histogram.count:
         raise RunFailedError("h2load got no answers")
-    quantiles = (found.quantile(0.5) / MICROSECOND_NS, found.quantile(0.99) / MICROSECOND_NS)
+    quantiles = (histogram.quantile(0.5) / MICROSECOND_NS, histogram.quantile(0.99) / MICROSECOND_NS)
     took_ns = max((last - first) * MICROSECOND_NS, SECOND_NS // 1000)
-    return Answers(found.count, took_ns, *quantiles, round(found.count * (1 + _WARM_UP)))
+    return Answers(histogram.count, took_ns, *quantiles, round(histogram.count * (1 + _WARM_UP)))

@@ -152,8 +152,11 @@ def _fikit(content: bytes, where: str) -> StudyClaims:
     claims = []
     pairs = report.groups.get("pairs")
     if pairs is not None:
-        speed, cost = _of(pairs.metrics, "online_speedup_vs_sharing_"), _of(pairs.metrics, "online_delay_ratio_")
-        offline = _of(pairs.metrics, "offline_ratio_vs_sharing_")
+        speed, cost = (
+            _ranges_by_sharing(pairs.metrics, "online_speedup_vs_sharing_"),
+            _ranges_by_sharing(pairs.metrics, "online_delay_ratio_"),
+        )
+        offline = _ranges_by_sharing(pairs.metrics, "offline_ratio_vs_sharing_")
         fast = "; ".join(f"{part:.0%} of the pairs over 3.5 ({name})" for name, part in pairs.fast_fraction.items())
         hides = f"{_NO_GPU}; the paper's programs and GPUs are others"
         study = (
@@ -182,10 +185,11 @@ def _fikit(content: bytes, where: str) -> StudyClaims:
     )
 
 
-def _of(metrics: Mapping[str, _Of], prefix: str) -> str:
-    found = {name.removeprefix(prefix): one for name, one in metrics.items() if name.startswith(prefix)}
+def _ranges_by_sharing(metrics: Mapping[str, _Of], prefix: str) -> str:
+    by_sharing = {name.removeprefix(prefix): metric for name, metric in metrics.items() if name.startswith(prefix)}
     return "; ".join(
-        f"median {one.median:.2f}, {one.min:.2f} to {one.max:.2f} ({sharing})" for sharing, one in found.items()
+        f"median {metric.median:.2f}, {metric.min:.2f} to {metric.max:.2f} ({sharing})"
+        for sharing, metric in by_sharing.items()
     )
 
 
@@ -202,8 +206,8 @@ def _arkgpu(content: bytes, where: str) -> StudyClaims:
     )
     claims = []
     for claim, name, peak in lines:
-        one = against[name]
-        ours = f"median {one.median:+.0f} %, {one.min:+.0f} to {one.max:+.0f} %"
+        distribution = against[name]
+        ours = f"median {distribution.median:+.0f} %, {distribution.min:+.0f} to {distribution.max:+.0f} %"
         if peak is not None:
             ours += f"; at rising load median {peak.median:+.0f} %; {kept}"
         claims.append(Claim(lab="arkgpu", claim=claim, ours=ours, measured=measured, does_not_show=hides))
@@ -216,13 +220,14 @@ def _dstack(content: bytes, where: str) -> StudyClaims:
     report = _decoded(content, _Dstack, "dstack", where)
     measured = "combinations of models by RaPP's measured latencies (V100); the product's own scheduler, simulated time"
     hides = f"{_NO_GPU}; concurrent runs follow a law over measured curves, which ParvaGPU's measurements check in part"
-    whole = [one for one in report.results if one.models == "all"]
+    with_all_models = [result for result in report.results if result.models == "all"]
     faster = "; ".join(
-        f"over {one.mode} median {one.throughput.median:.2f}, max {one.throughput.max:.2f}" for one in whole
+        f"over {result.mode} median {result.throughput.median:.2f}, max {result.throughput.max:.2f}"
+        for result in with_all_models
     )
-    busier = "; ".join(f"over {one.mode} median {one.utilization.median:.2f}" for one in whole)
-    full = [one for one in report.loads if one.mode == "dstack" and one.load == 1.0]
-    ideal = "; ".join(f"median {one.of_bound.median:.2f}, least {one.of_bound.min:.2f}" for one in full[:1])
+    busier = "; ".join(f"over {result.mode} median {result.utilization.median:.2f}" for result in with_all_models)
+    full = [load for load in report.loads if load.mode == "dstack" and load.load == 1.0]
+    ideal = "; ".join(f"median {result.of_bound.median:.2f}, least {result.of_bound.min:.2f}" for result in full[:1])
     study = (
         ("up to 4 times the throughput of temporal sharing", faster),
         ("utilization up to 1.6 times", busier),
@@ -250,24 +255,25 @@ def _muxflow(content: bytes, where: str) -> StudyClaims:
     def ours(name: str) -> str:
         parts = []
         for cluster in report.clusters:
-            one = next(one for one in cluster.found if one.policy == "match")
-            before, after = getattr(one, name)
-            full = f", {one.full[name]:.0%} while jobs wait" if name in one.full else ""
+            match = next(outcome for outcome in cluster.found if outcome.policy == "match")
+            before, after = getattr(match, name)
+            full = f", {match.full[name]:.0%} while jobs wait" if name in match.full else ""
             where = f"{cluster.name}, {cluster.jobs} jobs, {cluster.gpus} GPUs"
             parts.append(f"{before:.0%} to {after:.0%}{full} ({where})")
         return "; ".join(parts)
 
     slowed, faster = [], []
     for cluster in report.clusters:
-        by = {one.policy: one for one in cluster.found}
-        one = by["match"]
-        slowed.append(f"mean {one.online_slowdown - 1:+.1%}, p99 {one.online_slowdown_p99 - 1:+.0%} ({cluster.name})")
+        by_policy = {outcome.policy: outcome for outcome in cluster.found}
+        match = by_policy["match"]
+        mean, p99 = match.online_slowdown - 1, match.online_slowdown_p99 - 1
+        slowed.append(f"mean {mean:+.1%}, p99 {p99:+.0%} ({cluster.name})")
         rivals = ", ".join(
-            f"{policy} {other.jct_h / max(one.jct_h, 1e-9):.2f} times as long"
-            for policy, other in by.items()
+            f"{policy} {rival.jct_h / max(match.jct_h, 1e-9):.2f} times as long"
+            for policy, rival in by_policy.items()
             if policy != "match"
         )
-        faster.append(f"{cluster.name}: {one.jct_h:.1f} h; {rivals}")
+        faster.append(f"{cluster.name}: {match.jct_h:.1f} h; {rivals}")
     study = (
         ("GPU utilization 26 to 76 %", ours("utilization")),
         ("SM activity 16 to 33 %", ours("sm_activity")),
@@ -281,8 +287,8 @@ def _muxflow(content: bytes, where: str) -> StudyClaims:
         seed=report.seed,
         quick=report.quick,
         claims=[
-            Claim(lab="muxflow", claim=claim, ours=found, measured=measured, does_not_show=hides)
-            for claim, found in study
+            Claim(lab="muxflow", claim=claim, ours=result, measured=measured, does_not_show=hides)
+            for claim, result in study
         ],
         met=report.met,
     )

@@ -35,8 +35,8 @@ def _fikit(directory: Path, seed: int, console: Console, report: Callable[[str],
 
 
 def _arkgpu(directory: Path, seed: int, console: Console, report: Callable[[str], None], *, quick: bool) -> object:
-    found, _ = run_arkgpu(directory, seed, console, report, quick=quick, live=not quick)
-    return found
+    result, _ = run_arkgpu(directory, seed, console, report, quick=quick, live=not quick)
+    return result
 
 
 RUNS: Final[Mapping[str, Lab]] = {
@@ -58,12 +58,12 @@ def run_all(
     runs: Mapping[str, Lab] = RUNS,
 ) -> AllReport:
     """Read each study's report from `reuse`/STUDY.json if it exists; otherwise run the study and write it there."""
-    kept = Path(reuse) if reuse else None
-    if kept is not None and not kept.is_dir():
+    reuse_directory = Path(reuse) if reuse else None
+    if reuse_directory is not None and not reuse_directory.is_dir():
         raise ConfigError("--reuse", reuse, "is not a directory; name one with STUDY.json files, or an empty one")
     labs: list[StudyClaims] = []
     for lab in LABS:
-        path = None if kept is None else kept / f"{lab}.json"
+        path = None if reuse_directory is None else reuse_directory / f"{lab}.json"
         if path is not None and path.exists():
             report(f"{lab}: read from {path}")
             labs.append(study_claims(lab, measurement_bytes(path), str(path)))
@@ -86,7 +86,9 @@ def _write(path: Path, content: bytes) -> None:
 def show_all(console: Console, report: AllReport) -> None:
     """Print the report of `cotenant-lab study all`."""
     rows: list[list[str | Text]] = [
-        [one.lab, one.claim, one.ours, one.measured, one.does_not_show] for study in report.labs for one in study.claims
+        [claim.lab, claim.claim, claim.ours, claim.measured, claim.does_not_show]
+        for study in report.labs
+        for claim in study.claims
     ]
     columns = ["STUDY", "PUBLISHED CLAIM", "OUR RESULT", "HOW MEASURED", "WHAT IT DOES NOT SHOW"]
     console.print(table("claims of the papers and our results", columns, rows, fold=True))
@@ -114,8 +116,8 @@ def write_page(path: Path, report: AllReport) -> None:
         parts.append(f"<h2>{escape(study.lab)}</h2><p>{escape(study.paper)}; seed {study.seed}{quick}</p>")
         heads = "".join(f"<th>{name}" for name in ("claim", "our result", "how measured", "what it does not show"))
         parts.append(f"<table><tr>{heads}</tr>")
-        for one in study.claims:
-            cells = (one.claim, one.ours, one.measured, one.does_not_show)
+        for claim in study.claims:
+            cells = (claim.claim, claim.ours, claim.measured, claim.does_not_show)
             parts.append("<tr>" + "".join(f"<td>{escape(cell)}" for cell in cells) + "</tr>")
         parts.append("</table><ul>")
         for target, met in study.met.items():

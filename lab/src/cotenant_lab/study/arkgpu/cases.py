@@ -141,8 +141,8 @@ def read_mixes(directory: Path, setting: RunSettings, *, quick: bool) -> Mixes:
 
 def solo(load: Workload, setting: RunSettings) -> Service:
     """Measure one request after the other, alone on the device."""
-    own = msgspec.structs.replace(load, arrival=BACK_TO_BACK, requests=SOLO_REQUESTS)
-    latencies = sorted(play_alone(own, setting).clients[0].latencies_ns)
+    back_to_back = msgspec.structs.replace(load, arrival=BACK_TO_BACK, requests=SOLO_REQUESTS)
+    latencies = sorted(play_alone(back_to_back, setting).clients[0].latencies_ns)
     return Service(
         load=load, mean_ns=sum(latencies) // len(latencies), p99_ns=latencies[round(0.99 * len(latencies)) - 1]
     )
@@ -155,16 +155,16 @@ def ark_cases(
 
     `full`: each of them under every load, levels in turn.
     """
-    kept = {name: tuple(instants) for name, instants in traces.items()}
+    arrivals = {name: tuple(instants) for name, instants in traces.items()}
     loads = len(LOADS) if full else 1
     cases = []
     for row, service in enumerate(mixes.services.values()):
         for column, training in enumerate(mixes.trainings.values()):
-            cases += [_case((service,), training, row + column + more, seed, kept) for more in range(loads)]
+            cases += [_case((service,), training, row + column + shift, seed, arrivals) for shift in range(loads)]
     for turn, (first, second, offline) in enumerate(TOGETHER[: 1 if quick else None]):
         if first in mixes.services and second in mixes.services and offline in mixes.trainings:
-            both = (mixes.services[first], mixes.services[second])
-            cases += [_case(both, mixes.trainings[offline], turn + more, seed, kept) for more in range(loads)]
+            services = (mixes.services[first], mixes.services[second])
+            cases += [_case(services, mixes.trainings[offline], turn + shift, seed, arrivals) for shift in range(loads)]
     return cases
 
 
@@ -194,9 +194,9 @@ def run_of(case: ArkCase, setting: RunSettings, objective: int, run_ns: int = RU
     """Return the run of a case; arrivals are the same under every objective and mode."""
     for_ns = case.warm_ns + window_ns(case, run_ns)
     guests = []
-    for place, service in enumerate(case.services):
+    for index, service in enumerate(case.services):
         rate_per_s = case.level / len(case.services) * service.most_per_s
-        instants = instants_of(case, rate_per_s, for_ns, place)
+        instants = instants_of(case, rate_per_s, for_ns, index)
         guests.append(
             Guest(
                 load=with_arrivals(service.load, at_instants(instants)),
@@ -215,8 +215,8 @@ def shorten_warmup(run: RunSpec) -> RunSpec:
     guests = []
     for guest in run.guests:
         if guest.load.arrival.kind == "instants":
-            moved = tuple(at - skipped_ns for at in guest.load.arrival.instants_ns if at >= skipped_ns)
-            guests.append(msgspec.structs.replace(guest, load=with_arrivals(guest.load, at_instants(moved))))
+            shifted = tuple(instant - skipped_ns for instant in guest.load.arrival.instants_ns if instant >= skipped_ns)
+            guests.append(msgspec.structs.replace(guest, load=with_arrivals(guest.load, at_instants(shifted))))
         else:
             guests.append(guest)
     return msgspec.structs.replace(
@@ -224,13 +224,13 @@ def shorten_warmup(run: RunSpec) -> RunSpec:
     )
 
 
-def instants_of(case: ArkCase, rate_per_s: float, for_ns: int, place: int) -> tuple[int, ...]:
+def instants_of(case: ArkCase, rate_per_s: float, for_ns: int, index: int) -> tuple[int, ...]:
     """Return the arrival instants of one service; the second service's day or trace is shifted by half a period."""
-    seed = case.seed * 7 + place
+    seed = case.seed * 7 + index
     if case.load == "diurnal":
-        whole = DiurnalRate(rate_per_s, for_ns - case.warm_ns)
-        return draw_arrivals(whole, for_ns, seed).instants_ns
+        diurnal = DiurnalRate(rate_per_s, for_ns - case.warm_ns)
+        return draw_arrivals(diurnal, for_ns, seed).instants_ns
     if case.load == "bursty":
         return draw_arrivals(bursty_rate(rate_per_s, _BURST_RATIO, *_BURST_NS), for_ns, seed).instants_ns
     recorded = spread_instants(case.traces[case.load], seed)
-    return rescale_trace(recorded, rate_per_s, for_ns, (case.seed % _STARTS / _STARTS + place / 2) % 1)
+    return rescale_trace(recorded, rate_per_s, for_ns, (case.seed % _STARTS / _STARTS + index / 2) % 1)

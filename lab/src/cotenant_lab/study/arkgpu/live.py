@@ -81,14 +81,14 @@ def live_cases(directory: Path, *, quick: bool) -> tuple[list[ArkLiveCase], list
     """Return the cases whose files exist; only one if quick."""
     pairs, _ = read_pairs(directory)
     loads = {load.name: load for pair in pairs for load in (pair.online, pair.offline)}
-    found, missing = [], []
+    cases, missing = [], []
     for service, training in _CHOSEN[: 1 if quick else None]:
-        absent = [one for one in (service, training) if one not in loads]
+        absent = [name for name in (service, training) if name not in loads]
         if absent:
             missing.append(MissingPair(f"{service} + {training}, live", f"no measurements of {absent[0]} exist"))
             continue
-        found.append(ArkLiveCase(name=f"{service} + {training}", online=loads[service], offline=loads[training]))
-    return found, missing
+        cases.append(ArkLiveCase(name=f"{service} + {training}", online=loads[service], offline=loads[training]))
+    return cases, missing
 
 
 def evaluate_live(
@@ -109,21 +109,21 @@ def _evaluate(harness: SharingHarness, case: ArkLiveCase, rounds: int, progress:
     solo = msgspec.structs.replace(case.online, arrival=BACK_TO_BACK, requests=SOLO_REQUESTS)
     text = harness.run_players("alone", solo, None).online["latency_ns"]
     slo_ns = OBJECTIVE * text["p99"]
-    rates = tuple((place * HOLD_NS, level * SECOND_NS / text["p50"]) for place, level in enumerate(LEVELS))
+    rates = tuple((index * HOLD_NS, level * SECOND_NS / text["p50"]) for index, level in enumerate(LEVELS))
     online = with_arrivals(case.online, draw_arrivals(StepRate(rates), HOLD_NS * len(LEVELS), 1))
-    found: dict[str, list[LiveMode]] = {mode: [] for mode in MODES}
+    runs_by_mode: dict[str, list[LiveMode]] = {mode: [] for mode in MODES}
     changes: list[tuple[float, float, str]] = []
     for _ in range(rounds):
         alone = harness.play("offline alone", None, case.offline, OFFLINE_ALONE_S)
         for mode, harness_mode in MODES.items():
-            before = len(_adjustments(harness))
+            adjustments_before = len(_adjustments(harness))
             offline = None if harness_mode == "alone" else case.offline
             performed = harness.run_players(
                 harness_mode, online, offline, online_flags=["--slo", f"{slo_ns}ns"], reports_latency=True
             )
-            found[mode].append(_live_mode(performed, slo_ns, alone, 2 if harness_mode == "apart" else 1))
+            runs_by_mode[mode].append(_live_mode(performed, slo_ns, alone, 2 if harness_mode == "apart" else 1))
             if mode == "cotenant":
-                changes = _adjustments(harness)[before:]
+                changes = _adjustments(harness)[adjustments_before:]
         progress()
     return LiveResult(
         name=case.name,
@@ -131,8 +131,8 @@ def _evaluate(harness: SharingHarness, case: ArkLiveCase, rounds: int, progress:
         slo_ms=slo_ns / 1e6,
         solo_p99_ms=text["p99"] / 1e6,
         requests=online.requests,
-        modes={mode: _middle(some) for mode, some in found.items()},
-        changes=[(at - changes[0][0], part, why) for at, part, why in changes],
+        modes={mode: _median_run(runs) for mode, runs in runs_by_mode.items()},
+        changes=[(at_s - changes[0][0], part, cause) for at_s, part, cause in changes],
     )
 
 
@@ -153,9 +153,9 @@ def _live_mode(performed: PlayersRun, slo_ns: int, alone: SharingRun, devices: i
     )
 
 
-def _middle(some: Sequence[LiveMode]) -> LiveMode:
+def _median_run(runs: Sequence[LiveMode]) -> LiveMode:
     return LiveMode(
-        **{name: statistics.median(getattr(one, name) for one in some) for name in LiveMode.__struct_fields__}
+        **{name: statistics.median(getattr(run, name) for run in runs) for name in LiveMode.__struct_fields__}
     )
 
 

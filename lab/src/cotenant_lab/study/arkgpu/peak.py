@@ -65,12 +65,12 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
 
     def sustained(self, mode: str) -> float:
         """Return the highest load up to which 99 % are within the objective; 0: not even at the lowest."""
-        kept = 0.0
+        highest = 0.0
         for level, part in zip(self.levels, self.attainment[mode], strict=True):
             if part < ATTAINED:
                 break
-            kept = level
-        return kept
+            highest = level
+        return highest
 
 
 class Peaks(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,19 +90,19 @@ def peak_cases(mixes: Mixes, seed: int, *, quick: bool) -> list[PeakCase]:
     trainings = list(mixes.trainings.values())
     cases = [
         PeakCase(
-            name=f"{service.load.name} + {trainings[place % len(trainings)].name}",
+            name=f"{service.load.name} + {trainings[index % len(trainings)].name}",
             service=service,
-            training=trainings[place % len(trainings)],
-            seed=seed * 1000 + place,
+            training=trainings[index % len(trainings)],
+            seed=seed * 1000 + index,
         )
-        for place, service in enumerate(mixes.services.values())
+        for index, service in enumerate(mixes.services.values())
     ]
     return cases[: 1 if quick else None]
 
 
 def climb(case: PeakCase, setting: RunSettings) -> list[Peak]:
     """Evaluate every objective; modes that ignore objectives run once."""
-    others = {
+    fixed_modes = {
         mode: [share(mode, shorten_warmup(_run(case, setting, level, OBJECTIVES[0]))) for level in LEVELS]
         for mode in OTHERS
     }
@@ -110,7 +110,7 @@ def climb(case: PeakCase, setting: RunSettings) -> list[Peak]:
         _peak(
             case,
             objective,
-            {"cotenant": [share("cotenant", _run(case, setting, level, objective)) for level in LEVELS]} | others,
+            {"cotenant": [share("cotenant", _run(case, setting, level, objective)) for level in LEVELS]} | fixed_modes,
         )
         for objective in OBJECTIVES
     ]
@@ -118,25 +118,25 @@ def climb(case: PeakCase, setting: RunSettings) -> list[Peak]:
 
 def evaluate_peaks(cases: Sequence[PeakCase], setting: RunSettings, workers: int, progress: Progress) -> Peaks:
     """Evaluate every case; the number of workers does not change results."""
-    found: list[Peak] = []
+    all_peaks: list[Peak] = []
     progress(PART, 0, len(cases))
     with mapping(workers) as mapped:
         for done, peaks in enumerate(mapped(climb, cases, [setting] * len(cases)), start=1):
-            found += peaks
+            all_peaks += peaks
             progress(PART, done, len(cases))
-    return peaks_of(found)
+    return peaks_of(all_peaks)
 
 
-def peaks_of(found: Sequence[Peak]) -> Peaks:
+def peaks_of(cases: Sequence[Peak]) -> Peaks:
     """Summarize; a peak of 0 under MPS counts as a hundredth of the service's capacity."""
     return Peaks(
-        cases=list(found),
+        cases=list(cases),
         peak_vs_mps_pct=distribution_of(
-            [100 * (one.peak("cotenant") / max(one.peak("mps"), 0.01) - 1) for one in found]
+            [100 * (case.peak("cotenant") / max(case.peak("mps"), 0.01) - 1) for case in cases]
         ),
-        peak={mode: distribution_of([one.peak(mode) for one in found]) for mode in MODES},
-        sustained={mode: distribution_of([one.sustained(mode) for one in found]) for mode in MODES},
-        sustained_none={mode: sum(not one.sustained(mode) for one in found) for mode in MODES},
+        peak={mode: distribution_of([case.peak(mode) for case in cases]) for mode in MODES},
+        sustained={mode: distribution_of([case.sustained(mode) for case in cases]) for mode in MODES},
+        sustained_none={mode: sum(not case.sustained(mode) for case in cases) for mode in MODES},
     )
 
 
@@ -155,13 +155,16 @@ def _peak(case: PeakCase, objective: int, outcomes: dict[str, list[SharingOutcom
         name=case.name,
         objective=objective,
         levels=LEVELS,
-        attainment={mode: [one.guests[0].attainment(slo_ns) for one in played] for mode, played in outcomes.items()},
+        attainment={
+            mode: [outcome.guests[0].attainment(slo_ns) for outcome in mode_outcomes]
+            for mode, mode_outcomes in outcomes.items()
+        },
         within={
-            mode: [one.guests[0].within_per_s(slo_ns) / case.service.most_per_s for one in played]
-            for mode, played in outcomes.items()
+            mode: [outcome.guests[0].within_per_s(slo_ns) / case.service.most_per_s for outcome in mode_outcomes]
+            for mode, mode_outcomes in outcomes.items()
         },
         offline={
-            mode: [one.guests[-1].done_ns / (one.end_ns - one.begin_ns) for one in played]
-            for mode, played in outcomes.items()
+            mode: [outcome.guests[-1].done_ns / (outcome.end_ns - outcome.begin_ns) for outcome in mode_outcomes]
+            for mode, mode_outcomes in outcomes.items()
         },
     )

@@ -23,16 +23,16 @@ def plotter(directory: Path) -> Callable[[ArkgpuReport, ArkgpuEvidence], None]:
     def into_files(report: ArkgpuReport, evidence: ArkgpuEvidence) -> None:
         captions = {}
         with draw() as pyplot:
-            for place, timeline in enumerate(evidence.timelines[::2][:_TIMELINES_MAX], start=1):
-                name = f"course{place}.svg"
+            for index, timeline in enumerate(evidence.timelines[::2][:_TIMELINES_MAX], start=1):
+                name = f"course{index}.svg"
                 captions[name] = _draw_timeline(pyplot, directory / name, timeline)
             captions["goodput.svg"] = _draw_goodput(pyplot, directory / "goodput.svg", report)
-            captions["ways.svg"] = _draw_ways(pyplot, directory / "ways.svg", report)
+            captions["ways.svg"] = _draw_modes(pyplot, directory / "ways.svg", report)
             captions["rising.svg"] = _draw_rising(pyplot, directory / "rising.svg", report)
             captions["settle.svg"] = _draw_settle(pyplot, directory / "settle.svg", evidence.steps)
         rows = "".join(
-            f"<tr><td>{name}<td>{one.min:.2f}<td>{one.median:.2f}<td>{one.p90:.2f}<td>{one.max:.2f}<td>{one.mean:.2f}</tr>"
-            for name, one in report.simulated.against.items()
+            f"<tr><td>{name}<td>{distribution.min:.2f}<td>{distribution.median:.2f}<td>{distribution.p90:.2f}<td>{distribution.max:.2f}<td>{distribution.mean:.2f}</tr>"
+            for name, distribution in report.simulated.against.items()
         )
         head = "<tr><th>cotenant against others, % increase<th>min<th>median<th>p90<th>max<th>mean</tr>"
         text = f"cotenant-lab study arkgpu, seed {report.seed}, with the published results of {report.paper.source}"
@@ -69,8 +69,13 @@ def _draw_timeline(pyplot: Any, path: Path, timeline: CaseTimeline) -> str:
         axis.axvline(0, color=_PAPER, lw=0.8)
     axes[1].set_ylabel("latency, ms")
     axes[1].legend(loc="upper left", ncols=3)
-    for mode, done in timeline.offline.items():
-        axes[2].plot([at / 1e9 for at, _ in done], [one / 1e9 for _, one in done], color=_COLOURS[mode], label=mode)
+    for mode, progress in timeline.offline.items():
+        axes[2].plot(
+            [instant / 1e9 for instant, _ in progress],
+            [done / 1e9 for _, done in progress],
+            color=_COLOURS[mode],
+            label=mode,
+        )
     axes[2].set_ylabel("training, kernel s")
     axes[2].set_xlabel("simulated s, from the start of the measured window")
     axes[2].legend(loc="upper left", ncols=3)
@@ -85,14 +90,14 @@ def _draw_goodput(pyplot: Any, path: Path, report: ArkgpuReport) -> str:
     """Draw the distribution of the ratios over the cases."""
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.4))
     paper, cases = ArkgpuPaper(), report.simulated.cases
-    drawn = {
+    lines = {
         "goodput_vs_exclusive_pct": (axes[0], "goodput over exclusive", _COLOURS["exclusive"]),
         "goodput_vs_mps_pct": (axes[0], "goodput over MPS", _COLOURS["mps"]),
         "throughput_vs_mps_pct": (axes[1], "throughput at the objective over MPS", _COLOURS["cotenant"]),
     }
     parts = [100 * (rank + 1) / len(cases) for rank in range(len(cases))]
-    for name, (axis, label, colour) in drawn.items():
-        axis.step(sorted(AGAINST[name](one) for one in cases), parts, where="post", color=colour, label=label)
+    for name, (axis, label, colour) in lines.items():
+        axis.step(sorted(AGAINST[name](case) for case in cases), parts, where="post", color=colour, label=label)
         published = getattr(paper, name)
         axis.axvline(published, color=colour, ls=":", label=f"{paper.source} +{published:.0f} % in the mean")
     axes[1].set_xscale("symlog", linthresh=10)
@@ -104,7 +109,7 @@ def _draw_goodput(pyplot: Any, path: Path, report: ArkgpuReport) -> str:
     return f"cotenant against others, {len(cases)} simulated cases; dotted: the paper's means, on real GPUs."
 
 
-def _draw_ways(pyplot: Any, path: Path, report: ArkgpuReport) -> str:
+def _draw_modes(pyplot: Any, path: Path, report: ArkgpuReport) -> str:
     """Draw objectives kept against training speed for every mode."""
     figure, axis = pyplot.subplots(figsize=(8, 4.8))
     simulated = report.simulated
@@ -126,12 +131,12 @@ def _draw_ways(pyplot: Any, path: Path, report: ArkgpuReport) -> str:
 
 def _draw_rising(pyplot: Any, path: Path, report: ArkgpuReport) -> str:
     peaks = report.peaks.cases
-    shown = sorted({one.name for one in peaks})[:6]
+    shown = sorted({peak.name for peak in peaks})[:6]
     figure, axes = pyplot.subplots(2, 3, figsize=(12, 6.4), sharex=True, sharey=True, squeeze=False)
     for axis, name in zip(axes.flat, shown, strict=False):
-        one = next(peak for peak in peaks if peak.name == name)
-        for mode, within in one.within.items():
-            axis.plot(one.levels, within, "-o", ms=3, color=_COLOURS[mode], label=mode)
+        peak_case = next(peak for peak in peaks if peak.name == name)
+        for mode, within in peak_case.within.items():
+            axis.plot(peak_case.levels, within, "-o", ms=3, color=_COLOURS[mode], label=mode)
         axis.set_title(name.replace("train ", ""), fontsize=9)
     for axis in list(axes.flat)[len(shown) :]:
         axis.set_visible(False)

@@ -122,15 +122,15 @@ def missed_of(results: Sequence[ArkResult]) -> list[MissedObjective]:
     """Return every case whose objective a dedicated device keeps and cotenant does not."""
     return [
         MissedObjective(
-            name=one.name,
-            objective=one.objective,
-            exclusive=one.modes["exclusive"].worst,
-            cotenant=one.modes["cotenant"].worst,
-            mps_priority=one.modes["mps-priority"].worst,
-            services_only=one.services_only,
+            name=result.name,
+            objective=result.objective,
+            exclusive=result.modes["exclusive"].worst,
+            cotenant=result.modes["cotenant"].worst,
+            mps_priority=result.modes["mps-priority"].worst,
+            services_only=result.services_only,
         )
-        for one in results
-        if one.modes["exclusive"].worst >= ATTAINED > one.modes["cotenant"].worst
+        for result in results
+        if result.modes["exclusive"].worst >= ATTAINED > result.modes["cotenant"].worst
     ]
 
 
@@ -151,8 +151,8 @@ def _met(simulated: ArkSimulation, peaks: Peaks, steps: StepQuality, steady: Seq
         f"goodput over MPS, median >= +{paper.goodput_vs_mps_pct} %": (
             against["goodput_vs_mps_pct"].median >= paper.goodput_vs_mps_pct
         ),
-        "the share settles after every step of the load": all(one.is_settled for one in steps.steps),
-        "no limit cycle in ten minutes of steady load": not any(one.is_cycle for one in steady),
+        "the share settles after every step of the load": all(step.is_settled for step in steps.steps),
+        "no limit cycle in ten minutes of steady load": not any(mix.is_cycle for mix in steady),
     }
 
 
@@ -161,13 +161,13 @@ def _met_live(results: Sequence[LiveResult]) -> dict[str, bool]:
         return {}
     return {
         "live: 99 % within the objective wherever alone or exclusive reach it": all(
-            one.modes[LIVE_OURS].attainment >= ATTAINED
-            for one in results
-            if max(one.modes[other].attainment for other in ("alone", "exclusive")) >= ATTAINED
+            result.modes[LIVE_OURS].attainment >= ATTAINED
+            for result in results
+            if max(result.modes[mode].attainment for mode in ("alone", "exclusive")) >= ATTAINED
         ),
         "live: more goodput than by default MPS and slices in every case": all(
-            one.modes[LIVE_OURS].goodput > max(one.modes[other].goodput for other in ("mps", "slices"))
-            for one in results
+            result.modes[LIVE_OURS].goodput > max(result.modes[mode].goodput for mode in ("mps", "slices"))
+            for result in results
         ),
     }
 
@@ -190,8 +190,8 @@ def run_arkgpu(
         raise ConfigError("data", str(directory), f"has no service or no training; {DATA_PAGE}")
     live_part, absent = live_cases(directory, quick=quick) if live else ([], [])
     left_out = [*mixes.missing, *absent]
-    for one in left_out:
-        report(f"omitted: {one.name}: {one.why}")
+    for missing in left_out:
+        report(f"omitted: {missing.name}: {missing.why}")
     with show_parts(console, report, "to play") as progress:
         cases = ark_cases(mixes, traces, seed, quick=quick, full=full)
         results, timelines = evaluate_cases(cases, setting, workers, progress, run_ns=RUN_NS // 3 if quick else RUN_NS)
@@ -199,8 +199,8 @@ def run_arkgpu(
         steps, stepped = evaluate_steps(step_cases(mixes, seed, quick=quick), setting, workers, progress)
         steady = evaluate_steady(steady_cases(mixes, seed, quick=quick), setting, workers, progress, quick=quick)
         live_results = _live(live_part, 1 if quick else ROUNDS, progress)
-    found = report_of(mixes, results, (peaks, steps, steady), live_results, (seed, quick, left_out), full=full)
-    return found, ArkgpuEvidence(timelines=timelines, steps=stepped)
+    result = report_of(mixes, results, (peaks, steps, steady), live_results, (seed, quick, left_out), full=full)
+    return result, ArkgpuEvidence(timelines=timelines, steps=stepped)
 
 
 def read_traces(directory: Path) -> dict[str, tuple[int, ...]]:

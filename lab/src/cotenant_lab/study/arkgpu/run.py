@@ -100,16 +100,17 @@ class DeviceRun(msgspec.Struct, frozen=True, kw_only=True):
 
 def evaluate_case(case: ArkCase, setting: RunSettings, run_ns: int, *, shown: bool = False) -> DeviceRun:
     """Run a case in all modes; the result depends on the case and the setting alone."""
-    plain = run_of(case, setting, OBJECTIVES[0], run_ns)
-    online = tuple(guest for guest in plain.guests if guest.online)
+    first_run = run_of(case, setting, OBJECTIVES[0], run_ns)
+    online = tuple(guest for guest in first_run.guests if guest.online)
     services = share(
-        "mps", msgspec.structs.replace(shorten_warmup(plain), guests=shorten_warmup(plain).guests[: len(online)])
+        "mps",
+        msgspec.structs.replace(shorten_warmup(first_run), guests=shorten_warmup(first_run).guests[: len(online)]),
     )
-    others = {mode: share(mode, plain if mode in _ADAPT else shorten_warmup(plain)) for mode in OTHERS}
+    fixed_modes = {mode: share(mode, first_run if mode in _ADAPT else shorten_warmup(first_run)) for mode in OTHERS}
     results, timelines = [], []
     for objective in OBJECTIVES:
         run = run_of(case, setting, objective, run_ns)
-        outcomes = {mode: share(mode, run) for mode in OURS} | others
+        outcomes = {mode: share(mode, run) for mode in OURS} | fixed_modes
         results.append(ark_result(case, run, objective, outcomes, services))
         if shown:
             timelines.append(_timeline(case, run, objective, outcomes))
@@ -128,7 +129,7 @@ def ark_result(
         level=case.level,
         objective=objective,
         slo_ms=run.guests[0].slo_ns / 1e6,
-        requests=sum(_known(run, alone)),
+        requests=sum(_resolved_counts(run, alone)),
         modes={mode: mode_metrics(case, run, outcome, alone) for mode, outcome in outcomes.items()},
         turns={mode: sum(turn.at_ns >= run.warm_ns for turn in outcome.turns) for mode, outcome in ours.items()},
         services_only=min(
@@ -146,13 +147,13 @@ def mode_metrics(case: ArkCase, run: RunSpec, outcome: SharingOutcome, alone: Sh
         if guest.online
     ]
     parts = [result.attainment(guest.slo_ns) for _, guest, result in online]
-    kept = [result.kept(guest.slo_ns) for _, guest, result in online]
+    counts = [result.count_within(guest.slo_ns) for _, guest, result in online]
     per_s = [result.within_per_s(guest.slo_ns) for _, guest, result in online]
     offline = outcome.guests[-1].done_ns / max(alone.guests[-1].done_ns, 1)
     capacity = sum(rate / service.most_per_s for rate, (service, _, _) in zip(per_s, online, strict=True))
     span_ns = outcome.end_ns - outcome.begin_ns
     return ModeMetrics(
-        attainment=sum(within for within, _ in kept) / max(sum(known for _, known in kept), 1),
+        attainment=sum(within for within, _ in counts) / max(sum(resolved for _, resolved in counts), 1),
         worst=min(parts),
         within_per_s=sum(per_s),
         p99_ratio=max(result.quantile_ns(ATTAINED) / service.p99_ns for service, _, result in online),
@@ -174,10 +175,10 @@ def evaluate_cases(
     shown = [case.name in first.values() for case in cases]
     progress(PART, 0, len(cases))
     with mapping(workers) as mapped:
-        each = mapped(_evaluate, cases, [setting] * len(cases), [run_ns] * len(cases), shown)
-        for done, played in enumerate(each, start=1):
-            results += played.results
-            timelines += played.timelines
+        device_runs = mapped(_evaluate, cases, [setting] * len(cases), [run_ns] * len(cases), shown)
+        for done, device_run in enumerate(device_runs, start=1):
+            results += device_run.results
+            timelines += device_run.timelines
             progress(PART, done, len(cases))
     return results, timelines
 
@@ -207,39 +208,45 @@ class ArkSimulation(msgspec.Struct, frozen=True, kw_only=True):
 
 def simulated_of(results: Sequence[ArkResult]) -> ArkSimulation:
     """Summarize all cases."""
-    reachable = [one for one in results if one.modes["exclusive"].worst >= ATTAINED]
+    reachable = [result for result in results if result.modes["exclusive"].worst >= ATTAINED]
     by_load: dict[str, list[ArkResult]] = {}
-    for one in results:
-        by_load.setdefault(one.load, []).append(one)
+    for result in results:
+        by_load.setdefault(result.load, []).append(result)
     return ArkSimulation(
         cases=list(results),
-        against={name: distribution_of([of(one) for one in results]) for name, of in AGAINST.items()},
-        none_within=sum(not one.modes["mps"].within_per_s for one in results),
+        against={name: distribution_of([metric(result) for result in results]) for name, metric in AGAINST.items()},
+        none_within=sum(not result.modes["mps"].within_per_s for result in results),
         modes={
-            mode: {name: distribution_of([of(one, mode) for one in results]) for name, of in _METRICS.items()}
+            mode: {
+                name: distribution_of([metric(result, mode) for result in results]) for name, metric in _METRICS.items()
+            }
             for mode in MODES
         },
         attainable=len(reachable),
-        attained={mode: sum(one.modes[mode].worst >= ATTAINED for one in reachable) for mode in MODES},
+        attained={mode: sum(result.modes[mode].worst >= ATTAINED for result in reachable) for mode in MODES},
         by_load={
-            load: {name: distribution_of([of(one) for one in some]) for name, of in AGAINST.items()}
-            for load, some in by_load.items()
+            load: {
+                name: distribution_of([metric(result) for result in load_results]) for name, metric in AGAINST.items()
+            }
+            for load, load_results in by_load.items()
         },
     )
 
 
-def _throughput(one: ArkResult) -> float:
+def _throughput(result: ArkResult) -> float:
     """Return the increase over MPS, which counts at least one request so that the ratio is finite."""
-    each = one.modes["exclusive"].within_per_s / max(one.requests * one.modes["exclusive"].attainment, 1)
-    return 100 * (one.modes["cotenant"].within_per_s / max(one.modes["mps"].within_per_s, each) - 1)
+    one_request_per_s = result.modes["exclusive"].within_per_s / max(
+        result.requests * result.modes["exclusive"].attainment, 1
+    )
+    return 100 * (result.modes["cotenant"].within_per_s / max(result.modes["mps"].within_per_s, one_request_per_s) - 1)
 
 
-def _goodput(other: str, metric: str) -> _Of:
-    def of(one: ArkResult) -> float:
-        ours, theirs = getattr(one.modes["cotenant"], metric), getattr(one.modes[other], metric)
+def _goodput(rival: str, metric: str) -> _Of:
+    def increase(result: ArkResult) -> float:
+        ours, theirs = getattr(result.modes["cotenant"], metric), getattr(result.modes[rival], metric)
         return 100 * (float(ours) / max(float(theirs), 1e-9) - 1)
 
-    return of
+    return increase
 
 
 AGAINST: Final[dict[str, _Of]] = {
@@ -250,18 +257,20 @@ AGAINST: Final[dict[str, _Of]] = {
     "goodput_capacity_vs_mps_pct": _goodput("mps", "goodput_capacity"),
 }
 _METRICS: Final[dict[str, Callable[[ArkResult, str], float]]] = {
-    "attainment": lambda one, mode: one.modes[mode].attainment,
-    "p99_ratio": lambda one, mode: one.modes[mode].p99_ratio,
-    "offline": lambda one, mode: one.modes[mode].offline,
-    "goodput": lambda one, mode: one.modes[mode].goodput,
-    "goodput_capacity": lambda one, mode: one.modes[mode].goodput_capacity,
-    "busy": lambda one, mode: one.modes[mode].busy,
+    "attainment": lambda result, mode: result.modes[mode].attainment,
+    "p99_ratio": lambda result, mode: result.modes[mode].p99_ratio,
+    "offline": lambda result, mode: result.modes[mode].offline,
+    "goodput": lambda result, mode: result.modes[mode].goodput,
+    "goodput_capacity": lambda result, mode: result.modes[mode].goodput_capacity,
+    "busy": lambda result, mode: result.modes[mode].busy,
 }
 
 
-def _known(run: RunSpec, outcome: SharingOutcome) -> list[int]:
+def _resolved_counts(run: RunSpec, outcome: SharingOutcome) -> list[int]:
     return [
-        result.kept(guest.slo_ns)[1] for guest, result in zip(run.guests, outcome.guests, strict=True) if guest.online
+        result.count_within(guest.slo_ns)[1]
+        for guest, result in zip(run.guests, outcome.guests, strict=True)
+        if guest.online
     ]
 
 
@@ -277,26 +286,26 @@ def _mean_share(outcome: SharingOutcome) -> float:
 
 
 def _timeline(case: ArkCase, run: RunSpec, objective: int, outcomes: Mapping[str, SharingOutcome]) -> CaseTimeline:
-    drawn = {mode: outcomes[mode] for mode in ("cotenant", "mps", "exclusive")}
-    firsts = {mode: outcome.guests[0] for mode, outcome in drawn.items()}
+    shown_modes = {mode: outcomes[mode] for mode in ("cotenant", "mps", "exclusive")}
+    firsts = {mode: outcome.guests[0] for mode, outcome in shown_modes.items()}
     return CaseTimeline(
         name=case.name,
         objective=objective,
         slo_ms=run.guests[0].slo_ns / 1e6,
         begin_ns=run.warm_ns,
         end_ns=run.for_ns,
-        turns=drawn["cotenant"].turns,
+        turns=shown_modes["cotenant"].turns,
         latencies={
             mode: tuple(
                 (due - result.begin_ns, end - due) for due, end in zip(result.dues_ns, result.ends_ns, strict=False)
             )
             for mode, result in firsts.items()
         },
-        offline={mode: _since(outcome.guests[-1], run.sample_ns) for mode, outcome in drawn.items()},
+        offline={mode: _progress_points(outcome.guests[-1], run.sample_ns) for mode, outcome in shown_modes.items()},
     )
 
 
-def _since(result: TenantResult, sample_ns: int) -> tuple[tuple[int, int], ...]:
-    points = [((place + 1) * sample_ns - result.begin_ns, done) for place, done in enumerate(result.progress_ns)]
+def _progress_points(result: TenantResult, sample_ns: int) -> tuple[tuple[int, int], ...]:
+    points = [((index + 1) * sample_ns - result.begin_ns, done) for index, done in enumerate(result.progress_ns)]
     base = next((done for at, done in reversed(points) if at <= 0), 0)
     return tuple((at, done - base) for at, done in points if at >= 0)

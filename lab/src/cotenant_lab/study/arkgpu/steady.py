@@ -83,9 +83,9 @@ def steady_cases(mixes: Mixes, seed: int, *, quick: bool) -> list[SteadyCase]:
             name=f"{service.load.name} + {training.name}",
             service=service,
             training=training,
-            seed=seed * 1000 + place,
+            seed=seed * 1000 + index,
         )
-        for place, service in enumerate(list(mixes.services.values())[: QUICK_SERVICES if quick else None])
+        for index, service in enumerate(list(mixes.services.values())[: QUICK_SERVICES if quick else None])
         for training in list(mixes.trainings.values())[: 1 if quick else None]
     ]
 
@@ -111,15 +111,15 @@ def steady_run(case: SteadyCase, setting: RunSettings, for_ns: int, objective: i
 
 def recorded(case: SteadyCase, setting: RunSettings) -> list[list[DeviceWindow]]:
     """Return, by share of the grid, the windows of a run at that fixed share, without the first ones."""
-    found = []
+    windows_by_share = []
     for part in GRID:
         rules = msgspec.structs.replace(setting.rules, delay_ppm=delay_of(round(part * 1e6)))
         fixed = msgspec.structs.replace(setting, rules=rules)
         windows: list[DeviceWindow] = []
         run = steady_run(case, fixed, SECOND_NS // 2 + GRID_NS)
         steered("fixed", run, ControlLimits(adjust="off"), sliced=False, watch=windows.append)
-        found.append(windows[5:])
-    return found
+        windows_by_share.append(windows[5:])
+    return windows_by_share
 
 
 def steady_results(case: SteadyCase, setting: RunSettings) -> list[SteadyResult]:
@@ -134,18 +134,18 @@ def steady_result(case: SteadyCase, objective: int, recorded_windows: Sequence[S
     library = [[promised(window, slo_ns) for window in windows] for windows in recorded_windows]
     limits, rng = ControlLimits(), random.Random(case.seed)
     control, ppm = Control(limits), round(_START * 1e6)
-    shares, within, known = [], 0, 0
+    shares, within, requests = [], 0, 0
     for tick in range(1, STEADY_NS // limits.period_ns + 1):
         now_ns = tick * limits.period_ns
-        window = drawn(library, ppm / 1e6, rng)
-        moved = msgspec.structs.replace(window, begin_ns=now_ns - limits.period_ns, end_ns=now_ns)
-        adjustment = control.on_window(moved, now_ns)
+        window = draw_window(library, ppm / 1e6, rng)
+        shifted = msgspec.structs.replace(window, begin_ns=now_ns - limits.period_ns, end_ns=now_ns)
+        adjustment = control.on_window(shifted, now_ns)
         ppm = ppm if adjustment is None else adjustment.online_ppm
         if now_ns >= SETTLING_NS:
             shares.append(ppm / 1e6)
-            within += sum(tenant.requests - tenant.over for tenant in moved.tenants if tenant.promised)
-            known += sum(tenant.requests for tenant in moved.tenants if tenant.promised)
-    return _result(case, objective, shares, within / max(known, 1), by_kernels=False)
+            within += sum(tenant.requests - tenant.over for tenant in shifted.tenants if tenant.promised)
+            requests += sum(tenant.requests for tenant in shifted.tenants if tenant.promised)
+    return _result(case, objective, shares, within / max(requests, 1), by_kernels=False)
 
 
 def promised(window: DeviceWindow, slo_ns: int) -> DeviceWindow:
@@ -164,13 +164,13 @@ def steady_by_kernels(case: SteadyCase, setting: RunSettings, for_ns: int = STEA
     run = msgspec.structs.replace(steady_run(case, setting, for_ns), warm_ns=SETTLING_NS)
     outcome = share("cotenant", run)
     shares = [_START, *(turn.online_ppm / 1e6 for turn in outcome.turns)]
-    after = [turn.online_ppm / 1e6 for turn in outcome.turns if turn.at_ns >= SETTLING_NS]
-    before = shares[len(shares) - len(after) - 1]
+    later_shares = [turn.online_ppm / 1e6 for turn in outcome.turns if turn.at_ns >= SETTLING_NS]
+    share_at_settling = shares[len(shares) - len(later_shares) - 1]
     attainment = outcome.guests[0].attainment(case.service.slo_ns(OBJECTIVES[0]))
-    return [_result(case, OBJECTIVES[0], [before, *after], attainment, by_kernels=True)]
+    return [_result(case, OBJECTIVES[0], [share_at_settling, *later_shares], attainment, by_kernels=True)]
 
 
-def drawn(library: Sequence[Sequence[DeviceWindow]], part: float, rng: random.Random) -> DeviceWindow:
+def draw_window(library: Sequence[Sequence[DeviceWindow]], part: float, rng: random.Random) -> DeviceWindow:
     """Draw a window of one of the two grid shares next to `part`, the nearer one with higher probability."""
     upper = bisect.bisect_left(GRID, part)
     if upper == 0 or upper == len(GRID):
@@ -179,16 +179,16 @@ def drawn(library: Sequence[Sequence[DeviceWindow]], part: float, rng: random.Ra
     return rng.choice(library[upper if rng.random() * (high - low) < part - low else upper - 1])
 
 
-def swings_of(shares: Sequence[float], least: float = SWING) -> int:
+def swings_of(shares: Sequence[float], min_swing: float = SWING) -> int:
     """Return how often the share moved by at least `least` and back by as much."""
     turns, extreme, direction = 0, shares[0], 0
-    for one in shares:
-        if direction >= 0 and one <= extreme - least:
-            turns, extreme, direction = turns + 1, one, -1
-        elif direction <= 0 and one >= extreme + least:
-            turns, extreme, direction = turns + 1, one, 1
-        elif (direction > 0 and one > extreme) or (direction < 0 and one < extreme):
-            extreme = one
+    for share_now in shares:
+        if direction >= 0 and share_now <= extreme - min_swing:
+            turns, extreme, direction = turns + 1, share_now, -1
+        elif direction <= 0 and share_now >= extreme + min_swing:
+            turns, extreme, direction = turns + 1, share_now, 1
+        elif (direction > 0 and share_now > extreme) or (direction < 0 and share_now < extreme):
+            extreme = share_now
     return turns // 2
 
 
@@ -200,7 +200,7 @@ def _result(
         name=case.name,
         objective=objective,
         by_kernels=by_kernels,
-        changes=sum(after != before for before, after in itertools.pairwise(shares)),
+        changes=sum(share_now != previous for previous, share_now in itertools.pairwise(shares)),
         swings=swings,
         share=shares[-1],
         attainment=attainment,
@@ -218,11 +218,11 @@ def evaluate_steady(
         for name in by_kernels
         if any(case.service.load.name == name for case in cases)
     ]
-    found: list[SteadyResult] = []
+    all_results: list[SteadyResult] = []
     with mapping(workers) as mapped:
-        for part, play, some in ((PART, steady_results, cases), (KERNELS, steady_by_kernels, chosen)):
-            progress(part, 0, len(some))
-            for done, results in enumerate(mapped(play, some, [setting] * len(some)), start=1):
-                found += results
-                progress(part, done, len(some))
-    return found
+        for part, play, part_cases in ((PART, steady_results, cases), (KERNELS, steady_by_kernels, chosen)):
+            progress(part, 0, len(part_cases))
+            for done, results in enumerate(mapped(play, part_cases, [setting] * len(part_cases)), start=1):
+                all_results += results
+                progress(part, done, len(part_cases))
+    return all_results

@@ -96,20 +96,20 @@ def step_cases(mixes: Mixes, seed: int, *, quick: bool) -> list[StepCase]:
             name=f"{service.load.name} + {training.name}",
             service=service,
             training=training,
-            objective=OBJECTIVES[place % len(OBJECTIVES)],
-            high=HIGHS[place // len(OBJECTIVES) % len(HIGHS)],
-            seed=seed * 1000 + place,
+            objective=OBJECTIVES[index % len(OBJECTIVES)],
+            high=HIGHS[index // len(OBJECTIVES) % len(HIGHS)],
+            seed=seed * 1000 + index,
         )
-        for place, service in enumerate(list(mixes.services.values())[: QUICK_SERVICES if quick else None])
-        for training in (trainings[place % len(trainings)],)
+        for index, service in enumerate(list(mixes.services.values())[: QUICK_SERVICES if quick else None])
+        for training in (trainings[index % len(trainings)],)
     ]
 
 
 def play_steps(case: StepCase, setting: RunSettings) -> tuple[list[StepResult], StepTimeline]:
     """Simulate low, high and low load; the first level lets control settle from the start."""
     levels = (LOW, case.high, LOW)
-    edges = [place * HOLD_NS for place in range(len(levels) + 1)]
-    rates = tuple((at, level * case.service.most_per_s) for at, level in zip(edges, levels, strict=False))
+    edges = [index * HOLD_NS for index in range(len(levels) + 1)]
+    rates = tuple((begin_ns, level * case.service.most_per_s) for begin_ns, level in zip(edges, levels, strict=False))
     load = with_arrivals(case.service.load, draw_arrivals(StepRate(rates), edges[-1], case.seed))
     slo_ns = case.service.slo_ns(case.objective)
     run = RunSpec(
@@ -121,9 +121,9 @@ def play_steps(case: StepCase, setting: RunSettings) -> tuple[list[StepResult], 
         for_ns=edges[-1],
     )
     ours, alone = share("cotenant", run), share("exclusive", msgspec.structs.replace(run, guests=run.guests[:1]))
-    found = [
-        step_result(case, (levels[place - 1], levels[place]), (edges[place], edges[place + 1]), (ours, alone))
-        for place in range(1, len(levels))
+    results = [
+        step_result(case, (levels[index - 1], levels[index]), (edges[index], edges[index + 1]), (ours, alone))
+        for index in range(1, len(levels))
     ]
     timeline = StepTimeline(
         name=case.name,
@@ -131,7 +131,7 @@ def play_steps(case: StepCase, setting: RunSettings) -> tuple[list[StepResult], 
         steps_ns=tuple(edges[1:-1]),
         shares=tuple((turn.at_ns, turn.online_ppm) for turn in ours.turns),
     )
-    return found, timeline
+    return results, timeline
 
 
 def step_result(
@@ -145,8 +145,8 @@ def step_result(
     settle_ns = settle_time_ns(ours.turns, begin_ns, end_ns)
     until_ns = min(begin_ns + max(settle_ns, SECOND_NS), end_ns)
     slo_ns = case.service.slo_ns(case.objective)
-    within, known = ours.guests[0].kept(slo_ns, begin_ns, until_ns)
-    own_within, own_known = alone.guests[0].kept(slo_ns, begin_ns, until_ns)
+    within, resolved = ours.guests[0].count_within(slo_ns, begin_ns, until_ns)
+    alone_within, alone_resolved = alone.guests[0].count_within(slo_ns, begin_ns, until_ns)
     return StepResult(
         name=case.name,
         objective=case.objective,
@@ -154,9 +154,9 @@ def step_result(
         after=levels[1],
         settle_ms=settle_ns / MILLISECOND_NS,
         is_settled=settle_ns <= end_ns - begin_ns - _END_NS,
-        requests=known,
-        violations=known - within,
-        violations_exclusive=own_known - own_within,
+        requests=resolved,
+        violations=resolved - within,
+        violations_exclusive=alone_resolved - alone_within,
         attainment=ours.guests[0].attainment(slo_ns, begin_ns, end_ns),
         share_before=share_at(ours.turns, begin_ns) / 1e6,
         share_after=share_at(ours.turns, end_ns) / 1e6,
@@ -199,17 +199,17 @@ def evaluate_steps(
 def quality_of(steps: Sequence[StepResult]) -> StepQuality:
     """Summarize by direction: returning share must be fast, taking it may be slow."""
     by_direction = {
-        "up": [one for one in steps if one.after > one.before],
-        "down": [one for one in steps if one.after < one.before],
+        "up": [step for step in steps if step.after > step.before],
+        "down": [step for step in steps if step.after < step.before],
     }
     metrics = {
         direction: {
-            "settle_ms": distribution_of([one.settle_ms for one in some]),
-            "violations": distribution_of([float(one.violations) for one in some]),
-            "violations_exclusive": distribution_of([float(one.violations_exclusive) for one in some]),
-            "attainment": distribution_of([one.attainment for one in some]),
+            "settle_ms": distribution_of([step.settle_ms for step in group]),
+            "violations": distribution_of([float(step.violations) for step in group]),
+            "violations_exclusive": distribution_of([float(step.violations_exclusive) for step in group]),
+            "attainment": distribution_of([step.attainment for step in group]),
         }
-        for direction, some in by_direction.items()
-        if some
+        for direction, group in by_direction.items()
+        if group
     }
     return StepQuality(steps=list(steps), metrics=metrics)

@@ -30,7 +30,7 @@ _MISSED_MOST: Final = 12
 
 def show_arkgpu(console: Console, report: ArkgpuReport) -> None:
     """Print the report of `cotenant-lab study arkgpu`."""
-    _show_ways(console, report.simulated)
+    _show_modes(console, report.simulated)
     _show_against(console, report)
     _show_missed(console, report)
     _show_peaks(console, report.peaks)
@@ -42,7 +42,7 @@ def show_arkgpu(console: Console, report: ArkgpuReport) -> None:
         console.print(Text(f"{target}: {'met' if met else 'missed'}", style="green" if met else "bold red"))
 
 
-def _show_ways(console: Console, simulated: ArkSimulation) -> None:
+def _show_modes(console: Console, simulated: ArkSimulation) -> None:
     rows: list[list[str | Text]] = [
         [
             mode,
@@ -62,7 +62,7 @@ def _show_ways(console: Console, simulated: ArkSimulation) -> None:
 
 
 def _show_against(console: Console, report: ArkgpuReport) -> None:
-    metrics = {_NAMES[name]: one for name, one in report.simulated.against.items()}
+    metrics = {_NAMES[name]: distribution for name, distribution in report.simulated.against.items()}
     console.print(_distributions("simulated: cotenant against others, % increase", metrics))
     paper = ArkgpuPaper()
     text = (
@@ -79,13 +79,13 @@ def _show_missed(console: Console, report: ArkgpuReport) -> None:
         return
     rows: list[list[str | Text]] = [
         [
-            f"{one.exclusive:.3f}",
-            f"{one.cotenant:.3f}",
-            f"{one.mps_priority:.3f}",
-            f"{one.services_only:.3f}",
-            f"{one.objective}x: {one.name.replace('train ', '')}",
+            f"{missed.exclusive:.3f}",
+            f"{missed.cotenant:.3f}",
+            f"{missed.mps_priority:.3f}",
+            f"{missed.services_only:.3f}",
+            f"{missed.objective}x: {missed.name.replace('train ', '')}",
         ]
-        for one in sorted(report.missed, key=lambda one: one.cotenant)[:_MISSED_MOST]
+        for missed in sorted(report.missed, key=lambda missed: missed.cotenant)[:_MISSED_MOST]
     ]
     columns = ["EXCLUSIVE", "COTENANT", "MPS-PRIO", "NO TRAINING", "CASE"]
     title = f"objectives that exclusive keeps and cotenant does not: {len(report.missed)}, the worst"
@@ -112,7 +112,7 @@ def _show_peaks(console: Console, peaks: Peaks) -> None:
 def _show_steps(console: Console, steps: StepQuality) -> None:
     for direction, metrics in steps.metrics.items():
         console.print(_distributions(f"after the load steps {direction}", metrics))
-    unsettled = [one for one in steps.steps if not one.is_settled]
+    unsettled = [step for step in steps.steps if not step.is_settled]
     console.print(Text(f"steps: {len(steps.steps)}, of which {len(unsettled)} had not settled at the next step"))
     console.print()
 
@@ -120,16 +120,16 @@ def _show_steps(console: Console, steps: StepQuality) -> None:
 def _show_steady(console: Console, steady: list[SteadyResult]) -> None:
     rows: list[list[str | Text]] = []
     for title, by_kernels in (("recorded windows", False), ("kernels throughout", True)):
-        some = [one for one in steady if one.by_kernels == by_kernels]
-        if some:
+        group = [mix for mix in steady if mix.by_kernels == by_kernels]
+        if group:
             rows.append(
                 [
                     title,
-                    str(len(some)),
-                    str(max(one.changes for one in some)),
-                    str(max(one.swings for one in some)),
-                    str(sum(one.is_cycle for one in some)),
-                    f"{min(one.attainment for one in some):.3f}",
+                    str(len(group)),
+                    str(max(mix.changes for mix in group)),
+                    str(max(mix.swings for mix in group)),
+                    str(sum(mix.is_cycle for mix in group)),
+                    f"{min(mix.attainment for mix in group):.3f}",
                 ]
             )
     columns = ["BY", "MIXES", "CHANGES", "SWINGS", "LIMIT CYCLES", "WITHIN"]
@@ -144,7 +144,7 @@ def _show_steady(console: Console, steady: list[SteadyResult]) -> None:
 
 
 def _show_live(console: Console, live: list[LiveResult]) -> None:
-    for one in live:
+    for case in live:
         rows: list[list[str | Text]] = [
             [
                 mode,
@@ -155,9 +155,9 @@ def _show_live(console: Console, live: list[LiveResult]) -> None:
                 f"{result.offline:.2f}",
                 f"{result.goodput:.2f}",
             ]
-            for mode, result in one.modes.items()
+            for mode, result in case.modes.items()
         ]
-        title = f"live: {one.name}, objective {one.slo_ms:.1f}ms, {len(one.changes)} changes of the share"
+        title = f"live: {case.name}, objective {case.slo_ms:.1f}ms, {len(case.changes)} changes of the share"
         columns = ["MODE", "WITHIN", "P99", "WITHIN/S", "DEVICE DELAY", "OFFLINE", "GOODPUT"]
         console.print(table(title, columns, rows))
         console.print()
@@ -165,7 +165,19 @@ def _show_live(console: Console, live: list[LiveResult]) -> None:
 
 def _distributions(title: str, metrics: Mapping[str, Distribution]) -> object:
     rows: list[list[str | Text]] = [
-        [name, *(f"{value:.2f}" for value in (one.min, one.median, one.p90, one.max, one.mean))]
-        for name, one in metrics.items()
+        [
+            name,
+            *(
+                f"{value:.2f}"
+                for value in (
+                    distribution.min,
+                    distribution.median,
+                    distribution.p90,
+                    distribution.max,
+                    distribution.mean,
+                )
+            ),
+        ]
+        for name, distribution in metrics.items()
     ]
     return table(title, ["METRIC", *_SPREAD], rows)

@@ -50,9 +50,9 @@ class Instances:
         self.points: list[PointName] = sorted(self.latency)
         self.cells: list[Cell] = [(point, count) for point in self.points for count in sorted(self.latency[point])[1:]]
         self.candidates = instance.candidates()
-        most = max((count for _, count in self.cells), default=2)
+        max_processes = max((count for _, count in self.cells), default=2)
         config = msgspec.structs.replace(preset("a100-80"), sm_count=_GPCS * instance.GPC_SMS)
-        self.table: Any = instance.slowdown_table(self.candidates, most, config)
+        self.table: Any = instance.slowdown_table(self.candidates, max_processes, config)
         alone_ns = {point: row[1] * 1e9 for point, row in profiles.latency_s.items() if 1 in row}
         self.wide = instance.wide_parts(alone_ns)
 
@@ -109,11 +109,11 @@ class Instances:
     def unexplained(self, outcome: InstancePrediction) -> list[UnexplainedCase]:
         """Return cells with large errors, the worst first."""
         known = {cell[0] for cell in outcome.known}
-        found = []
+        cases = []
         for cell, predicted in outcome.predicted.items():
             measured = outcome.measured[cell]
             if relative(predicted, measured) > BEYOND:
-                found.append(
+                cases.append(
                     UnexplainedCase(
                         check=CHECK,
                         case=case_name(cell),
@@ -123,20 +123,20 @@ class Instances:
                         reason=self._reason(cell, fitted=cell[0] in known),
                     )
                 )
-        return sorted(found, key=lambda case: (-case.error, case.case))
+        return sorted(cases, key=lambda case: (-case.error, case.case))
 
     def _reason(self, cell: Cell, *, fitted: bool) -> str:
         """Describe what the measurements of this cell show."""
         point, count = cell
         row = self.latency[point]
-        before = max(other for other in row if other < count)
-        if row[count] < _FASTER * row[before]:
-            return f"measured faster with {count} processes than with {before}"
+        fewer = max(processes for processes in row if processes < count)
+        if row[count] < _FASTER * row[fewer]:
+            return f"measured faster with {count} processes than with {fewer}"
         if row[count] > _SERIAL * count * row[1]:
             return f"measured slower than {count} requests one after another"
-        after = [other for other in row if other > count]
-        if after and row[after[0]] < _FASTER * row[count]:
-            return f"measured faster with {after[0]} processes than with {count}"
+        more = [processes for processes in row if processes > count]
+        if more and row[more[0]] < _FASTER * row[count]:
+            return f"measured faster with {more[0]} processes than with {count}"
         if not fitted:
             return "no other count of this point was among the known ones"
         return "no feature of the measured points found that the model lacks"
@@ -144,10 +144,10 @@ class Instances:
     def _line(self, cell: Cell, known: Sequence[Cell]) -> float:
         """Interpolate between the two nearest known counts; assume fair slices if only the latency alone is known."""
         point, count = cell
-        counts = sorted([1, *(other for name, other in known if name == point)])
+        counts = sorted([1, *(processes for name, processes in known if name == point)])
         if len(counts) == 1:
             return count * self.latency[point][1]
-        right = next((index for index, other in enumerate(counts) if other > count), len(counts) - 1)
+        right = next((index for index, processes in enumerate(counts) if processes > count), len(counts) - 1)
         low, high = counts[max(0, right - 1)], counts[max(1, right)]
         slope = (self.latency[point][high] - self.latency[point][low]) / (high - low)
         return max(self.latency[point][1] / 10, self.latency[point][low] + slope * (count - low))

@@ -62,10 +62,12 @@ def _draw_shares(pyplot: Any, path: Path, curves: Sequence[Curve]) -> str:
     figure, axes = pyplot.subplots(1, 3, figsize=(13, 4))
     for axis, (title, curve) in zip(axes, shown.items(), strict=True):
         shares = sorted(curve.measured)
-        held = [one for one in shares if one not in curve.fitted]
-        axis.plot(shares, [curve.predicted[one] for one in shares], color=_MODEL, label="device model")
-        axis.plot(held, [curve.measured[one] for one in held], "o", color=_MEASURED, ms=4, label="measured, held out")
-        fitted = [curve.measured[one] for one in curve.fitted]
+        held = [share for share in shares if share not in curve.fitted]
+        axis.plot(shares, [curve.predicted[share] for share in shares], color=_MODEL, label="device model")
+        axis.plot(
+            held, [curve.measured[share] for share in held], "o", color=_MEASURED, ms=4, label="measured, held out"
+        )
+        fitted = [curve.measured[share] for share in curve.fitted]
         axis.plot(curve.fitted, fitted, "D", color=_FITTED, ms=6, label="measured, fitted")
         axis.set_title(f"{title}:\n{curve.name}\nmedian error {curve.median_error():.1%}")
         axis.set_xlabel("share of the SMs, %")
@@ -79,7 +81,9 @@ def _draw_shares(pyplot: Any, path: Path, curves: Sequence[Curve]) -> str:
 def _draw_errors(pyplot: Any, path: Path, evidence: DeviceEvidence) -> str:
     groups = {
         "latency by share": [
-            relative(curve.predicted[one], curve.measured[one]) for curve in evidence.curves for one in curve.held_out()
+            relative(curve.predicted[share], curve.measured[share])
+            for curve in evidence.curves
+            for share in curve.held_out()
         ],
         "processes in an instance": [
             relative(predicted, evidence.instances.measured[cell])
@@ -114,9 +118,16 @@ def _draw_together(pyplot: Any, path: Path, evidence: DeviceEvidence) -> str:
     left.plot(measured, predicted, ".", color=_MODEL, alpha=0.5)
     left.set_title("2 to 5 processes in an A100 instance")
     for outcome, colour in zip(evidence.servers, _SERVER_COLOURS, strict=False):
-        own = list(outcome.predicted)
-        seen = [outcome.measured[cell] for cell in own]
-        right.plot(seen, [outcome.predicted[cell] for cell in own], "o", color=colour, ms=5, label=outcome.server)
+        cells_of_server = list(outcome.predicted)
+        measured_of_server = [outcome.measured[cell] for cell in cells_of_server]
+        right.plot(
+            measured_of_server,
+            [outcome.predicted[cell] for cell in cells_of_server],
+            "o",
+            color=colour,
+            ms=5,
+            label=outcome.server,
+        )
     right.set_title("clients of a server on an RTX 3080")
     for axis in (left, right):
         axis.set_xscale("log")

@@ -69,12 +69,12 @@ def evaluate_device(
     instances = Instances(measured.profiles)
     instance_outcome = instances.predict(instances.known_cells("cell", seed))
     seeds = range(seed, seed + SPLITS)
-    instance_splits = [instances.split(by, one) for by in ("cell", "point") for one in seeds]
+    instance_splits = [instances.split(by, split_seed) for by in ("cell", "point") for split_seed in seeds]
     progress(INSTANCES, 1, 1)
-    kinds = [(by, one) for by in ("cell", "run") for one in seeds]
+    kinds = [(by, split_seed) for by in ("cell", "run") for split_seed in seeds]
     outcomes = _answers(measured.servers, [*kinds, ("none", seed)], workers, progress)
     main = outcomes["cell", seed]
-    server_splits = [servers.split_of(by, one, outcomes[by, one]) for by, one in kinds]
+    server_splits = [servers.split_of(by, split_seed, outcomes[by, split_seed]) for by, split_seed in kinds]
     checks = [
         sum_check,
         share_part.check,
@@ -88,7 +88,7 @@ def evaluate_device(
         checks=checks,
         sums=sum_rows,
         shares=share_part,
-        servers={one.server: one.fitted for one in main},
+        servers={split_seed.server: split_seed.fitted for split_seed in main},
         splits={INSTANCES: instance_splits, servers.CHECK: server_splits},
         spreads={
             INSTANCES: spread_of(instance_splits),
@@ -118,7 +118,7 @@ def _answers(
     measured: Sequence[servers.ServerMeasurements], kinds: Sequence[tuple[str, int]], workers: int, progress: Progress
 ) -> dict[tuple[str, int], list[servers.ServerPrediction]]:
     """Return, by kind of split and seed, a result for each server; the number of workers does not change them."""
-    tasks = [servers.FitTask(measured=one, by=by, seed=seed) for by, seed in kinds for one in measured]
+    tasks = [servers.FitTask(measured=server, by=by, seed=seed) for by, seed in kinds for server in measured]
     answers: list[servers.ServerPrediction] = []
     with mapping(workers) as mapped:
         for outcome in mapped(servers.answer, tasks):

@@ -55,13 +55,13 @@ class FitTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measured_of(
-    server: str, workloads: Mapping[str, Sequence[Client]], seen: Mapping[str, Sequence[ClientResult]]
+    server: str, workloads: Mapping[str, Sequence[Client]], results_by_run: Mapping[str, Sequence[ClientResult]]
 ) -> ServerMeasurements:
     """Return the clients of the workload file that the result file has."""
     runs = []
     together: dict[Cell, float] = {}
-    for name, results in seen.items():
-        by_client = {one.client: one for one in results}
+    for name, results in results_by_run.items():
+        by_client = {result.client: result for result in results}
         clients = tuple(client for client in workloads[name] if client.name in by_client)
         runs.append(ClientsRun(name, clients, {client.name: by_client[client.name].alone_ns for client in clients}))
         together |= {(name, client.name): float(by_client[client.name].together_ns) for client in clients}
@@ -100,16 +100,19 @@ def evaluate_servers(
     measured: Sequence[ServerMeasurements], outcomes: Sequence[ServerPrediction], name: str = CHECK
 ) -> list[ErrorCheck]:
     """Return a check for all servers and one for each, with those of simpler predictors."""
-    found = []
+    checks = []
     every: list[dict[str, dict[str, float]]] = []
-    for one, outcome in zip(measured, outcomes, strict=True):
-        guesses = {name: _named(one.server, guess) for name, guess in _guesses(one, outcome).items()}
-        truth = _named(one.server, outcome.measured)
+    for server_measurements, outcome in zip(measured, outcomes, strict=True):
+        guesses = {
+            name: _named(server_measurements.server, guess)
+            for name, guess in _guesses(server_measurements, outcome).items()
+        }
+        truth = _named(server_measurements.server, outcome.measured)
         every.append({"truth": truth, **guesses})
-        found.append(_check(f"{name}: {one.server}", guesses, truth))
+        checks.append(_check(f"{name}: {server_measurements.server}", guesses, truth))
     merged = {name: {case: value for part in every for case, value in part[name].items()} for name in every[0]}
     truth = merged.pop("truth")
-    return [_check(name, merged, truth), *found]
+    return [_check(name, merged, truth), *checks]
 
 
 def split_of(by: str, seed: int, outcomes: Sequence[ServerPrediction]) -> ErrorSplit:
@@ -131,22 +134,22 @@ def all_errors(outcomes: Sequence[ServerPrediction]) -> ErrorSummary:
 
 def unexplained(measured: Sequence[ServerMeasurements], outcomes: Sequence[ServerPrediction]) -> list[UnexplainedCase]:
     """Return cells with large errors, the worst first."""
-    found = []
-    for one, outcome in zip(measured, outcomes, strict=True):
+    cases = []
+    for server_measurements, outcome in zip(measured, outcomes, strict=True):
         for cell, truth in outcome.measured.items():
             error = relative(outcome.predicted[cell], truth)
             if error > BEYOND:
-                found.append(
+                cases.append(
                     UnexplainedCase(
                         check=CHECK,
-                        case=_case(one.server, cell),
+                        case=_case(server_measurements.server, cell),
                         error=round(error, 6),
                         predicted_ms=round(outcome.predicted[cell], 6),
                         measured_ms=round(truth, 6),
-                        reason=_reason(one, cell),
+                        reason=_reason(server_measurements, cell),
                     )
                 )
-    return sorted(found, key=lambda case: (-case.error, case.case))
+    return sorted(cases, key=lambda case: (-case.error, case.case))
 
 
 def _check(name: str, guesses: Mapping[str, Mapping[str, float]], truth: Mapping[str, float]) -> ErrorCheck:
@@ -171,10 +174,10 @@ def _guesses(measured: ServerMeasurements, outcome: ServerPrediction) -> dict[st
         "fair time slices": {cell: alone[cell] * _busy(measured, cell) for cell in outcome.measured},
     }
     if slowdowns:
-        known = {model: statistics.median(values) for model, values in slowdowns.items()}
-        other = statistics.median([value for values in slowdowns.values() for value in values])
+        medians = {model: statistics.median(values) for model, values in slowdowns.items()}
+        overall = statistics.median([value for values in slowdowns.values() for value in values])
         guesses["median slowdown of the network"] = {
-            cell: alone[cell] * known.get(model_of[cell], other) for cell in outcome.measured
+            cell: alone[cell] * medians.get(model_of[cell], overall) for cell in outcome.measured
         }
     return guesses
 
@@ -200,14 +203,14 @@ def _reason(measured: ServerMeasurements, cell: Cell) -> str:
             f"measured {slowdown:.1f} times slower, more than fair slices with all others ({_busy(measured, cell):.1f})"
         )
     model = next(client.model for client in run.clients if client.name == cell[1])
-    same = [
-        measured.together_ns[other.name, client.name] / other.alone_ns[client.name]
-        for other in measured.runs
-        for client in other.clients
-        if client.model == model and (other.name, client.name) != cell
+    elsewhere = [
+        measured.together_ns[run.name, client.name] / run.alone_ns[client.name]
+        for run in measured.runs
+        for client in run.clients
+        if client.model == model and (run.name, client.name) != cell
     ]
-    if same and math.log(max(same) / min(same)) > math.log(3):
-        return f"this model's slowdown ranges from {min(same):.1f} to {max(same):.1f} over the other runs"
+    if elsewhere and math.log(max(elsewhere) / min(elsewhere)) > math.log(3):
+        return f"this model's slowdown ranges from {min(elsewhere):.1f} to {max(elsewhere):.1f} over the other runs"
     return "no feature of the measured runs found that the model lacks"
 
 

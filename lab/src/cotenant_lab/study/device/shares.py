@@ -35,10 +35,12 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
 
     def held_out(self) -> list[int]:
         """Return the shares that were not fitted."""
-        return [one for one in self.measured if one not in self.fitted]
+        return [share_pct for share_pct in self.measured if share_pct not in self.fitted]
 
     def median_error(self) -> float:
-        return statistics.median(relative(self.predicted[one], self.measured[one]) for one in self.held_out())
+        return statistics.median(
+            relative(self.predicted[share_pct], self.measured[share_pct]) for share_pct in self.held_out()
+        )
 
 
 class CurveSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,29 +90,32 @@ def predict(surface: Surface, progress: Callable[[str, int, int], None]) -> tupl
     whole = {name: quotas.get(QUOTA_PCT, {}) for name, quotas in surface.items()}
     usable = {name: curve for name, curve in whole.items() if len(curve) > FITTED}
     fitted = {name: share.fit_shares(list(curve), FITTED) for name, curve in usable.items()}
-    seen = {
-        name: {cap: usable[name][one] * _MS for one, cap in zip(shares, share.caps(shares, config), strict=True)}
+    latency_by_cap = {
+        name: {
+            cap: usable[name][share_pct] * _MS
+            for share_pct, cap in zip(shares, share.caps(shares, config), strict=True)
+        }
         for name, shares in fitted.items()
     }
-    lean = share.choose_lean([curve for name, curve in sorted(seen.items())][::_EVERY_FIFTH])
+    lean = share.choose_lean([curve for name, curve in sorted(latency_by_cap.items())][::_EVERY_FIFTH])
     curves = []
-    for index, (name, points) in enumerate(seen.items()):
+    for index, (name, points) in enumerate(latency_by_cap.items()):
         request, _ = share.fit_request(points, lean)
         shares = sorted(usable[name])
         predicted = {
-            one: share.latency_ns(request, config, cap) / _MS
-            for one, cap in zip(shares, share.caps(shares, config), strict=True)
+            share_pct: share.latency_ns(request, config, cap) / _MS
+            for share_pct, cap in zip(shares, share.caps(shares, config), strict=True)
         }
         curves.append(
             Curve(
                 name=_curve_name(name),
-                measured={one: usable[name][one] for one in shares},
+                measured={share_pct: usable[name][share_pct] for share_pct in shares},
                 predicted=predicted,
                 fitted=fitted[name],
                 request=request,
             )
         )
-        progress("latency against share", index + 1, len(seen))
+        progress("latency against share", index + 1, len(latency_by_cap))
     return curves, len(whole) - len(usable), lean
 
 
@@ -120,12 +125,12 @@ def evaluate_shares(curves: Sequence[Curve], too_short: int, lean: float) -> Sha
     straight: dict[str, float] = {}
     inverse: dict[str, float] = {}
     for curve in curves:
-        known = {one: curve.measured[one] for one in curve.fitted}
-        for one in curve.held_out():
-            case, measured = f"{curve.name} at {one} %", curve.measured[one]
-            errors[case] = relative(curve.predicted[one], measured)
-            straight[case] = relative(_between(known, one, float), measured)
-            inverse[case] = relative(_between(known, one, lambda share_pct: -1 / share_pct), measured)
+        fitted_points = {share_pct: curve.measured[share_pct] for share_pct in curve.fitted}
+        for share_pct in curve.held_out():
+            case, measured = f"{curve.name} at {share_pct} %", curve.measured[share_pct]
+            errors[case] = relative(curve.predicted[share_pct], measured)
+            straight[case] = relative(_between(fitted_points, share_pct, float), measured)
+            inverse[case] = relative(_between(fitted_points, share_pct, lambda share_pct: -1 / share_pct), measured)
     check = ErrorCheck(
         name="latency by share",
         errors=errors_of(errors),
@@ -135,7 +140,7 @@ def evaluate_shares(curves: Sequence[Curve], too_short: int, lean: float) -> Sha
     )
     by_model: dict[str, list[float]] = {}
     for curve in curves:
-        held = [relative(curve.predicted[one], curve.measured[one]) for one in curve.held_out()]
+        held = [relative(curve.predicted[share_pct], curve.measured[share_pct]) for share_pct in curve.held_out()]
         by_model.setdefault(curve.name.split(" ")[0], []).extend(held)
     worst_model = max(sorted(by_model), key=lambda model: statistics.median(by_model[model]))
     return ShareResults(
@@ -157,8 +162,10 @@ def _curve_name(name: CurveName) -> str:
 
 
 def _summary(curve: Curve) -> CurveSummary:
-    errors = {one: relative(curve.predicted[one], curve.measured[one]) for one in curve.held_out()}
-    worst = max(sorted(errors), key=lambda one: errors[one])
+    errors = {
+        share_pct: relative(curve.predicted[share_pct], curve.measured[share_pct]) for share_pct in curve.held_out()
+    }
+    worst = max(sorted(errors), key=lambda share_pct: errors[share_pct])
     return CurveSummary(
         curve=curve.name,
         median_error=round(curve.median_error(), 6),
@@ -173,13 +180,13 @@ def _summary(curve: Curve) -> CurveSummary:
 
 
 def _knees(curves: Sequence[Curve]) -> KneeErrors:
-    points, plain = {}, {}
+    points, interpolated_points = {}, {}
     for curve in curves:
         knee = knee_pct(curve.measured)
-        known = {one: curve.measured[one] for one in curve.fitted}
-        drawn = {one: _between(known, one, float) for one in curve.measured}
+        fitted_points = {share_pct: curve.measured[share_pct] for share_pct in curve.fitted}
+        interpolated = {share_pct: _between(fitted_points, share_pct, float) for share_pct in curve.measured}
         points[curve.name] = float(abs(knee_pct(curve.predicted) - knee))
-        plain[curve.name] = abs(knee_pct(drawn) - knee)
+        interpolated_points[curve.name] = abs(knee_pct(interpolated) - knee)
     short = errors_of(points)
     return KneeErrors(
         n=short.n,
@@ -188,17 +195,22 @@ def _knees(curves: Sequence[Curve]) -> KneeErrors:
         within_5_points=round(sum(value <= 5 for value in points.values()) / len(points), 4),
         worst_points=int(short.worst),
         worst_case=short.worst_case,
-        interpolated_within_5_points=round(sum(value <= 5 for value in plain.values()) / len(plain), 4),
+        interpolated_within_5_points=round(
+            sum(value <= 5 for value in interpolated_points.values()) / len(interpolated_points), 4
+        ),
     )
 
 
 def _unexplained(curve: Curve) -> list[UnexplainedCase]:
     """Return shares with large errors, and curves with large median errors."""
-    found = []
-    worst = max(curve.held_out(), key=lambda one: (relative(curve.predicted[one], curve.measured[one]), one))
+    cases = []
+    worst = max(
+        curve.held_out(),
+        key=lambda share_pct: (relative(curve.predicted[share_pct], curve.measured[share_pct]), share_pct),
+    )
     error = relative(curve.predicted[worst], curve.measured[worst])
     if error > BEYOND or curve.median_error() > _RISE:
-        found.append(
+        cases.append(
             UnexplainedCase(
                 check="latency by share",
                 case=f"{curve.name} at {worst} %",
@@ -208,30 +220,31 @@ def _unexplained(curve: Curve) -> list[UnexplainedCase]:
                 reason=_reason(curve.measured),
             )
         )
-    return found
+    return cases
 
 
 def _reason(measured: Mapping[int, float]) -> str:
     """Describe what the measured curve shows."""
     shares = sorted(measured)
     least = measured[shares[0]]
-    for one in shares:
-        if measured[one] > (1 + _RISE) * least:
-            return f"measured latency rises with the share (at {one} % by {measured[one] / least - 1:.0%})"
-        least = min(least, measured[one])
+    for share_pct in shares:
+        if measured[share_pct] > (1 + _RISE) * least:
+            return f"measured latency rises with the share (at {share_pct} % by {measured[share_pct] / least - 1:.0%})"
+        least = min(least, measured[share_pct])
     drops = {
-        after: measured[before] / measured[after] / (after / before) for before, after in itertools.pairwise(shares)
+        larger: measured[smaller] / measured[larger] / (larger / smaller)
+        for smaller, larger in itertools.pairwise(shares)
     }
-    steepest = max(shares[1:], key=lambda one: drops[one])
+    steepest = max(shares[1:], key=lambda share_pct: drops[share_pct])
     if drops[steepest] > 1 + _RISE:
         return f"measured latency falls faster than the share grows (at {steepest} %)"
     return "no feature of the measured curve found that the model lacks"
 
 
-def _between(known: Mapping[int, float], one: int, axis: Callable[[int], float]) -> float:
+def _between(known: Mapping[int, float], share_pct: int, axis: Callable[[int], float]) -> float:
     """Interpolate linearly between the two nearest known shares."""
     shares = sorted(known)
-    upper = min(max(1, bisect.bisect_left(shares, one)), len(shares) - 1)
-    left, right = shares[upper - 1], shares[upper]
-    part = (axis(one) - axis(left)) / (axis(right) - axis(left))
-    return known[left] + part * (known[right] - known[left])
+    upper = min(max(1, bisect.bisect_left(shares, share_pct)), len(shares) - 1)
+    low, high = shares[upper - 1], shares[upper]
+    part = (axis(share_pct) - axis(low)) / (axis(high) - axis(low))
+    return known[low] + part * (known[high] - known[low])

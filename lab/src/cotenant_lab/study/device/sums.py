@@ -41,5 +41,5 @@ def evaluate_sums(streams: Mapping[str, Timeline]) -> tuple[ErrorCheck, list[Ker
                 error=relative(model_ns, measured_ns),
             )
         )
-    errors = errors_of({one.stream: one.error for one in sums})
+    errors = errors_of({kernel_sum.stream: kernel_sum.error for kernel_sum in sums})
     return ErrorCheck(name="kernel sums", errors=errors, target=TARGET, met=errors.worst <= TARGET, baselines={}), sums

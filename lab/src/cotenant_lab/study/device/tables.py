@@ -14,7 +14,9 @@ def show_device(console: Console, report: DeviceReport) -> None:
     """Print the report of `cotenant-lab study device`."""
     columns = ["CHECK", "HELD OUT", "MEDIAN", "P90", "TARGET", "RESULT", "WORST", "CASE"]
     console.print(
-        table("the device model against measurements: relative errors", columns, [_row(one) for one in report.checks])
+        table(
+            "the device model against measurements: relative errors", columns, [_row(check) for check in report.checks]
+        )
     )
     console.print()
     rows = []

@@ -65,12 +65,12 @@ def times_of(surface: Surface, name: str, noise: float = NOISE) -> RunTimes:
     ]
     raw = RunTimes(ALL_UNITS, tuple(measured), ALL_UNITS)
     speeds = RunSpeeds(raw)
-    even = []
+    smoothed = []
     for batch in raw.batches():
         for share in raw.widths():
             took_ns = round(speeds.run_ns(batch, share))
-            even.append(RunTime(share, batch, took_ns, round(took_ns * (1 + HIGH * noise))))
-    return RunTimes(ALL_UNITS, tuple(even), speeds.knee_units(max(raw.batches())))
+            smoothed.append(RunTime(share, batch, took_ns, round(took_ns * (1 + HIGH * noise))))
+    return RunTimes(ALL_UNITS, tuple(smoothed), speeds.knee_units(max(raw.batches())))
 
 
 def slo_of(times: RunTimes, factor: float = SLO_TIMES) -> Duration:
@@ -80,13 +80,13 @@ def slo_of(times: RunTimes, factor: float = SLO_TIMES) -> Duration:
 
 def served_models(surface: Surface, noise: float = NOISE) -> list[ServedModel]:
     """Return the named models that were measured, in the paper's order."""
-    known = {model for model, _ in surface}
-    found = []
+    measured = {model for model, _ in surface}
+    models = []
     for name in NAMED.values():
-        if name in known:
+        if name in measured:
             times = times_of(surface, name, noise)
-            found.append(ServedModel(name, times, slo_of(times)))
-    return found
+            models.append(ServedModel(name, times, slo_of(times)))
+    return models
 
 
 def combinations(models: Sequence[ServedModel]) -> list[tuple[ServedModel, ...]]:

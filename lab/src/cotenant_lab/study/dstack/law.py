@@ -23,7 +23,7 @@ def evaluate_law(profiles: Profiles) -> dict[int, list[float]]:
     for (model, gpcs, batch), by_count in sorted(profiles.latency_s.items()):
         if 1 in by_count:
             alone.setdefault((model, batch), []).append(RunTime(gpcs, batch, round(by_count[1] * 1e9), 0))
-    found: dict[int, list[float]] = {}
+    ratios: dict[int, list[float]] = {}
     for (model, batch), cells in alone.items():
         if len(cells) < _LEAST_WIDTHS:
             continue
@@ -31,5 +31,5 @@ def evaluate_law(profiles: Profiles) -> dict[int, list[float]]:
         for count, latency_s in sorted(profiles.latency_s.get((model, GPCS, batch), {}).items()):
             if count > 1:
                 units = even_shares([speeds.max_units(batch)] * count, GPCS)[0]
-                found.setdefault(count, []).append(latency_s * 1e9 / speeds.run_ns(batch, units))
-    return found
+                ratios.setdefault(count, []).append(latency_s * 1e9 / speeds.run_ns(batch, units))
+    return ratios

@@ -35,9 +35,9 @@ def plotter(directory: Path) -> Callable[[DstackReport], None]:
                 "over.svg": _draw_over(pyplot, directory / "over.svg", report),
             }
         rows = "".join(
-            f"<tr><td>{one.mode}<td>{one.models}<td>{one.throughput.median:.2f}<td>{one.throughput_admitted.median:.2f}"
-            f"<td>{one.utilization.median:.2f}</tr>"
-            for one in report.results
+            f"<tr><td>{result.mode}<td>{result.models}<td>{result.throughput.median:.2f}<td>{result.throughput_admitted.median:.2f}"
+            f"<td>{result.utilization.median:.2f}</tr>"
+            for result in report.results
         )
         head = "<tr><th>ours over<th>models<th>in time<th>with our admission<th>utilization</tr>"
         text = f"cotenant-lab study dstack, seed {report.seed}; medians; compare with {report.paper.source}"
@@ -81,17 +81,25 @@ def _draw_loads(pyplot: Any, path: Path, report: DstackReport) -> str:
         (right, [OURS, *(mode + ADMITTED for mode in PUBLISHED)], "each with our admission"),
     ):
         for mode in modes:
-            found = sorted(
-                (one for one in report.loads if one.mode == mode and one.rhythm == POISSON), key=lambda one: one.load
+            summaries = sorted(
+                (load for load in report.loads if load.mode == mode and load.rhythm == POISSON),
+                key=lambda summary: summary.load,
             )
-            loads = [one.load for one in found]
-            parts = [min(one.load, 1.0) for one in found]
+            loads = [summary.load for summary in summaries]
+            parts = [min(summary.load, 1.0) for summary in summaries]
             colour = _COLOURS[mode.removesuffix(ADMITTED)]
-            medians = [100 * one.of_fair_bound.median * part for one, part in zip(found, parts, strict=True)]
+            medians = [
+                100 * summary.of_fair_bound.median * part for summary, part in zip(summaries, parts, strict=True)
+            ]
             axis.plot(loads, medians, "o-", color=colour, label=mode.removesuffix(ADMITTED), ms=4)
             if mode == OURS:
-                low = [100 * one.of_fair_bound.quarter * part for one, part in zip(found, parts, strict=True)]
-                high = [100 * one.of_fair_bound.three_quarters * part for one, part in zip(found, parts, strict=True)]
+                low = [
+                    100 * summary.of_fair_bound.quarter * part for summary, part in zip(summaries, parts, strict=True)
+                ]
+                high = [
+                    100 * summary.of_fair_bound.three_quarters * part
+                    for summary, part in zip(summaries, parts, strict=True)
+                ]
                 axis.fill_between(loads, low, high, color=colour, alpha=0.2)
         axis.plot([0, 1, 2], [0, 100, 100], color="#444444", ls=":", label="bound, equal fractions")
         axis.set_title(title)
@@ -105,16 +113,16 @@ def _draw_loads(pyplot: Any, path: Path, report: DstackReport) -> str:
 def _draw_over(pyplot: Any, path: Path, report: DstackReport) -> str:
     """Draw our result over each mode's, by the number of models."""
     figure, axes = pyplot.subplots(1, 2, figsize=(13, 4.6))
-    sizes = [size for size in dict.fromkeys(one.models for one in report.results) if size != ALL]
+    sizes = [size for size in dict.fromkeys(result.models for result in report.results) if size != ALL]
     for axis, title in zip(axes, ("in time, its best of with and without our admission", "utilization"), strict=True):
-        for place, mode in enumerate(PUBLISHED):
+        for index, mode in enumerate(PUBLISHED):
             for number, size in enumerate(sizes):
-                one = next(one for one in report.results if one.mode == mode and one.models == size)
-                found = one.throughput_admitted if title.startswith("in time") else one.utilization
-                at = place + 0.18 * (number - (len(sizes) - 1) / 2)
-                axis.plot([at, at], [found.min, found.max], color=_COLOURS[mode], lw=1)
-                axis.plot([at, at], [found.quarter, found.three_quarters], color=_COLOURS[mode], lw=5)
-                axis.plot([at], [found.median], "o", color="white", ms=3)
+                comparison = next(result for result in report.results if result.mode == mode and result.models == size)
+                spread = comparison.throughput_admitted if title.startswith("in time") else comparison.utilization
+                x = index + 0.18 * (number - (len(sizes) - 1) / 2)
+                axis.plot([x, x], [spread.min, spread.max], color=_COLOURS[mode], lw=1)
+                axis.plot([x, x], [spread.quarter, spread.three_quarters], color=_COLOURS[mode], lw=5)
+                axis.plot([x], [spread.median], "o", color="white", ms=3)
         axis.axhline(1.0, color="#444444", ls=":")
         axis.set_xticks(range(len(PUBLISHED)), list(PUBLISHED))
         axis.set_yscale("log")

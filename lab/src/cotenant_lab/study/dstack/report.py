@@ -125,7 +125,7 @@ def spread_of(values: Iterable[float]) -> MetricSpread:
 
 def report_of(
     models: Sequence[ModelCurves],
-    played: Sequence[ServedRun],
+    runs: Sequence[ServedRun],
     law: Mapping[int, Sequence[float]],
     seed: int,
     *,
@@ -133,8 +133,8 @@ def report_of(
 ) -> DstackReport:
     """Build the report from all runs."""
     by_case: dict[tuple[str, ...], list[ServedRun]] = {}
-    for one in played:
-        by_case.setdefault(tuple(one.models), []).append(one)
+    for run in runs:
+        by_case.setdefault(tuple(run.models), []).append(run)
     sizes: dict[str, int] = {}
     for names in by_case:
         sizes[str(len(names))] = sizes.get(str(len(names)), 0) + 1
@@ -143,9 +143,9 @@ def report_of(
         for mode in PUBLISHED
         for size in (ALL, *sizes)
     ]
-    loads = _loads(played)
-    modes = list(dict.fromkeys(one.mode for one in played))
-    hold = {mode: spread_of(_hold(case, mode) for case in by_case.values()) for mode in modes}
+    loads = _loads(runs)
+    modes = list(dict.fromkeys(run.mode for run in runs))
+    hold = {mode: spread_of(_hold_ratio(case, mode) for case in by_case.values()) for mode in modes}
     return DstackReport(
         seed=seed,
         quick=quick,
@@ -156,80 +156,80 @@ def report_of(
         loads=loads,
         hold=hold,
         unshared_law={str(count): spread_of(ratios) for count, ratios in law.items()},
-        met=_met(results, loads, hold),
-        cases=list(played),
+        met=_targets(results, loads, hold),
+        cases=list(runs),
     )
 
 
-def _most(case: Sequence[ServedRun], modes: Sequence[str], of: Callable[[ServedRun], float]) -> float:
-    return max(of(one) for one in case if one.mode in modes and one.rhythm == POISSON)
+def _highest(case: Sequence[ServedRun], modes: Sequence[str], metric: Callable[[ServedRun], float]) -> float:
+    return max(metric(run) for run in case if run.mode in modes and run.rhythm == POISSON)
 
 
 def _comparison(mode: str, size: str, cases: Sequence[Sequence[ServedRun]]) -> ModeComparison:
-    def over(modes: Sequence[str], of: Callable[[ServedRun], float]) -> MetricSpread:
-        return spread_of(_most(case, [OURS], of) / max(_most(case, modes, of), 1e-9) for case in cases)
+    def ratios_to(modes: Sequence[str], metric: Callable[[ServedRun], float]) -> MetricSpread:
+        return spread_of(_highest(case, [OURS], metric) / max(_highest(case, modes, metric), 1e-9) for case in cases)
 
     return ModeComparison(
         mode=mode,
         models=size,
-        throughput=over([mode], lambda one: one.goodput_per_s),
-        throughput_admitted=over([mode, mode + ADMITTED], lambda one: one.goodput_per_s),
-        utilization=over([mode], lambda one: one.utilization),
+        throughput=ratios_to([mode], lambda run: run.goodput_per_s),
+        throughput_admitted=ratios_to([mode, mode + ADMITTED], lambda run: run.goodput_per_s),
+        utilization=ratios_to([mode], lambda run: run.utilization),
     )
 
 
-def _hold(case: Sequence[ServedRun], mode: str) -> float:
-    at_most = _most(case, [mode], lambda one: one.goodput_per_s)
-    past = max(one.goodput_per_s for one in case if one.mode == mode and one.load == OVERLOAD)
-    return past / at_most if at_most else 0.0
+def _hold_ratio(case: Sequence[ServedRun], mode: str) -> float:
+    best = _highest(case, [mode], lambda run: run.goodput_per_s)
+    at_overload = max(run.goodput_per_s for run in case if run.mode == mode and run.load == OVERLOAD)
+    return at_overload / best if best else 0.0
 
 
-def _loads(played: Sequence[ServedRun]) -> list[LoadSummary]:
+def _loads(runs: Sequence[ServedRun]) -> list[LoadSummary]:
     groups: dict[tuple[str, float, str], list[ServedRun]] = {}
-    for one in played:
-        groups.setdefault((one.rhythm, one.load, one.mode), []).append(one)
+    for run in runs:
+        groups.setdefault((run.rhythm, run.load, run.mode), []).append(run)
     return [
         LoadSummary(
             mode=mode,
             rhythm=rhythm,
             load=load,
-            of_bound=spread_of(one.of_bound for one in group),
-            of_fair_bound=spread_of(one.of_fair_bound for one in group),
-            missed=spread_of(one.missed for one in group),
-            attainment_admitted=spread_of(one.attainment_admitted for one in group),
-            utilization=spread_of(one.utilization for one in group),
-            fairness=spread_of(one.fairness for one in group),
-            device_fairness=spread_of(one.device_fairness for one in group),
-            mean_batch=round(statistics.median(one.mean_batch for one in group), 3),
+            of_bound=spread_of(run.of_bound for run in group),
+            of_fair_bound=spread_of(run.of_fair_bound for run in group),
+            missed=spread_of(run.missed for run in group),
+            attainment_admitted=spread_of(run.attainment_admitted for run in group),
+            utilization=spread_of(run.utilization for run in group),
+            fairness=spread_of(run.fairness for run in group),
+            device_fairness=spread_of(run.device_fairness for run in group),
+            mean_batch=round(statistics.median(run.mean_batch for run in group), 3),
         )
         for (rhythm, load, mode), group in groups.items()
     ]
 
 
-def _met(
+def _targets(
     results: Sequence[ModeComparison], loads: Sequence[LoadSummary], hold: Mapping[str, MetricSpread]
 ) -> dict[str, bool]:
     paper = DstackPaper()
-    temporal = next(one for one in results if one.mode == TEMPORAL and one.models == ALL)
-    ours = [one for one in loads if one.mode == OURS]
-    full = next(one for one in ours if one.load == CAPACITY)
-    found = {
+    temporal = next(result for result in results if result.mode == TEMPORAL and result.models == ALL)
+    ours = [load for load in loads if load.mode == OURS]
+    full = next(result for result in ours if result.load == CAPACITY)
+    targets = {
         f"in time over temporal sharing, median >= {paper.throughput:g}x": temporal.throughput_admitted.median
         >= paper.throughput,
         f"utilization over temporal sharing, median >= {paper.utilization:g}x": temporal.utilization.median
         >= paper.utilization,
         f"of the bound, at capacity, median >= {paper.of_ideal:.0%}": full.of_bound.median >= paper.of_ideal,
         f"admitted in time, at every load, median >= {ATTAINED:.0%}": all(
-            one.attainment_admitted.median >= ATTAINED for one in ours
+            result.attainment_admitted.median >= ATTAINED for result in ours
         ),
         "held at twice the capacity, median >= 95 %": hold[OURS].median >= 0.95,
     }
     for mode in PUBLISHED:
-        one = next(one for one in results if one.mode == mode and one.models == ALL)
-        found[f"in time over {mode} with our admission, a quarter or less of combinations below 1x"] = (
-            one.throughput_admitted.quarter >= 1.0
+        result = next(result for result in results if result.mode == mode and result.models == ALL)
+        targets[f"in time over {mode} with our admission, a quarter or less of combinations below 1x"] = (
+            result.throughput_admitted.quarter >= 1.0
         )
-    return found
+    return targets
 
 
 def run_dstack(
@@ -242,8 +242,8 @@ def run_dstack(
     surface = read_surface(measurement_bytes(path), str(path))
     models = served_models(surface)
     if len(models) < min(SIZES):
-        wanted = ", ".join(NAMED.values())
-        raise ConfigError("data", str(path), f"has fewer than two of {wanted}; {DATA_PAGE}")
+        names = ", ".join(NAMED.values())
+        raise ConfigError("data", str(path), f"has fewer than two of {names}; {DATA_PAGE}")
     for name in NAMED.values():
         if name not in {model.name for model in models}:
             report(f"omitted: {name}: was not measured")
@@ -255,8 +255,11 @@ def run_dstack(
     chosen = combinations(models)
     if quick:
         chosen = chosen[::-_QUICK_EVERY]  # starting with the last one, which has all models
-    tasks = [CombinationTask(one, OFFERED_LOADS, MODES, seed * len(chosen) + place) for place, one in enumerate(chosen)]
+    tasks = [
+        CombinationTask(combination, OFFERED_LOADS, MODES, seed * len(chosen) + index)
+        for index, combination in enumerate(chosen)
+    ]
     tasks.sort(key=lambda task: -len(task.models))  # longest first, so that no process runs alone at the end
     with show_parts(console, report, "to play") as progress:
-        played = play_all(tasks, os.cpu_count() or 1, progress)
-    return report_of([model_curves(surface, model) for model in models], played, law, seed, quick=quick)
+        runs = play_all(tasks, os.cpu_count() or 1, progress)
+    return report_of([model_curves(surface, model) for model in models], runs, law, seed, quick=quick)

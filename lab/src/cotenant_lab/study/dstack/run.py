@@ -81,20 +81,20 @@ class CombinationTask(msgspec.Struct, frozen=True):
 
 def play_all(tasks: Sequence[CombinationTask], workers: int, progress: Progress) -> list[ServedRun]:
     """Run every task; results are in the order of tasks."""
-    found: list[ServedRun] = []
+    runs: list[ServedRun] = []
     progress("combinations", 0, len(tasks))
-    with mapping(workers) as each:
-        for done, played in enumerate(each(play_task, tasks), 1):
-            found += played
+    with mapping(workers) as mapped:
+        for done, task_runs in enumerate(mapped(play_task, tasks), 1):
+            runs += task_runs
             progress("combinations", done, len(tasks))
-    return found
+    return runs
 
 
 def play_task(task: CombinationTask) -> list[ServedRun]:
     """Run one combination at every load in every mode; arrivals are the same for all modes."""
     areas = {model.name: area_of(model) for model in task.models}
     setting = Setting(ALL_UNITS, task.for_ns, WARM_NS, task.seed)
-    found = []
+    runs = []
     for offered in task.offered:
         each_units = offered.load * ALL_UNITS / len(task.models)
         rates = {name: each_units * SECOND_NS / area for name, area in areas.items()}
@@ -105,20 +105,20 @@ def play_task(task: CombinationTask) -> list[ServedRun]:
             if mode.endswith(ADMITTED) and not offered.admitted_too:
                 continue
             outcome = play(task.models, arrivals, mode_of(mode), setting)
-            found.append(_played(outcome, offered, bounds))
-    return found
+            runs.append(_served_run(outcome, offered, bounds))
+    return runs
 
 
-def _played(outcome: ServingOutcome, offered: OfferedLoad, bounds: tuple[float, float]) -> ServedRun:
-    most, fair = bounds
+def _served_run(outcome: ServingOutcome, offered: OfferedLoad, bounds: tuple[float, float]) -> ServedRun:
+    any_bound, fair_bound = bounds
     return ServedRun(
-        models=[one.name for one in outcome.models],
+        models=[model.name for model in outcome.models],
         rhythm=offered.rhythm,
         load=offered.load,
         mode=outcome.mode,
         goodput_per_s=outcome.goodput_per_s,
-        of_bound=outcome.goodput_per_s / most if most else 1.0,
-        of_fair_bound=outcome.goodput_per_s / fair if fair else 1.0,
+        of_bound=outcome.goodput_per_s / any_bound if any_bound else 1.0,
+        of_fair_bound=outcome.goodput_per_s / fair_bound if fair_bound else 1.0,
         missed=outcome.missed,
         attainment_admitted=outcome.attainment_admitted,
         utilization=outcome.utilization,

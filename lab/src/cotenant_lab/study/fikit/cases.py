@@ -64,9 +64,9 @@ def sweep(*, quick: bool) -> list[FikitCase]:
 def synthetic(name: str, kernel_us: int, interval_ns: int, arrival: Arrival, run_ns: int) -> Workload:
     """Return kernels of one length that fill every SM, launched at a constant interval."""
     kernel = KernelIdentity(f"synthetic {kernel_us} us", (_SMS, 1, 1), (1024, 1, 1))
-    each = Launch(kernel, kernel_us * MICROSECOND_NS, interval_ns, registers=64)
+    launch = Launch(kernel, kernel_us * MICROSECOND_NS, interval_ns, registers=64)
     request_ns = _REQUEST * max(interval_ns, kernel_us * MICROSECOND_NS)
-    return Workload(name, (each,) * _REQUEST, arrival, max(round(run_ns / request_ns), 3))
+    return Workload(name, (launch,) * _REQUEST, arrival, max(round(run_ns / request_ns), 3))
 
 
 def timelines(directory: Path, *, quick: bool) -> tuple[list[FikitCase], list[MissingPair]]:
@@ -89,7 +89,9 @@ def timelines(directory: Path, *, quick: bool) -> tuple[list[FikitCase], list[Mi
                 MissingPair(recipe.name, f"has {len(load.launches)} launches and {load.host_ns} ns of host time")
             )
             continue
-        cases += [FikitCase(pair=Pair(f"{load.name} + {one.name}", family, load, one)) for one in offline]
+        cases += [
+            FikitCase(pair=Pair(f"{load.name} + {training.name}", family, load, training)) for training in offline
+        ]
     return cases, missing
 
 

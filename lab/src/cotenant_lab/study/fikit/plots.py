@@ -27,9 +27,9 @@ def plotter(directory: Path) -> Callable[[FikitReport], None]:
                 "delays.svg": _draw_curve(pyplot, directory / "delays.svg", report, "delay"),
             }
         rows = "".join(
-            f"<tr><td>{name}<td>{figure}<td>{found.min:.3f}<td>{found.median:.3f}<td>{found.max:.3f}</tr>"
+            f"<tr><td>{name}<td>{metric}<td>{range_.min:.3f}<td>{range_.median:.3f}<td>{range_.max:.3f}</tr>"
             for name, group in report.groups.items()
-            for figure, found in group.metrics.items()
+            for metric, range_ in group.metrics.items()
         )
         head = "<tr><th>group<th>metric<th>min<th>median<th>max</tr>"
         page = plots_page(
@@ -42,10 +42,10 @@ def plotter(directory: Path) -> Callable[[FikitReport], None]:
 
 def _draw_speedups(pyplot: Any, path: Path, report: FikitReport) -> str:
     figure, axes = pyplot.subplots(1, 2, figsize=(12, 4.2))
-    cases = [one for group in report.groups.values() for one in group.cases]
+    cases = [case for group in report.groups.values() for case in group.cases]
     for sharing, mode in COTENANT.items():
-        speedups = sorted(one.metrics.online_speedup_vs_sharing[sharing] for one in cases)
-        delays = sorted(100 * one.metrics.online_delay_ratio[mode] for one in cases)
+        speedups = sorted(case.metrics.online_speedup_vs_sharing[sharing] for case in cases)
+        delays = sorted(100 * case.metrics.online_delay_ratio[mode] for case in cases)
         parts = [100 * (rank + 1) / len(cases) for rank in range(len(cases))]
         axes[0].step(speedups, parts, where="post", color=_COLOURS[sharing], label=f"against {sharing}")
         axes[1].step(delays, parts, where="post", color=_COLOURS[sharing], label=sharing)
@@ -67,8 +67,8 @@ def _draw_oracle(pyplot: Any, path: Path, report: FikitReport) -> str:
     for (name, group), mark in zip(report.groups.items(), _MARKS, strict=False):
         for sharing, colour in _COLOURS.items():
             axis.plot(
-                [100 * one.gap_ratio for one in group.cases],
-                [one.fill_vs_oracle[sharing] for one in group.cases],
+                [100 * case.gap_ratio for case in group.cases],
+                [case.fill_vs_oracle[sharing] for case in group.cases],
                 mark,
                 color=colour,
                 ms=4,
@@ -86,15 +86,17 @@ def _draw_oracle(pyplot: Any, path: Path, report: FikitReport) -> str:
 
 def _draw_curve(pyplot: Any, path: Path, report: FikitReport, rule: str) -> str:
     figure, axes = pyplot.subplots(1, 2, figsize=(12, 4.2))
-    points = [one for one in report.curve if one.rule == rule]
+    points = [point for point in report.curve if point.rule == rule]
     lines: dict[tuple[str, str], list[RulePoint]] = {}
-    for one in points:
-        lines.setdefault((one.pair, one.sharing), []).append(one)
+    for point in points:
+        lines.setdefault((point.pair, point.sharing), []).append(point)
     for (pair, sharing), line in lines.items():
-        values = [one.value if rule == "bound" else 100 * one.value for one in line]
+        values = [point.value if rule == "bound" else 100 * point.value for point in line]
         style = "-o" if sharing == "mps" else "--s"
-        axes[0].plot(values, [100 * one.online_delay_ratio for one in line], style, ms=4, label=f"{pair}, {sharing}")
-        axes[1].plot(values, [100 * one.offline_vs_alone for one in line], style, ms=4)
+        axes[0].plot(
+            values, [100 * point.online_delay_ratio for point in line], style, ms=4, label=f"{pair}, {sharing}"
+        )
+        axes[1].plot(values, [100 * point.offline_vs_alone for point in line], style, ms=4)
     label = "bound D, us" if rule == "bound" else "allowed delay, % of the time"
     for axis, title in zip(axes, ("online delay, %", "offline throughput, % of alone"), strict=True):
         axis.set_xlabel(label)

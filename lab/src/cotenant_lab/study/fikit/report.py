@@ -16,7 +16,7 @@ from cotenant.gate.rules import GateRules
 from cotenant.simulate.kernels import RunSettings
 from cotenant.softgpu.sim.device import preset
 from cotenant.units.instant import MICROSECOND_NS
-from cotenant_lab.bench.fill.bench import swept
+from cotenant_lab.bench.fill.bench import pairs_to_sweep
 from cotenant_lab.bench.fill.metrics import COTENANT
 from cotenant_lab.bench.fill.pairs import MissingPair, Pair
 from cotenant_lab.study.fikit.cases import catalogue, sweep, timelines
@@ -76,15 +76,15 @@ def curve_cases(pairs: Sequence[Pair], *, quick: bool) -> list[tuple[str, float,
     rules = GateRules()
     bounds = BOUNDS_US[::2] if quick else BOUNDS_US
     delays = DELAYS_PPM[::3] if quick else DELAYS_PPM
-    found: list[tuple[str, float, FikitCase]] = []
-    for pair in swept(list(pairs)):
+    cases: list[tuple[str, float, FikitCase]] = []
+    for pair in pairs_to_sweep(list(pairs)):
         for bound_us in bounds:
             changed = msgspec.structs.replace(rules, bound_ns=bound_us * MICROSECOND_NS)
-            found.append(("bound", float(bound_us), FikitCase(pair=pair, rules=changed)))
+            cases.append(("bound", float(bound_us), FikitCase(pair=pair, rules=changed)))
         for delay_ppm in delays:
             changed = msgspec.structs.replace(rules, delay_ppm=delay_ppm)
-            found.append(("delay", delay_ppm / 1e6, FikitCase(pair=pair, rules=changed)))
-    return found
+            cases.append(("delay", delay_ppm / 1e6, FikitCase(pair=pair, rules=changed)))
+    return cases
 
 
 def evaluate_fikit(
@@ -100,8 +100,8 @@ def evaluate_fikit(
 ) -> FikitReport:
     """Evaluate all groups and the curve; `live` is the output of `cotenant-lab bench fill --json`."""
     name = "bounds and delays"
-    found = evaluate_all({**groups, name: [case for _, _, case in curve]}, setting, workers, progress)
-    swept_cases = found.pop(name).cases
+    results = evaluate_all({**groups, name: [case for _, _, case in curve]}, setting, workers, progress)
+    swept_cases = results.pop(name).cases
     points = [
         point
         for (rule, value, case), result in zip(curve, swept_cases, strict=True)
@@ -111,11 +111,11 @@ def evaluate_fikit(
         seed=setting.seed,
         quick=quick,
         paper=PAPER,
-        groups=found,
+        groups=results,
         curve=points,
         left_out=list(left_out),
-        agreement=agreement_of(live, found["pairs"]) if live is not None and "pairs" in found else [],
-        met=_met(found),
+        agreement=agreement_of(live, results["pairs"]) if live is not None and "pairs" in results else [],
+        met=_met(results),
     )
 
 
@@ -151,35 +151,35 @@ def _met(groups: dict[str, FikitGroup]) -> dict[str, bool]:
 
 def agreement_of(live: dict[str, Any], simulated: FikitGroup) -> list[LiveAgreement]:
     """Return rank correlation and differences of live and simulated metrics."""
-    measured = {one["name"]: one for one in live.get("pairs", [])}
-    found = []
+    measured = {pair["name"]: pair for pair in live.get("pairs", [])}
+    agreements = []
     for metric in COMPARED:
         for sharing, mode in COTENANT.items():
             key = sharing if metric == "online_speedup_vs_sharing" else mode
-            both = [
-                (measured[one.metrics.name][metric][key], getattr(one.metrics, metric)[key])
-                for one in simulated.cases
-                if key in measured.get(one.metrics.name, {}).get(metric, {})
+            values = [
+                (measured[case.metrics.name][metric][key], getattr(case.metrics, metric)[key])
+                for case in simulated.cases
+                if key in measured.get(case.metrics.name, {}).get(metric, {})
             ]
-            if len(both) >= _FEWEST:
-                found.append(
+            if len(values) >= _FEWEST:
+                agreements.append(
                     LiveAgreement(
                         metric=metric,
                         sharing=sharing,
-                        pairs=len(both),
-                        spearman=spearman([one for one, _ in both], [other for _, other in both]),
-                        median_error=statistics.median(abs(one - other) for one, other in both),
+                        pairs=len(values),
+                        spearman=spearman([pair for pair, _ in values], [other for _, other in values]),
+                        median_error=statistics.median(abs(pair - other) for pair, other in values),
                     )
                 )
-    return found
+    return agreements
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float:
     """Return the correlation of the ranks, ties averaged; 0 if one side is constant."""
-    one, other = _ranks(first), _ranks(second)
-    if len(set(one)) == 1 or len(set(other)) == 1:
+    first_ranks, second_ranks = _ranks(first), _ranks(second)
+    if len(set(first_ranks)) == 1 or len(set(second_ranks)) == 1:
         return 0.0
-    return statistics.correlation(one, other)
+    return statistics.correlation(first_ranks, second_ranks)
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
@@ -195,8 +195,8 @@ def run_fikit(
     pairs, missing = catalogue(directory, quick=quick)
     traced, unfit = timelines(directory, quick=quick)
     left_out = [*missing, *unfit]
-    for one in left_out:
-        report(f"omitted: {one.name}: {one.why}")
+    for missing_pair in left_out:
+        report(f"omitted: {missing_pair.name}: {missing_pair.why}")
     groups = {"pairs": pairs, "sweep": sweep(quick=quick), "timelines": traced}
     with show_parts(console, report, "to play") as progress:
         return evaluate_fikit(
@@ -213,12 +213,12 @@ def run_fikit(
 
 def _live(file: str) -> dict[str, Any]:
     try:
-        found = msgspec.json.decode(Path(file).read_bytes(), type=dict[str, Any])
+        report = msgspec.json.decode(Path(file).read_bytes(), type=dict[str, Any])
     except OSError as error:
         raise ConfigError("--live", file, f"cannot be read: {error.strerror}; check the path") from None
     except msgspec.DecodeError as error:
         remedy = f"is not JSON of `cotenant-lab bench fill --json`: {error}; create it again"
         raise ConfigError("--live", file, remedy) from None
-    if found.get("bench") != "fill":
+    if report.get("bench") != "fill":
         raise ConfigError("--live", file, "is not the output of `cotenant-lab bench fill --json`; name that file")
-    return found
+    return report

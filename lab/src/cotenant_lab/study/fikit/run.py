@@ -127,8 +127,8 @@ def evaluate_all(
         for name, members in cases.items():
             results: list[FikitResult] = []
             progress(name, 0, len(members))
-            for one in mapped(evaluate, members, [setting] * len(members)):
-                results.append(one)
+            for result in mapped(evaluate, members, [setting] * len(members)):
+                results.append(result)
                 progress(name, len(results), len(members))
             groups[name] = group_of(name, results)
     return groups
@@ -136,19 +136,19 @@ def evaluate_all(
 
 def group_of(name: str, results: Sequence[FikitResult]) -> FikitGroup:
     """Summarize the cases of a group."""
-    metrics = ranges_of([one.metrics for one in results])
+    metrics = ranges_of([result.metrics for result in results])
     fast_fraction = {}
     for sharing in ("slices", "mps"):
-        weight = [one for one in results if one.oracle_vs_wall[sharing] >= WORTH_FILLING]
+        fillable = [result for result in results if result.oracle_vs_wall[sharing] >= WORTH_FILLING]
         columns = {
-            "fill_vs_oracle": [one.fill_vs_oracle[sharing] for one in weight],
-            "online_delay_of_wall": [one.delay_of_wall[sharing] for one in results],
-            "spun": [one.spun[sharing] for one in results],
+            "fill_vs_oracle": [result.fill_vs_oracle[sharing] for result in fillable],
+            "online_delay_of_wall": [result.delay_of_wall[sharing] for result in results],
+            "spun": [result.spun[sharing] for result in results],
         }
         for metric, values in columns.items():
-            if (found := range_of(values)) is not None:
-                metrics[f"{metric}_{sharing}"] = found
-        speedups = [one.metrics.online_speedup_vs_sharing[sharing] for one in results]
+            if (range_ := range_of(values)) is not None:
+                metrics[f"{metric}_{sharing}"] = range_
+        speedups = [result.metrics.online_speedup_vs_sharing[sharing] for result in results]
         fast_fraction[sharing] = sum(value > 3.5 for value in speedups) / max(len(speedups), 1)
     return FikitGroup(name=name, cases=list(results), metrics=metrics, fast_fraction=fast_fraction)
 
@@ -165,7 +165,7 @@ def measure_run(mode: Mode, played: DeviceRun) -> SharingRun:
         latency_p50_ns=round(statistics.median(latencies)),
         latency_p99_ns=latencies[min(round(0.99 * len(latencies)), len(latencies) - 1)],
         online_delayed_ns=online.delayed_ns,
-        offline_done_ns=sum(other.done_ns for other in others),
+        offline_done_ns=sum(client.done_ns for client in others),
         busy_ns=played.busy_ns,
         sm_ns=played.sm_ns,
     )

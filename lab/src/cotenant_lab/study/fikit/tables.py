@@ -32,11 +32,11 @@ def show_fikit(console: Console, report: FikitReport) -> None:
         _show_group(console, group)
     paper = "; ".join(f"{name} {text}" for name, text in report.paper.items())
     console.print(Text(f"FIKIT, as published (other programs, real GPUs): {paper}"))
-    for one in report.agreement:
+    for agreement in report.agreement:
         console.print(
             Text(
-                f"live and simulated, {one.metric} ({one.sharing}): Spearman {one.spearman:.2f}, "
-                f"median difference {one.median_error:.3f} over {one.pairs} pairs"
+                f"live and simulated, {agreement.metric} ({agreement.sharing}): Spearman {agreement.spearman:.2f}, "
+                f"median difference {agreement.median_error:.3f} over {agreement.pairs} pairs"
             )
         )
     for target, met in report.met.items():
@@ -45,22 +45,22 @@ def show_fikit(console: Console, report: FikitReport) -> None:
 
 def _show_cases(console: Console, group: FikitGroup, sharing: str) -> None:
     columns = ["PAIR", "GAPS", "DELAY", "OF WALL", "SPEEDUP", "OFFLINE / SHARING", "/ ALONE", "/ ORACLE"]
-    rows: list[list[str | Text]] = [_row(one, sharing) for one in group.cases]
+    rows: list[list[str | Text]] = [_row(case, sharing) for case in group.cases]
     console.print(table(f"cotenant against {sharing}", columns, rows))
     console.print()
 
 
-def _row(one: FikitResult, sharing: str) -> list[str | Text]:
-    metrics, mode = one.metrics, COTENANT[sharing]
+def _row(result: FikitResult, sharing: str) -> list[str | Text]:
+    metrics, mode = result.metrics, COTENANT[sharing]
     return [
         metrics.name[:_NAME_MOST],
-        f"{one.gap_ratio:.0%}",
+        f"{result.gap_ratio:.0%}",
         f"{metrics.online_delay_ratio[mode]:.3f}",
-        f"{one.delay_of_wall[sharing]:.3f}",
+        f"{result.delay_of_wall[sharing]:.3f}",
         f"{metrics.online_speedup_vs_sharing[sharing]:.2f}",
         f"{metrics.offline_ratio_vs_sharing[sharing]:.2f}",
         f"{metrics.offline_vs_alone[mode]:.3f}",
-        f"{one.fill_vs_oracle[sharing]:.2f}",
+        f"{result.fill_vs_oracle[sharing]:.2f}",
     ]
 
 
@@ -68,9 +68,9 @@ def _show_group(console: Console, group: FikitGroup) -> None:
     rows: list[list[str | Text]] = []
     for sharing in COTENANT:
         for metric in _SHOWN:
-            found = group.metrics.get(f"{metric}_{sharing}")
-            if found is not None:
-                rows.append([metric, sharing, f"{found.min:.3f}", f"{found.median:.3f}", f"{found.max:.3f}"])
+            range_ = group.metrics.get(f"{metric}_{sharing}")
+            if range_ is not None:
+                rows.append([metric, sharing, f"{range_.min:.3f}", f"{range_.median:.3f}", f"{range_.max:.3f}"])
     console.print(table(f"{group.name}: {len(group.cases)} cases", ["METRIC", "SHARING", "MIN", "MEDIAN", "MAX"], rows))
     parts = ", ".join(f"{part:.0%} against {sharing}" for sharing, part in group.fast_fraction.items())
     console.print(Text(f"online more than 3.5 times as fast: {parts}"))

@@ -28,7 +28,7 @@ Kind: TypeAlias = tuple[tuple[Phases, float], ...]
 
 
 def kind_of(group: Sequence[ActiveJob]) -> Kind:
-    return tuple(sorted((one.job.phases_s, one.job.step_s) for one in group))
+    return tuple(sorted((active.job.phases_s, active.job.step_s) for active in group))
 
 
 class Periods:
@@ -36,25 +36,25 @@ class Periods:
 
     def __init__(self) -> None:
         """Start with an empty cache."""
-        self._known: dict[Kind, float] = {}
+        self._period_by_kind: dict[Kind, float] = {}
         self._paired: dict[frozenset[tuple[Kind, int]], list[tuple[Kind, Kind, int]]] = {}
 
     def of(self, kind: Kind) -> float:
         """Return the seconds of a cycle in the best order."""
-        found = self._known.get(kind)
-        if found is None:
-            found = self._known[kind] = _best_period(kind)
-        return found
+        period = self._period_by_kind.get(kind)
+        if period is None:
+            period = self._period_by_kind[kind] = _best_period(kind)
+        return period
 
     def weight(self, kind: Kind) -> float:
         """Return the fraction of the four slots that is used."""
         return sum(sum(phases) for phases, _ in kind) / (SLOTS * self.of(kind))
 
-    def paired(self, counts: Mapping[Kind, int], most: int) -> list[tuple[Kind, Kind, int]]:
+    def paired(self, counts: Mapping[Kind, int], max_jobs: int) -> list[tuple[Kind, Kind, int]]:
         """Return how many groups of which two kinds merge, for maximum total weight."""
         key = frozenset(counts.items())
         if key not in self._paired:
-            self._paired[key] = _most_weight(counts, most, self.weight)
+            self._paired[key] = _max_weight_pairs(counts, max_jobs, self.weight)
         return self._paired[key]
 
 
@@ -73,66 +73,72 @@ def _period(order: Sequence[Phases]) -> float:
     ends = [0.0]
     for slot in range(1, SLOTS * _CYCLES + 1):
         times = [ends[-1]]
-        for phase, ahead, begun in ((2, 0, -1), (1, 1, -1), (0, 2, -2)):
-            place = (slot + ahead) % SLOTS
-            if place < len(order) and slot + begun >= 0:
-                times.append(ends[begun] + order[place][phase])
+        for phase, ahead, begin_slot in ((2, 0, -1), (1, 1, -1), (0, 2, -2)):
+            position = (slot + ahead) % SLOTS
+            if position < len(order) and slot + begin_slot >= 0:
+                times.append(ends[begin_slot] + order[position][phase])
         ends.append(max(times))
     return ends[-1] - ends[-1 - SLOTS]
 
 
-def interleave(chosen: Sequence[Sequence[ActiveJob]], gpus: int, most: int, periods: Periods) -> list[list[ActiveJob]]:
+def interleave(
+    chosen: Sequence[Sequence[ActiveJob]], gpus: int, max_jobs: int, periods: Periods
+) -> list[list[ActiveJob]]:
     """Merge the chosen jobs (lists by number of GPUs) into groups until they need no more GPUs than there are."""
-    groups = {alike[0].job.gpus: [[one] for one in alike] for alike in chosen if alike}
-    needed = sum(size * len(found) for size, found in groups.items())
-    for _ in range(most):
+    groups = {same_size[0].job.gpus: [[job] for job in same_size] for same_size in chosen if same_size}
+    needed = sum(size * len(size_groups) for size, size_groups in groups.items())
+    for _ in range(max_jobs):
         if needed <= gpus:
             break
-        for size, found in groups.items():
+        for size, size_groups in groups.items():
             if needed <= gpus:
                 break
-            merged, taken = [], set()
-            for first, second in _pairs(found, most, periods):
+            merged, merged_indices = [], set()
+            for first, second in _pairs(size_groups, max_jobs, periods):
                 if needed > gpus:
-                    merged.append([*found[first], *found[second]])
-                    taken |= {first, second}
+                    merged.append([*size_groups[first], *size_groups[second]])
+                    merged_indices |= {first, second}
                     needed -= size
-            groups[size] = [one for place, one in enumerate(found) if place not in taken] + merged
-    return [group for found in groups.values() for group in found]
+            groups[size] = [job for index, job in enumerate(size_groups) if index not in merged_indices] + merged
+    return [group for size_groups in groups.values() for group in size_groups]
 
 
-def _pairs(groups: Sequence[Sequence[ActiveJob]], most: int, periods: Periods) -> list[tuple[int, int]]:
+def _pairs(groups: Sequence[Sequence[ActiveJob]], max_jobs: int, periods: Periods) -> list[tuple[int, int]]:
     """Return the pairing of maximum weight, computed by kinds because groups of a kind are equal."""
-    left: dict[Kind, list[int]] = {}
-    for place, group in enumerate(groups):
-        left.setdefault(kind_of(group), []).append(place)
+    indices_by_kind: dict[Kind, list[int]] = {}
+    for index, group in enumerate(groups):
+        indices_by_kind.setdefault(kind_of(group), []).append(index)
     pairs = []
-    for one, other, count in periods.paired({kind: len(places) for kind, places in left.items()}, most):
-        pairs += [(left[one].pop(0), left[other].pop(0)) for _ in range(count)]
+    for first, second, count in periods.paired(
+        {kind: len(indices) for kind, indices in indices_by_kind.items()}, max_jobs
+    ):
+        pairs += [(indices_by_kind[first].pop(0), indices_by_kind[second].pop(0)) for _ in range(count)]
     return sorted(pairs, key=max)
 
 
-def _most_weight(
-    counts: Mapping[Kind, int], most: int, weight: Callable[[Kind], float]
+def _max_weight_pairs(
+    counts: Mapping[Kind, int], max_jobs: int, weight: Callable[[Kind], float]
 ) -> list[tuple[Kind, Kind, int]]:
     kinds = list(counts)
     edges = [
-        (one, other)
-        for one, other in itertools.combinations_with_replacement(range(len(kinds)), 2)
-        if len(kinds[one]) + len(kinds[other]) <= most and (one != other or counts[kinds[one]] > 1)
+        (first, second)
+        for first, second in itertools.combinations_with_replacement(range(len(kinds)), 2)
+        if len(kinds[first]) + len(kinds[second]) <= max_jobs and (first != second or counts[kinds[first]] > 1)
     ]
     if not edges:
         return []
-    weights = np.array([weight(tuple(sorted(kinds[one] + kinds[other]))) for one, other in edges])
+    weights = np.array([weight(tuple(sorted(kinds[first] + kinds[second]))) for first, second in edges])
     uses = np.zeros((len(kinds), len(edges)))
-    for column, (one, other) in enumerate(edges):
-        uses[one, column] += 1
-        uses[other, column] += 1
+    for column, (first, second) in enumerate(edges):
+        uses[first, column] += 1
+        uses[second, column] += 1
     available = np.array([counts[kind] for kind in kinds], dtype=float)
-    whole, fits = np.ones(len(edges)), LinearConstraint(uses, 0, available)
-    solved = milp(-weights, constraints=fits, integrality=whole, options={"presolve": False})  # presolve prints lines
-    found = zip(edges, np.rint(solved.x).astype(int), strict=True)
-    return [(kinds[one], kinds[other], int(count)) for (one, other), count in found if count]
+    is_integer, fits = np.ones(len(edges)), LinearConstraint(uses, 0, available)
+    solved = milp(
+        -weights, constraints=fits, integrality=is_integer, options={"presolve": False}
+    )  # presolve prints lines
+    solution = zip(edges, np.rint(solved.x).astype(int), strict=True)
+    return [(kinds[first], kinds[second], int(count)) for (first, second), count in solution if count]
 
 
 def rates(group: Sequence[ActiveJob], periods: Periods, longer: float) -> list[float]:
@@ -143,35 +149,35 @@ def rates(group: Sequence[ActiveJob], periods: Periods, longer: float) -> list[f
     if len(group) == 1:
         return [1.0]
     period = longer * periods.of(kind_of(group))
-    return [min(1.0, one.job.step_s / period) for one in group]
+    return [min(1.0, active.job.step_s / period) for active in group]
 
 
-def chosen_for(order: Sequence[ActiveJob], free: list[int], most: int) -> list[list[ActiveJob]]:
+def chosen_for(order: Sequence[ActiveJob], free: list[int], max_jobs: int) -> list[list[ActiveJob]]:
     """Choose jobs in this order, each with the next ones of the same size; return lists by number of GPUs."""
     by_size: dict[int, list[ActiveJob]] = {}
-    for one in order:
-        by_size.setdefault(one.job.gpus, []).append(one)
+    for active in order:
+        by_size.setdefault(active.job.gpus, []).append(active)
     counts = dict.fromkeys(by_size, 0)
     used: set[int] = set()
-    for one in order:
-        if one.job.number in used or not take(free, one.job.gpus):
+    for active in order:
+        if active.job.number in used or not take(free, active.job.gpus):
             continue
-        alike = by_size[one.job.gpus]
-        bound = min(counts[one.job.gpus] + most, len(alike))
-        used |= {other.job.number for other in alike[counts[one.job.gpus] : bound]}
-        counts[one.job.gpus] = bound
-    return [alike[: counts[size]] for size, alike in by_size.items()]
+        same_size = by_size[active.job.gpus]
+        bound = min(counts[active.job.gpus] + max_jobs, len(same_size))
+        used |= {active_job.job.number for active_job in same_size[counts[active.job.gpus] : bound]}
+        counts[active.job.gpus] = bound
+    return [same_size[: counts[size]] for size, same_size in by_size.items()]
 
 
 def take(free: list[int], gpus: int) -> bool:
     """Take free GPUs on one node, or whole free nodes; return False if there are none."""
     if gpus <= NODE_GPUS:
-        for node, left in enumerate(free):
-            if left >= gpus:
+        for node, free_gpus in enumerate(free):
+            if free_gpus >= gpus:
                 free[node] -= gpus
                 return True
         return False
-    nodes = [node for node, left in enumerate(free) if left == NODE_GPUS][: gpus // NODE_GPUS]
+    nodes = [node for node, free_gpus in enumerate(free) if free_gpus == NODE_GPUS][: gpus // NODE_GPUS]
     if len(nodes) * NODE_GPUS < gpus:
         return False
     for node in nodes:

@@ -83,22 +83,25 @@ def evaluate_muri(
     runs: dict[tuple[str, Costs], ReplayResult] = {}
     progress(PART, 0, len(tasks))
     with mapping(workers) as mapped:
-        policies, numbers = [one for one, _ in tasks], [one for _, one in tasks]
+        policies, numbers = [result for result, _ in tasks], [result for _, result in tasks]
         for key, run in zip(tasks, mapped(replay, [jobs] * len(tasks), policies, numbers), strict=True):
             runs[key] = run
             progress(PART, len(runs), len(tasks))
-    policies_found = [
+    policy_results = [
         _policy_result(
             policy, jobs, results[policy], runs[policy, costs], runs.get((policy, bare), runs[policy, costs])
         )
-        for policy, given in tasks
-        if given is costs
+        for policy, task_costs in tasks
+        if task_costs is costs
     ]
     met = {
-        f"{one.policy}: mean completion time within 10 %": abs(one.jct_error) <= ERROR_MOST for one in policies_found
+        f"{result.policy}: mean completion time within 10 %": abs(result.jct_error) <= ERROR_MOST
+        for result in policy_results
     }
-    met |= {f"{one.policy}: makespan within 10 %": abs(one.makespan_error) <= ERROR_MOST for one in policies_found}
-    return MuriReport(jobs=len(jobs), costs=costs, results=policies_found, met=met)
+    met |= {
+        f"{result.policy}: makespan within 10 %": abs(result.makespan_error) <= ERROR_MOST for result in policy_results
+    }
+    return MuriReport(jobs=len(jobs), costs=costs, results=policy_results, met=met)
 
 
 def _policy_result(
@@ -121,7 +124,7 @@ def _policy_result(
         makespan_error=replayed_makespan_s / makespan_s - 1,
         starts=sum(end.starts for end in ends.values()),
         replayed_starts=run.starts,
-        job_error_median=statistics.median(abs(replayed_s[one] / measured_s[one] - 1) for one in measured_s),
+        job_error_median=statistics.median(abs(replayed_s[number] / measured_s[number] - 1) for number in measured_s),
         bare_jct_error=bare_mean_s / mean_s - 1,
         fitted=fitted.get(policy, ""),
     )
@@ -135,16 +138,16 @@ def run_muri(directory: Path, console: Console, report: Callable[[str], None], *
     jobs = read_trace(measurement_bytes(path), str(path))
     results = {}
     for policy, name in FILES.items():
-        found = directory / "muri" / f"physical_result_{name}.job.csv.gz"
+        result_path = directory / "muri" / f"physical_result_{name}.job.csv.gz"
         if quick and policy.startswith("Muri"):
             continue
-        if found.exists():
-            results[policy] = read_result(measurement_bytes(found), str(found))
+        if result_path.exists():
+            results[policy] = read_result(measurement_bytes(result_path), str(result_path))
             missing = [job.number for job in jobs if job.number not in results[policy]]
             if missing:
-                raise ConfigError("job_id", missing[0], f"has no result; {DATA_PAGE}", where=str(found))
+                raise ConfigError("job_id", missing[0], f"has no result; {DATA_PAGE}", where=str(result_path))
         else:
-            report(f"omitted: {policy}: {found} does not exist")
+            report(f"omitted: {policy}: {result_path} does not exist")
     if not results or not jobs:
         raise ConfigError("data", str(path.parent), f"has no job or no result; {DATA_PAGE}")
     with show_parts(console, report, "to do") as progress:

@@ -54,33 +54,33 @@ Order = Callable[[list[ActiveJob], float], list[ActiveJob]]
 
 def srtf(jobs: list[ActiveJob], now_s: float) -> list[ActiveJob]:
     del now_s
-    return sorted(jobs, key=lambda one: one.left_s)
+    return sorted(jobs, key=lambda job: job.left_s)
 
 
 def srsf(jobs: list[ActiveJob], now_s: float) -> list[ActiveJob]:
     del now_s
-    return sorted(jobs, key=lambda one: one.left_s * one.job.gpus)
+    return sorted(jobs, key=lambda job: job.left_s * job.job.gpus)
 
 
 def least_service(jobs: list[ActiveJob], now_s: float) -> list[ActiveJob]:
     del now_s
-    return sorted(jobs, key=lambda one: one.had_s * one.job.gpus)
+    return sorted(jobs, key=lambda job: job.had_s * job.job.gpus)
 
 
 def tiresias(jobs: list[ActiveJob], now_s: float) -> list[ActiveJob]:
     """Sort by queue; `jobs` are in the order in which they entered their queue."""
     del now_s
-    return sorted(jobs, key=lambda one: one.queue)
+    return sorted(jobs, key=lambda job: job.queue)
 
 
 def themis(jobs: list[ActiveJob], now_s: float) -> list[ActiveJob]:
     """Sort by fraction of time over turns received; jobs without a turn come first."""
     parts = fair_parts(jobs, now_s)
     rank = {
-        one.job.number: part * _FIRST if not one.starts else part / one.starts
-        for one, part in zip(jobs, parts, strict=True)
+        job.job.number: part * _FIRST if not job.starts else part / job.starts
+        for job, part in zip(jobs, parts, strict=True)
     }
-    return sorted(jobs, key=lambda one: -rank[one.job.number])
+    return sorted(jobs, key=lambda job: -rank[job.job.number])
 
 
 def fair_parts(jobs: Sequence[ActiveJob], now_s: float) -> list[float]:
@@ -88,26 +88,28 @@ def fair_parts(jobs: Sequence[ActiveJob], now_s: float) -> list[float]:
 
     As in the published experiment, the isolated finish is counted in steps over the equal share of the cluster.
     """
-    even = -(-GPUS // len(jobs))
-    isolated, passed = [], []
-    for one in jobs:
-        part = min(1.0, even / one.job.gpus)
-        if one.part_before:
-            one.isolated_steps += (one.steps_before - one.steps_left) / one.part_before
-        one.steps_before, one.part_before = one.steps_left, part
-        isolated.append(one.isolated_steps + one.steps_left / part)
-        passed.append(now_s - one.job.submitted_s)
+    equal_share = -(-GPUS // len(jobs))
+    isolated, elapsed_s = [], []
+    for job in jobs:
+        part = min(1.0, equal_share / job.job.gpus)
+        if job.part_before:
+            job.isolated_steps += (job.steps_before - job.steps_left) / job.part_before
+        job.steps_before, job.part_before = job.steps_left, part
+        isolated.append(job.isolated_steps + job.steps_left / part)
+        elapsed_s.append(now_s - job.job.submitted_s)
 
     def needed(ratio: float) -> list[float] | None:
         """Return the fraction of each job; None: more than all of the time or of the cluster."""
-        found = []
-        for one, steps, since_s in zip(jobs, isolated, passed, strict=True):
+        fractions = []
+        for job, steps, since_s in zip(jobs, isolated, elapsed_s, strict=True):
             within_s = ratio * steps - since_s
-            part = one.steps_left * one.job.step_s / within_s if within_s > 0 else 2.0
+            part = job.steps_left * job.job.step_s / within_s if within_s > 0 else 2.0
             if part > 1:
                 return None
-            found.append(part)
-        return found if sum(part * one.job.gpus for part, one in zip(found, jobs, strict=True)) <= GPUS else None
+            fractions.append(part)
+        return (
+            fractions if sum(part * job.job.gpus for part, job in zip(fractions, jobs, strict=True)) <= GPUS else None
+        )
 
     low, high = 0.0, 1.0
     while needed(high) is None:
@@ -115,24 +117,24 @@ def fair_parts(jobs: Sequence[ActiveJob], now_s: float) -> list[float]:
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (low, middle) if needed(middle) is not None else (middle, high)
-    found = needed(high)
-    assert found is not None
-    return found
+    fractions = needed(high)
+    assert fractions is not None
+    return fractions
 
 
 def demote(jobs: list[ActiveJob]) -> bool:
     """Move jobs that exceeded their queue's service to the end of the next; return whether any moved."""
-    moved = []
-    for one in jobs:
-        service = one.had_s * one.job.gpus
+    demoted = []
+    for job in jobs:
+        service = job.had_s * job.job.gpus
         queue = sum(service >= limit for limit in QUEUES)
-        if one.runs and queue > one.queue:
-            one.queue = queue
-            moved.append(one)
-    for one in moved:
-        jobs.remove(one)
-        jobs.append(one)
-    return bool(moved)
+        if job.runs and queue > job.queue:
+            job.queue = queue
+            demoted.append(job)
+    for job in demoted:
+        jobs.remove(job)
+        jobs.append(job)
+    return bool(demoted)
 
 
 ORDERS: Final[dict[str, Order]] = {

@@ -58,14 +58,14 @@ def fit_start(jobs: Sequence[MuriJob], ends: Mapping[int, MuriEnd]) -> float:
 def fit_longer(jobs: Sequence[MuriJob], ends: Mapping[int, MuriEnd], start_s: float) -> float:
     """Fit by interpolation such that jobs hold GPUs for as long as measured; completion times are not used."""
     aim_s = sum(ends[job.number].ran_s * job.gpus for job in jobs)
-    tried = [(one, replay(jobs, LONGER_FITTED_ON, Costs(start_s, one)).held_s) for one in _LONGER]
+    trials = [(value, replay(jobs, LONGER_FITTED_ON, Costs(start_s, value)).held_s) for value in _LONGER]
     for _ in range(_TRIES):
-        (low, low_s), (high, high_s) = sorted(sorted(tried, key=lambda one: abs(one[1] - aim_s))[:2])
-        if high_s == low_s or min(abs(held_s / aim_s - 1) for _, held_s in tried) < _NEAR:
+        (low, low_s), (high, high_s) = sorted(sorted(trials, key=lambda value: abs(value[1] - aim_s))[:2])
+        if high_s == low_s or min(abs(held_s / aim_s - 1) for _, held_s in trials) < _NEAR:
             break
         longer = min(max(low + (aim_s - low_s) * (high - low) / (high_s - low_s), 1.0), 2.0)
-        tried.append((longer, replay(jobs, LONGER_FITTED_ON, Costs(start_s, longer)).held_s))
-    return min(tried, key=lambda one: abs(one[1] - aim_s))[0]
+        trials.append((longer, replay(jobs, LONGER_FITTED_ON, Costs(start_s, longer)).held_s))
+    return min(trials, key=lambda value: abs(value[1] - aim_s))[0]
 
 
 def replay(jobs: Sequence[MuriJob], policy: str, costs: Costs) -> ReplayResult:
@@ -98,16 +98,16 @@ class _Replay:
             changed = self._advance(now_s, then_s)
             now_s = then_s
         return ReplayResult(
-            {one.job.number: end_s for one, end_s in self._ended},
-            sum(one.had_s * one.job.gpus for one, _ in self._ended),
-            sum(one.starts for one, _ in self._ended),
+            {active.job.number: end_s for active, end_s in self._ended},
+            sum(active.had_s * active.job.gpus for active, _ in self._ended),
+            sum(active.starts for active, _ in self._ended),
         )
 
     def _admit(self, now_s: float) -> bool:
-        came = [job for job in self._coming if job.submitted_s <= now_s]
-        self._coming = self._coming[len(came) :]
-        self._live += [ActiveJob(job) for job in came]
-        return bool(came)
+        submitted = [job for job in self._coming if job.submitted_s <= now_s]
+        self._coming = self._coming[len(submitted) :]
+        self._live += [ActiveJob(job) for job in submitted]
+        return bool(submitted)
 
     def _decide(self, now_s: float) -> None:
         order = ORDERS[self._policy](self._live, now_s) if self._live else []
@@ -116,14 +116,14 @@ class _Replay:
             groups = interleave(chosen_for(order, list(free), GROUP_MOST), GPUS, GROUP_MOST, self._periods)
             groups.sort(key=lambda group: -group[0].job.gpus)
         else:
-            groups = [[one] for one in order]
+            groups = [[active] for active in order]
         self._groups = [group for group in groups if take(free, group[0].job.gpus)]
-        for one in self._live:
-            one.runs = False
-        for one in (one for group in self._groups for one in group):
-            one.runs = True
-            one.starts += 1
-        self._live.sort(key=lambda one: not one.runs)
+        for active in self._live:
+            active.runs = False
+        for active in (active for group in self._groups for active in group):
+            active.runs = True
+            active.starts += 1
+        self._live.sort(key=lambda active: not active.runs)
         self._ready_s = now_s + self._costs.start_s
 
     def _next_round(self, now_s: float) -> float:
@@ -132,34 +132,34 @@ class _Replay:
         begin_s = max(now_s, self._ready_s)
         for group in self._groups:
             speeds = rates(group, self._periods, self._costs.longer)
-            instants += [begin_s + one.left_s / speed for one, speed in zip(group, speeds, strict=True)]
+            instants += [begin_s + active.left_s / speed for active, speed in zip(group, speeds, strict=True)]
             if self._policy == "Tiresias":
-                for one in group:
-                    limits = QUEUES[one.queue : one.queue + 1]
-                    instants += [now_s + limit / one.job.gpus - one.had_s for limit in limits]
+                for active in group:
+                    limits = QUEUES[active.queue : active.queue + 1]
+                    instants += [now_s + limit / active.job.gpus - active.had_s for limit in limits]
         return max(math.ceil(min(instants) / ROUND_S - 1e-9), math.floor(now_s / ROUND_S + 1e-9) + 1) * ROUND_S
 
     def _advance(self, now_s: float, then_s: float) -> bool:
         """Advance all jobs; return whether any ended."""
-        before = len(self._ended)
+        ended_before = len(self._ended)
         for group in self._groups:
             at_s = now_s
             while group and at_s < then_s:
                 at_s = self._work(group, at_s, then_s)
         self._groups = [group for group in self._groups if group]
-        return len(self._ended) > before
+        return len(self._ended) > ended_before
 
     def _work(self, group: list[ActiveJob], at_s: float, then_s: float) -> float:
         """Advance a group until its first job ends, after which the others are faster."""
         begin_s = max(at_s, min(self._ready_s, then_s))
         speeds = rates(group, self._periods, self._costs.longer)
-        first_s = min(one.left_s / speed for one, speed in zip(group, speeds, strict=True))
+        first_s = min(active.left_s / speed for active, speed in zip(group, speeds, strict=True))
         until_s = min(then_s, begin_s + first_s)
-        for one, speed in zip(group, speeds, strict=True):
-            one.had_s += until_s - at_s
-            one.left_s -= (until_s - begin_s) * speed
-        for one in [one for one in group if one.left_s <= 1e-6]:
-            group.remove(one)
-            self._live.remove(one)
-            self._ended.append((one, until_s))
+        for active, speed in zip(group, speeds, strict=True):
+            active.had_s += until_s - at_s
+            active.left_s -= (until_s - begin_s) * speed
+        for active in [active for active in group if active.left_s <= 1e-6]:
+            group.remove(active)
+            self._live.remove(active)
+            self._ended.append((active, until_s))
         return until_s

@@ -17,12 +17,12 @@ def show_muri(console: Console, report: MuriReport) -> None:
     """Print the report of `cotenant-lab study muri`."""
     columns = ["POLICY", "MEAN JCT (h)", "REPLAYED", "ERROR", "MAKESPAN (h)", "REPLAYED", "ERROR", "STARTS", "REPLAYED"]
     title = f"{report.source}: measured and replayed"
-    console.print(table(title, [*columns, "A JOB, MEDIAN", "FITTED HERE"], [_row(one) for one in report.results]))
+    console.print(table(title, [*columns, "A JOB, MEDIAN", "FITTED HERE"], [_row(result) for result in report.results]))
     costs = report.costs
     console.print(Text(f"a start costs {costs.start_s:.1f} s; interleaved steps take {costs.longer:.2f} times as long"))
-    for one in report.results:
-        if one.bare_jct_error != one.jct_error:
-            console.print(Text(f"{one.policy}, without the second factor: mean JCT {one.bare_jct_error:+.1%}"))
+    for result in report.results:
+        if result.bare_jct_error != result.jct_error:
+            console.print(Text(f"{result.policy}, without the second factor: mean JCT {result.bare_jct_error:+.1%}"))
     console.print(
         Text("this replay implements the published rules; it uses neither our cluster controller nor our simulator")
     )
@@ -30,17 +30,17 @@ def show_muri(console: Console, report: MuriReport) -> None:
         console.print(Text(f"{target}: {'met' if met else 'missed'}", style="green" if met else "bold red"))
 
 
-def _row(one: PolicyResult) -> list[str | Text]:
+def _row(result: PolicyResult) -> list[str | Text]:
     return [
-        one.policy,
-        f"{one.jct_s / _HOUR_S:.1f}",
-        f"{one.replayed_jct_s / _HOUR_S:.1f}",
-        f"{one.jct_error:+.1%}",
-        f"{one.makespan_s / _HOUR_S:.1f}",
-        f"{one.replayed_makespan_s / _HOUR_S:.1f}",
-        f"{one.makespan_error:+.1%}",
-        str(one.starts),
-        str(one.replayed_starts),
-        f"{one.job_error_median:.1%}",
-        one.fitted,
+        result.policy,
+        f"{result.jct_s / _HOUR_S:.1f}",
+        f"{result.replayed_jct_s / _HOUR_S:.1f}",
+        f"{result.jct_error:+.1%}",
+        f"{result.makespan_s / _HOUR_S:.1f}",
+        f"{result.replayed_makespan_s / _HOUR_S:.1f}",
+        f"{result.makespan_error:+.1%}",
+        str(result.starts),
+        str(result.replayed_starts),
+        f"{result.job_error_median:.1%}",
+        result.fitted,
     ]

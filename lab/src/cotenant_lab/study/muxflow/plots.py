@@ -26,11 +26,11 @@ def plotter(directory: Path) -> Callable[[MuxflowReport], None]:
                 captions[cost] = _draw_cost(pyplot, directory / cost, cluster)
         head = "<tr><th>cluster<th>policy<th>mode<th>utilization<th>SM activity<th>memory<th>slowdown<th>JCT (h)</tr>"
         rows = "".join(
-            f"<tr><td>{cluster.name}<td>{one.policy}<td>{one.mode}"
-            + "".join(f"<td>{a:.1%} to {b:.1%}" for a, b in (one.utilization, one.sm_activity, one.memory))
-            + f"<td>{one.online_slowdown:.3f}<td>{one.jct_h:.2f}</tr>"
+            f"<tr><td>{cluster.name}<td>{outcome.policy}<td>{outcome.mode}"
+            + "".join(f"<td>{a:.1%} to {b:.1%}" for a, b in (outcome.utilization, outcome.sm_activity, outcome.memory))
+            + f"<td>{outcome.online_slowdown:.3f}<td>{outcome.jct_h:.2f}</tr>"
             for cluster in report.clusters
-            for one in cluster.found
+            for outcome in cluster.found
         )
         text = f"cotenant-lab study muxflow, seed {report.seed}; compare with {report.paper.source}"
         page = plots_page("Sharing in a cluster", text, head, rows, captions)
@@ -42,11 +42,11 @@ def plotter(directory: Path) -> Callable[[MuxflowReport], None]:
 def _draw_use(pyplot: Any, path: Path, cluster: ClusterResult, report: MuxflowReport) -> str:
     figure, axes = pyplot.subplots(1, 3, figsize=(13, 4.6), sharey=True)
     for axis, (name, title) in zip(axes, _METRICS.items(), strict=True):
-        bars = {one.policy: getattr(one, name) for one in cluster.found}
+        bars = {outcome.policy: getattr(outcome, name) for outcome in cluster.found}
         bars["MuxFlow, published"] = tuple(part / 100 for part in getattr(report.paper, name))
-        for place, (before, after) in enumerate(bars.values()):
-            axis.barh(place + 0.2, 100 * before, 0.38, color=_BEFORE, label=None if place else "before")
-            axis.barh(place - 0.2, 100 * after, 0.38, color=_AFTER, label=None if place else "after")
+        for index, (before, after) in enumerate(bars.values()):
+            axis.barh(index + 0.2, 100 * before, 0.38, color=_BEFORE, label=None if index else "before")
+            axis.barh(index - 0.2, 100 * after, 0.38, color=_AFTER, label=None if index else "after")
         axis.set_yticks(range(len(bars)), list(bars))
         axis.set_xlabel("%")
         axis.set_title(title)
@@ -58,9 +58,11 @@ def _draw_use(pyplot: Any, path: Path, cluster: ClusterResult, report: MuxflowRe
 
 def _draw_cost(pyplot: Any, path: Path, cluster: ClusterResult) -> str:
     figure, axis = pyplot.subplots(figsize=(8, 4.6))
-    for one in cluster.found:
-        axis.plot([one.online_slowdown], [one.jct_h], "o", color=_OURS if one.policy == OURS else _AFTER)
-        axis.annotate(one.policy, (one.online_slowdown, one.jct_h), xytext=(4, 3), textcoords="offset points")
+    for outcome in cluster.found:
+        axis.plot([outcome.online_slowdown], [outcome.jct_h], "o", color=_OURS if outcome.policy == OURS else _AFTER)
+        axis.annotate(
+            outcome.policy, (outcome.online_slowdown, outcome.jct_h), xytext=(4, 3), textcoords="offset points"
+        )
     axis.axvline(1.2, color="#444444", ls=":")
     axis.set_xscale("log")
     axis.set_yscale("log")

@@ -167,22 +167,22 @@ class MuxflowReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def evaluate_clusters(
-    setups_found: Sequence[ClusterSetup],
+    chosen_setups: Sequence[ClusterSetup],
     directory: Path,
     seed: int,
     workers: int,
     progress: Callable[[str, int, int], None],
 ) -> list[ClusterResult]:
     """Run every policy; the number of workers does not change results."""
-    tasks = [(setup, policy) for setup in setups_found for policy in (*ROUNDS, UNLIMITED)]
+    tasks = [(setup, policy) for setup in chosen_setups for policy in (*ROUNDS, UNLIMITED)]
     tasks.sort(key=lambda task: -task[0].nodes)  # longest first, so that no process runs alone at the end
-    results: dict[str, list[tuple[PolicyOutcome, tuple[int, int, int]]]] = {setup.name: [] for setup in setups_found}
+    results: dict[str, list[tuple[PolicyOutcome, tuple[int, int, int]]]] = {setup.name: [] for setup in chosen_setups}
     progress(PART, 0, len(tasks))
     with mapping(workers) as mapped:
         setups_, policies = [setup for setup, _ in tasks], [policy for _, policy in tasks]
         played = mapped(play, setups_, policies, [directory] * len(tasks), [seed] * len(tasks))
-        for number, ((setup, _), one) in enumerate(zip(tasks, played, strict=True), start=1):
-            results[setup.name].append(one)
+        for number, ((setup, _), outcome) in enumerate(zip(tasks, played, strict=True), start=1):
+            results[setup.name].append(outcome)
             progress(PART, number, len(tasks))
     return [
         ClusterResult(
@@ -192,9 +192,9 @@ def evaluate_clusters(
             jobs=results[setup.name][0][1][1],
             left_out=results[setup.name][0][1][2],
             hours=setup.hours,
-            found=[found for found, _ in results[setup.name]],
+            found=[policy_outcome for policy_outcome, _ in results[setup.name]],
         )
-        for setup in setups_found
+        for setup in chosen_setups
     ]
 
 
@@ -202,48 +202,48 @@ def play(setup: ClusterSetup, policy: str, directory: Path, seed: int) -> tuple[
     """Run one policy; also return the number of GPUs, of arrived jobs and of omitted jobs."""
     played = simulate_cluster(setup.scenario(policy, seed), directory / "lab.toml")
     outcome, sim_jobs = played.outcome, played.world.sim_jobs
-    came = np.flatnonzero(sim_jobs.state != SimJobState.PENDING)
+    submitted = np.flatnonzero(sim_jobs.state != SimJobState.PENDING)
     end_ns = outcome.hours * _HOUR_NS
-    ended = np.where(sim_jobs.end_ns[came] >= 0, sim_jobs.end_ns[came], end_ns)
-    jct_h = ((ended - sim_jobs.submit_ns[came]) / _HOUR_NS).tolist() or [0.0]
+    end_or_now = np.where(sim_jobs.end_ns[submitted] >= 0, sim_jobs.end_ns[submitted], end_ns)
+    jct_h = ((end_or_now - sim_jobs.submit_ns[submitted]) / _HOUR_NS).tolist() or [0.0]
     at_h, series = played.world.measurements.series()
-    loaded = [place for place, begin_h in enumerate(at_h) if begin_h < setup.hours]
+    loaded = [index for index, begin_h in enumerate(at_h) if begin_h < setup.hours]
 
     def use(name: str) -> tuple[float, float]:
         before, after = series[f"{name}_before"], series[name]
-        return statistics.fmean(before[place] for place in loaded), statistics.fmean(after[place] for place in loaded)
+        return statistics.fmean(before[index] for index in loaded), statistics.fmean(after[index] for index in loaded)
 
-    waiting = [place for place in range(len(at_h)) if series["waiting"][place] >= 1]
-    ordered = sorted(sim_jobs.end_ns[came][sim_jobs.end_ns[came] >= 0].tolist())
-    most = -(-len(came) * _MOST // 100) - 1
-    found = PolicyOutcome(
+    waiting = [index for index in range(len(at_h)) if series["waiting"][index] >= 1]
+    ordered = sorted(sim_jobs.end_ns[submitted][sim_jobs.end_ns[submitted] >= 0].tolist())
+    most_index = -(-len(submitted) * _MOST // 100) - 1
+    policy_outcome = PolicyOutcome(
         policy=policy,
         mode=outcome.mode,
         utilization=use("utilization"),
         sm_activity=use("sm_activity"),
         memory=use("memory"),
-        full={name: statistics.fmean(series[name][place] for place in waiting) for name in _USES} if waiting else {},
-        online_slowdown=statistics.fmean(series["slowdown"][place] for place in loaded),
+        full={name: statistics.fmean(series[name][index] for index in waiting) for name in _USES} if waiting else {},
+        online_slowdown=statistics.fmean(series["slowdown"][index] for index in loaded),
         online_slowdown_p99=outcome.online_slowdown_p99,
-        offline_speed=statistics.fmean(series["offline_speed"][place] for place in loaded),
+        offline_speed=statistics.fmean(series["offline_speed"][index] for index in loaded),
         jct_h=statistics.fmean(jct_h),
         jct_p50_h=statistics.median(jct_h),
-        done=float((sim_jobs.state[came] == SimJobState.DONE).mean()) if len(came) else 0.0,
+        done=float((sim_jobs.state[submitted] == SimJobState.DONE).mean()) if len(submitted) else 0.0,
         makespan_h=outcome.makespan_h,
-        most_done_h=ordered[most] / _HOUR_NS if 0 <= most < len(ordered) else 0.0,
+        most_done_h=ordered[most_index] / _HOUR_NS if 0 <= most_index < len(ordered) else 0.0,
         evictions=outcome.evictions,
         work_lost=outcome.work_lost_h / max(outcome.work_lost_h + outcome.work_done_h, 1e-9),
         problems=outcome.problems,
     )
-    return found, (outcome.gpus, len(came), outcome.left_out)
+    return policy_outcome, (outcome.gpus, len(submitted), outcome.left_out)
 
 
 def report_of(clusters: Sequence[ClusterResult], seed: int, *, quick: bool) -> MuxflowReport:
     """Build the report with our targets and the paper's slowdown target."""
     met: dict[str, bool] = {}
     for cluster in clusters:
-        by = {one.policy: one for one in cluster.found}
-        ours = by[OURS]
+        by_policy = {outcome.policy: outcome for outcome in cluster.found}
+        ours = by_policy[OURS]
         for name, (before, after) in (
             ("GPU utilization", ours.utilization),
             ("SM activity", ours.sm_activity),
@@ -251,13 +251,13 @@ def report_of(clusters: Sequence[ClusterResult], seed: int, *, quick: bool) -> M
         ):
             met[f"{cluster.name}: {name} rises"] = after > before
         met[f"{cluster.name}: online slowdown, mean below 20 %"] = ours.online_slowdown < SLOWDOWN_MOST
-        safe = [one for one in cluster.found if one is not ours and one.online_slowdown < SLOWDOWN_MOST]
+        safe = [outcome for outcome in cluster.found if outcome is not ours and outcome.online_slowdown < SLOWDOWN_MOST]
         met[f"{cluster.name}: no baseline below 20 % has a shorter mean JCT"] = all(
-            ours.jct_h <= one.jct_h * (1 + 1e-3) for one in safe
+            ours.jct_h <= outcome.jct_h * (1 + 1e-3) for outcome in safe
         )
-        met[f"{cluster.name}: shorter mean JCT than no sharing"] = ours.jct_h < by[ALONE].jct_h
+        met[f"{cluster.name}: shorter mean JCT than no sharing"] = ours.jct_h < by_policy[ALONE].jct_h
         met[f"{cluster.name}: the accounting is consistent under every policy"] = not any(
-            one.problems for one in cluster.found
+            outcome.problems for outcome in cluster.found
         )
     return MuxflowReport(seed=seed, quick=quick, clusters=list(clusters), met=met)
 
@@ -266,14 +266,14 @@ def run_muxflow(
     directory: Path, seed: int, console: Console, report: Callable[[str], None], *, quick: bool
 ) -> MuxflowReport:
     """Run the study with a progress bar on a terminal, or one line elsewhere."""
-    setups_found = []
+    chosen_setups = []
     for setup in setups(quick=quick):
         if (directory / setup.jobs).exists():
-            setups_found.append(setup)
+            chosen_setups.append(setup)
         else:
             report(f"omitted: {setup.name}: {directory / setup.jobs} does not exist")
-    if not setups_found:
+    if not chosen_setups:
         raise missing_data(directory / "philly")
     with show_parts(console, report, "to play") as progress:
-        clusters = evaluate_clusters(setups_found, directory, seed, 1 if quick else os.cpu_count() or 1, progress)
+        clusters = evaluate_clusters(chosen_setups, directory, seed, 1 if quick else os.cpu_count() or 1, progress)
     return report_of(clusters, seed, quick=quick)

@@ -36,26 +36,29 @@ def _show_cluster(console: Console, cluster: ClusterResult) -> None:
         "DONE",
     ]
     title = f"{cluster.name}: {cluster.jobs} jobs on {cluster.gpus} GPUs; {cluster.source}"
-    rows = [_row(one) for one in cluster.found]
+    rows = [_row(outcome) for outcome in cluster.found]
     console.print(table(title, [*columns, "95 % BY (h)", "MAKESPAN (h)", "EVICTED"], rows))
-    for one in cluster.found:
-        if one.policy == OURS and one.full:
-            parts = ", ".join(f"{name.replace('_', ' ')} {part:.0%}" for name, part in one.full.items())
-            console.print(Text(f"{one.policy}, while jobs wait: {parts}"))
+    for outcome in cluster.found:
+        if outcome.policy == OURS and outcome.full:
+            parts = ", ".join(f"{name.replace('_', ' ')} {part:.0%}" for name, part in outcome.full.items())
+            console.print(Text(f"{outcome.policy}, while jobs wait: {parts}"))
     console.print()
 
 
-def _row(one: PolicyOutcome) -> list[str | Text]:
+def _row(outcome: PolicyOutcome) -> list[str | Text]:
     return [
-        one.policy,
-        one.mode,
-        *(f"{before:.0%} -> {after:.0%}" for before, after in (one.utilization, one.sm_activity, one.memory)),
-        f"x{one.online_slowdown:.2f}",
-        f"x{one.online_slowdown_p99:.2f}",
-        f"{one.offline_speed:.2f}",
-        f"{one.jct_h:.2f}",
-        f"{one.done:.0%}",
-        f"{one.most_done_h:.1f}" if one.most_done_h else "-",
-        f"{one.makespan_h:.1f}" if one.makespan_h else "not all done",
-        str(one.evictions),
+        outcome.policy,
+        outcome.mode,
+        *(
+            f"{before:.0%} -> {after:.0%}"
+            for before, after in (outcome.utilization, outcome.sm_activity, outcome.memory)
+        ),
+        f"x{outcome.online_slowdown:.2f}",
+        f"x{outcome.online_slowdown_p99:.2f}",
+        f"{outcome.offline_speed:.2f}",
+        f"{outcome.jct_h:.2f}",
+        f"{outcome.done:.0%}",
+        f"{outcome.most_done_h:.1f}" if outcome.most_done_h else "-",
+        f"{outcome.makespan_h:.1f}" if outcome.makespan_h else "not all done",
+        str(outcome.evictions),
     ]

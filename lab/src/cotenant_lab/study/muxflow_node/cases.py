@@ -22,7 +22,7 @@ LONGEST_NS: Final = 2500 * MICROSECOND_NS
 """Device time of a request; services with longer requests need minutes for as many requests at 10 % load."""
 HOST_MOST: Final = 0.8
 """Fraction of its host's time: a service that needs more to reach a level never reaches it in a steady state."""
-BESIDE: Final = 2
+TRAININGS_PER_SERVICE: Final = 2
 """Trainings for each service, one at a time."""
 _QUICK_STEP: Final = 4
 
@@ -44,7 +44,9 @@ def node_cases(directory: Path, *, quick: bool) -> tuple[list[NodeCase], list[Mi
         case
         for number, load in enumerate(online)
         for case in _levels(
-            load, [offline[(number + one) % len(offline)] for one in range(min(BESIDE, len(offline)))], number + 1
+            load,
+            [offline[(number + offset) % len(offline)] for offset in range(min(TRAININGS_PER_SERVICE, len(offline)))],
+            number + 1,
         )
     ]
     return cases, [*missing, *unfit]
@@ -52,12 +54,12 @@ def node_cases(directory: Path, *, quick: bool) -> tuple[list[NodeCase], list[Mi
 
 def services(pairs: Sequence[Pair]) -> list[Workload]:
     """Return the online loads with short requests, one of those with equal kernels and host times, and no trainings."""
-    found: dict[tuple[object, ...], Workload] = {}
+    distinct: dict[tuple[object, ...], Workload] = {}
     for pair in pairs:
         load = pair.online
         if pair.family != "inflated" and "train" not in load.name and load.device_ns <= LONGEST_NS:
-            found.setdefault((load.launches, load.graph), load)
-    return list(found.values())
+            distinct.setdefault((load.launches, load.graph), load)
+    return list(distinct.values())
 
 
 def at_level(load: Workload, level: float, seed: int, requests: int = REQUESTS) -> Workload | None:

@@ -78,20 +78,20 @@ def live_cases(directory: Path, *, quick: bool) -> tuple[list[NodeLiveCase], lis
     """Return a service for each level of the day; only the first if quick."""
     pairs, _ = read_pairs(directory)
     loads = {load.name: load for pair in pairs for load in (pair.online, pair.offline)}
-    found, missing = [], []
+    cases, missing = [], []
     for service, level, trainings, sizes in _CHOSEN[: 1 if quick else None]:
         name = f"{service} + {' + '.join(trainings)}"
-        absent = [one for one in (service, *trainings) if one not in loads]
+        absent = [program for program in (service, *trainings) if program not in loads]
         online = None if absent else at_level(loads[service], level, 1)
         if online is None:
             missing.append(MissingPair(name, f"there are no measurements of {', '.join(absent)}"))
             continue
         first, second = trainings
         quotas = Quotas(*(size * _GIB for size in sizes))
-        found.append(
+        cases.append(
             NodeLiveCase(name=name, level=level, online=online, offline=(loads[first], loads[second]), sizes=quotas)
         )
-    return found, missing
+    return cases, missing
 
 
 class NodeRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,9 +138,9 @@ class _Watch:
     def __init__(self, site: NodeSite, progress: Sequence[Progress]) -> None:
         self._site = site
         self._progress = progress
-        self._from: dict[int, int] = {}
+        self._first_kernels: dict[int, int] = {}
         self._latest: dict[int, tuple[int, int]] = {}
-        self._before: dict[str, Any] | None = None
+        self._last_counters: dict[str, Any] | None = None
         self._memory_ns = 0
         self._watched_ns = 0
         self._present: set[int] = set()
@@ -153,31 +153,31 @@ class _Watch:
         present = set()
         for client in counters["clients"]:
             if client["account"] in TRAINERS:
-                place, kernels = TRAINERS.index(client["account"]), client["counters"]["kernels"]
-                self._from.setdefault(client["pid"], kernels if self._before is None else 0)
-                self._latest[client["pid"]] = place, kernels
+                index, kernels = TRAINERS.index(client["account"]), client["counters"]["kernels"]
+                self._first_kernels.setdefault(client["pid"], kernels if self._last_counters is None else 0)
+                self._latest[client["pid"]] = index, kernels
                 present.add(client["pid"])
         self.evicted += len(self._present - present)
         self._present = present
         self.working = sum(self._latest[pid][1] >= _FORWARD for pid in present)
-        if self._before is not None:
-            passed_ns = counters["now_ns"] - self._before["now_ns"]
-            self._memory_ns += passed_ns * self._before["counters"]["memory_bytes"]
+        if self._last_counters is not None:
+            passed_ns = counters["now_ns"] - self._last_counters["now_ns"]
+            self._memory_ns += passed_ns * self._last_counters["counters"]["memory_bytes"]
             self._watched_ns += passed_ns
-        self._before = counters
+        self._last_counters = counters
         return counters
 
     def memory(self) -> float:
         """Return the mean fraction of the device's memory in use."""
-        assert self._before is not None
-        return self._memory_ns / max(self._watched_ns, 1) / int(self._before["memory_bytes"])
+        assert self._last_counters is not None
+        return self._memory_ns / max(self._watched_ns, 1) / int(self._last_counters["memory_bytes"])
 
     def done_ns(self) -> tuple[int, int]:
         """Return the kernel time since the first sample, without work after a process's last sample."""
         done = [0, 0]
-        for pid, (place, kernels) in self._latest.items():
-            progress = self._progress[place]
-            done[place] += progress.done_ns(kernels) - progress.done_ns(self._from[pid])
+        for pid, (index, kernels) in self._latest.items():
+            progress = self._progress[index]
+            done[index] += progress.done_ns(kernels) - progress.done_ns(self._first_kernels[pid])
         return done[0], done[1]
 
 
@@ -188,37 +188,37 @@ class LiveNode(NodeSite):
         """Prepare the programs without starting them."""
         super().__init__(home, PRESET, NODE_FLAGS)
         self._scripts = Scripts(home)
-        self._taught: set[str] = set()
-        self._alone: dict[str, float] = {}
+        self._profiled: set[str] = set()
+        self._speeds_alone: dict[str, float] = {}
 
-    def teach(self, load: Workload) -> None:
+    def profile(self, load: Workload) -> None:
         """Time every kernel of the load once, alone."""
-        if task(load) in self._taught:
+        if task(load) in self._profiled:
             return
         requests = _LESSONS[load.arrival.kind == "training"]
-        played = recording_arguments(load, self._scripts, requests)
-        how = ["--offline", "--task", task(load), "--measure", "always", "--gpu", "soft:0"]
-        self.ask("run", *how, "--", sys.executable, *played)
-        self._taught.add(task(load))
+        arguments = recording_arguments(load, self._scripts, requests)
+        flags = ["--offline", "--task", task(load), "--measure", "always", "--gpu", "soft:0"]
+        self.run_command("run", *flags, "--", sys.executable, *arguments)
+        self._profiled.add(task(load))
 
-    def speed_alone(self, case: NodeLiveCase, place: int) -> float:
+    def speed_alone(self, case: NodeLiveCase, index: int) -> float:
         """Return the kernel time per time of a training alone on the node."""
-        load = case.offline[place]
-        if load.name not in self._alone:
-            program = self._trainer(case, place)
+        load = case.offline[index]
+        if load.name not in self._speeds_alone:
+            program = self._trainer(case, index)
             with contextlib.ExitStack() as ends:
                 self._start_trainer(program, ends)
-                watch = _Watch(self, [Progress(one) for one in case.offline])
+                watch = _Watch(self, [Progress(training) for training in case.offline])
                 first = watch.sample()
                 pause(_SOLO_S)
                 last = watch.sample()
-            self._alone[load.name] = watch.done_ns()[place] / (last["now_ns"] - first["now_ns"])
-        return self._alone[load.name]
+            self._speeds_alone[load.name] = watch.done_ns()[index] / (last["now_ns"] - first["now_ns"])
+        return self._speeds_alone[load.name]
 
     def run_players(self, case: NodeLiveCase, *, shared: bool) -> NodeRun:
         """Run the service, with a late tenant in the middle and, if shared, with the trainings."""
         mode: Mode = "cotenant mps" if shared else "through"
-        trainers = [self._trainer(case, place) for place in range(len(TRAINERS))] if shared else []
+        trainers = [self._trainer(case, index) for index in range(len(TRAINERS))] if shared else []
         with contextlib.ExitStack() as ends:
             if trainers:
                 self._start_trainer(trainers[0], ends)
@@ -229,14 +229,14 @@ class LiveNode(NodeSite):
             ]
             service = self._online("service", case.online, case.sizes.service, endless, ends)
             service.await_ready()
-            watch = _Watch(self, [Progress(one) for one in case.offline])
-            before = watch.sample()
+            watch = _Watch(self, [Progress(load) for load in case.offline])
+            begin = watch.sample()
             service.go()
             self._accompany(case, trainers, watch, ends)
             os.kill(service.pid, signal.SIGTERM)
             text = service.result()
-            after = watch.sample()
-            run = measure_run(mode, before, after, (service.pid, text), None)
+            end = watch.sample()
+            run = measure_run(mode, begin, end, (service.pid, text), None)
             health = self.health()
             service.end()
         return NodeRun(
@@ -256,16 +256,16 @@ class LiveNode(NodeSite):
         """Start the second training and the late tenant, and wait until evicted trainings return."""
         newcomer: PlayerProcess | None = None
         late, is_gone = list(trainers[1:]), False
-        began_ns, ready_ns = self.clock.now(), 0
+        begin_ns, ready_ns = self.clock.now(), 0
         while True:
             pause(_LOOK_S)
             watch.sample()
             now_ns = self.clock.now()
-            if now_ns - began_ns >= LONGEST_NS:
+            if now_ns - begin_ns >= LONGEST_NS:
                 return  # a training that has not returned by now counts as not returned
-            if late and now_ns - began_ns >= SECOND_JOINS_NS:
+            if late and now_ns - begin_ns >= SECOND_JOINS_NS:
                 self._start(late.pop(), ends)
-            if newcomer is None and now_ns - began_ns >= NEWCOMER_JOINS_NS and watch.working == len(trainers):
+            if newcomer is None and now_ns - begin_ns >= NEWCOMER_JOINS_NS and watch.working == len(trainers):
                 newcomer = self._online("newcomer", case.online, case.sizes.newcomer, ["--requests", "1"], ends)
             elif newcomer is not None and not ready_ns and newcomer.has_output():
                 newcomer.await_ready()
@@ -273,7 +273,7 @@ class LiveNode(NodeSite):
             elif newcomer is not None and ready_ns and not is_gone and now_ns - ready_ns >= NEWCOMER_STAYS_NS:
                 newcomer.end()
                 is_gone = True
-            elif is_gone and now_ns - began_ns >= RUN_NS and watch.working == len(trainers):
+            elif is_gone and now_ns - begin_ns >= RUN_NS and watch.working == len(trainers):
                 return
 
     @staticmethod
@@ -289,9 +289,9 @@ class LiveNode(NodeSite):
                 if pid and client_of(self.counters(), pid)["counters"]["kernels"] >= _FORWARD:
                     return
 
-    def _trainer(self, case: NodeLiveCase, place: int) -> TenantProgram:
-        load = case.offline[place]
-        quota = case.sizes.second if place else case.sizes.first
+    def _trainer(self, case: NodeLiveCase, index: int) -> TenantProgram:
+        load = case.offline[index]
+        quota = case.sizes.second if index else case.sizes.first
         flags = ["--offline", "--memory", f"{quota}B", "--task", task(load)]
         played = [
             *self._scripts.arguments(load)[1:],
@@ -299,13 +299,13 @@ class LiveNode(NodeSite):
             "--memory",
             str(quota - _SPARE_BYTES),
         ]
-        return TenantProgram(self, TRAINERS[place], flags, played)
+        return TenantProgram(self, TRAINERS[index], flags, played)
 
     def _online(
         self, name: str, load: Workload, quota: int, requests: Sequence[str], ends: contextlib.ExitStack
     ) -> PlayerProcess:
         flags = ["--name", name, "--online", "--memory", f"{quota}B", "--task", task(load), "--measure", "never"]
-        run = [sys.executable, "-m", "cotenant", "run", *self.where(), "--gpu", "soft:0", *flags]
+        run = [sys.executable, "-m", "cotenant", "run", *self.directory_flags(), "--gpu", "soft:0", *flags]
         played = [*self._scripts.arguments(load), *requests, "--steered", "--memory", str(quota - _SPARE_BYTES)]
         player = PlayerProcess([*run, "--", sys.executable, *played], {**os.environ, "SOFTGPU_ACCOUNT": name})
         ends.callback(player.kill)
@@ -322,8 +322,8 @@ def evaluate_live(
 ) -> NodeLiveResult:
     """Alternate before and after; return medians of the rounds."""
     for load in (case.online, *case.offline):
-        node.teach(load)
-    alone = [node.speed_alone(case, place) for place in range(len(TRAINERS))]
+        node.profile(load)
+    alone = [node.speed_alone(case, index) for index in range(len(TRAINERS))]
     runs: list[tuple[NodeRun, NodeRun]] = []
     for _ in range(rounds):
         before = node.run_players(case, shared=False)
@@ -337,15 +337,15 @@ def live_result(
 ) -> NodeLiveResult:
     """Return medians of ratios within a round, because the machine's speed varies."""
 
-    def median(of: Callable[[NodeRun, NodeRun], float]) -> float:
-        return statistics.median(of(before, after) for before, after in runs)
+    def median(metric: Callable[[NodeRun, NodeRun], float]) -> float:
+        return statistics.median(metric(before, after) for before, after in runs)
 
     return NodeLiveResult(
         name=case.name,
         level=case.level,
         rounds=len(runs),
-        before=_middle([use_of(before.run, sms) for before, _ in runs]),
-        after=_middle([use_of(after.run, sms) for _, after in runs]),
+        before=_median_use([use_of(before.run, sms) for before, _ in runs]),
+        after=_median_use([use_of(after.run, sms) for _, after in runs]),
         memory_before=median(lambda before, _: before.memory),
         memory_after=median(lambda _, after: after.memory),
         offline_vs_alone=median(
@@ -361,7 +361,7 @@ def live_result(
     )
 
 
-def _middle(uses: Sequence[DeviceUse]) -> DeviceUse:
+def _median_use(uses: Sequence[DeviceUse]) -> DeviceUse:
     return DeviceUse(
         utilization=statistics.median(use.utilization for use in uses),
         sm_activity=statistics.median(use.sm_activity for use in uses),

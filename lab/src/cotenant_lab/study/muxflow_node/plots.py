@@ -23,11 +23,11 @@ def plotter(directory: Path) -> Callable[[MuxflowNodeReport], None]:
             if report.simulated is not None:
                 captions["p99.svg"] = _draw_p99(pyplot, directory / "p99.svg", report)
         rows = "".join(
-            f"<tr><td>{part}<td>{mode}<td>{name}<td>{one.min:.3f}<td>{one.median:.3f}<td>{one.p90:.3f}"
-            f"<td>{one.max:.3f}<td>{one.mean:.3f}</tr>"
+            f"<tr><td>{part}<td>{mode}<td>{name}<td>{distribution.min:.3f}<td>{distribution.median:.3f}<td>{distribution.p90:.3f}"
+            f"<td>{distribution.max:.3f}<td>{distribution.mean:.3f}</tr>"
             for part, groups in _parts(report).items()
             for mode, metrics in groups.items()
-            for name, one in metrics.items()
+            for name, distribution in metrics.items()
         )
         head = "<tr><th>part<th>mode<th>metric<th>min<th>median<th>p90<th>max<th>mean</tr>"
         text = f"cotenant-lab study muxflow-node, seed {report.seed}; compare with {report.paper.source}"
@@ -63,12 +63,12 @@ def _draw_use(pyplot: Any, path: Path, report: MuxflowNodeReport) -> str:
         if day and name in day["before"]:
             bars["simulated day"] = (100 * day["before"][name].mean, 100 * day[PROTECTED][name].mean)
         if report.live is not None:
-            known = report.live.metrics
-            bars["live"] = (100 * known[f"{name}_before"].mean, 100 * known[f"{name}_after"].mean)
+            metrics = report.live.metrics
+            bars["live"] = (100 * metrics[f"{name}_before"].mean, 100 * metrics[f"{name}_after"].mean)
         bars["MuxFlow"] = (float(published[0]), float(published[1]))
-        for place, (before, after) in enumerate(bars.values()):
-            axis.bar(place - 0.2, before, 0.38, color=_BEFORE, label="before" if not place else None)
-            axis.bar(place + 0.2, after, 0.38, color=_AFTER, label="after" if not place else None)
+        for index, (before, after) in enumerate(bars.values()):
+            axis.bar(index - 0.2, before, 0.38, color=_BEFORE, label="before" if not index else None)
+            axis.bar(index + 0.2, after, 0.38, color=_AFTER, label="after" if not index else None)
         axis.set_xticks(range(len(bars)), list(bars))
         axis.set_title(name.replace("_", " "))
     axes[0].set_ylabel("of the device, mean, %")
@@ -83,7 +83,7 @@ def _draw_p99(pyplot: Any, path: Path, report: MuxflowNodeReport) -> str:
     cases = report.simulated.cases
     parts = [100 * (rank + 1) / len(cases) for rank in range(len(cases))]
     for mode, colour in _MODES.items():
-        axis.step(sorted(one.p99_ratio[mode] for one in cases), parts, where="post", color=colour, label=mode)
+        axis.step(sorted(case.p99_ratio[mode] for case in cases), parts, where="post", color=colour, label=mode)
     axis.axvline(1.05, color="#444444", ls=":", label="+5 %")
     axis.axvline(1.2, color=_PAPER, ls=":", label="MuxFlow: less than +20 %")
     axis.set_xscale("log")

@@ -62,15 +62,15 @@ class MuxflowNodeReport(msgspec.Struct, frozen=True, kw_only=True):
 def live_of(cases: Sequence[NodeLiveResult]) -> LiveResults:
     """Summarize the live cases."""
     columns = {
-        "utilization_before": [one.before.utilization for one in cases],
-        "utilization_after": [one.after.utilization for one in cases],
-        "sm_activity_before": [one.before.sm_activity for one in cases],
-        "sm_activity_after": [one.after.sm_activity for one in cases],
-        "memory_before": [one.memory_before for one in cases],
-        "memory_after": [one.memory_after for one in cases],
-        "delay_ratio": [one.delay_ratio for one in cases],
-        "p99_ratio_own_clock": [one.p99_ratio_own_clock for one in cases],
-        "offline_vs_alone": [one.offline_vs_alone for one in cases],
+        "utilization_before": [case.before.utilization for case in cases],
+        "utilization_after": [case.after.utilization for case in cases],
+        "sm_activity_before": [case.before.sm_activity for case in cases],
+        "sm_activity_after": [case.after.sm_activity for case in cases],
+        "memory_before": [case.memory_before for case in cases],
+        "memory_after": [case.memory_after for case in cases],
+        "delay_ratio": [case.delay_ratio for case in cases],
+        "p99_ratio_own_clock": [case.p99_ratio_own_clock for case in cases],
+        "offline_vs_alone": [case.offline_vs_alone for case in cases],
     }
     return LiveResults(cases=list(cases), metrics={name: distribution_of(values) for name, values in columns.items()})
 
@@ -99,7 +99,7 @@ def report_of(
 
 def _met_simulated(simulated: NodeSimulation) -> dict[str, bool]:
     ratio = simulated.metrics[PROTECTED]["p99_ratio"]
-    uses = [(one.before, one.after[PROTECTED]) for one in simulated.cases]
+    uses = [(case.before, case.after[PROTECTED]) for case in simulated.cases]
     return {
         "simulated: online p99 under MPS, median <= +5 %": ratio.median <= P99_MOST,
         "simulated: online p99 under MPS, max <= +5 %": ratio.max <= P99_MOST,
@@ -117,11 +117,15 @@ def _met_live(live: LiveResults) -> dict[str, bool]:
     return {
         "live: online delay by the device's accounting, median <= 5 %": delay.median <= DELAY_MOST,
         "live: online delay by the device's accounting, max <= 5 %": delay.max <= DELAY_MOST,
-        "live: utilization rises in every case": all(one.after.utilization > one.before.utilization for one in cases),
-        "live: SM activity rises in every case": all(one.after.sm_activity > one.before.sm_activity for one in cases),
-        "live: memory used rises in every case": all(one.memory_after > one.memory_before for one in cases),
-        "live: who was evicted came back, in every case": all(one.evicted and one.came_back for one in cases),
-        "live: the device is healthy afterwards": all(set(one.health) == {HEALTHY} for one in cases),
+        "live: utilization rises in every case": all(
+            case.after.utilization > case.before.utilization for case in cases
+        ),
+        "live: SM activity rises in every case": all(
+            case.after.sm_activity > case.before.sm_activity for case in cases
+        ),
+        "live: memory used rises in every case": all(case.memory_after > case.memory_before for case in cases),
+        "live: who was evicted came back, in every case": all(case.evicted and case.came_back for case in cases),
+        "live: the device is healthy afterwards": all(set(case.health) == {HEALTHY} for case in cases),
     }
 
 
@@ -132,8 +136,8 @@ def run_muxflow_node(
     cases, left_out = node_cases(directory, quick=quick)
     live_part, absent = live_cases(directory, quick=quick)
     left_out += absent
-    for one in left_out:
-        report(f"omitted: {one.name}: {one.why}")
+    for missing_pair in left_out:
+        report(f"omitted: {missing_pair.name}: {missing_pair.why}")
     with show_parts(console, report, "to play") as progress:
         setting = RunSettings(device=preset(PRESET), seed=seed)
         simulated = evaluate_nodes(cases, setting, os.cpu_count() or 1, progress) if cases else None

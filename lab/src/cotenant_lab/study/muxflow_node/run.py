@@ -116,8 +116,8 @@ def evaluate_nodes(cases: Sequence[NodeCase], setting: RunSettings, workers: int
     results: list[NodeResult] = []
     progress(PART, 0, len(cases))
     with mapping(workers) as mapped:
-        for one in mapped(evaluate_node, cases, [setting] * len(cases)):
-            results.append(one)
+        for result in mapped(evaluate_node, cases, [setting] * len(cases)):
+            results.append(result)
             progress(PART, len(results), len(cases))
     return simulated_of(results)
 
@@ -128,9 +128,9 @@ def simulated_of(results: Sequence[NodeResult]) -> NodeSimulation:
     for mode in SHARED:
         metrics[mode] = _distributions(results, _after(mode))
     days = days_of(results)
-    day = {"before": _columns([one.before for one in days])}
-    day |= {mode: _columns([one.after[mode] for one in days]) for mode in SHARED}
-    within = {mode: statistics.fmean(one.p99_ratio[mode] <= P99_MOST for one in results) for mode in SHARED}
+    day = {"before": _columns([node_day.before for node_day in days])}
+    day |= {mode: _columns([node_day.after[mode] for node_day in days]) for mode in SHARED}
+    within = {mode: statistics.fmean(result.p99_ratio[mode] <= P99_MOST for result in results) for mode in SHARED}
     return NodeSimulation(
         cases=list(results), metrics=metrics, day=day, within={str(key): part for key, part in within.items()}
     )
@@ -139,15 +139,18 @@ def simulated_of(results: Sequence[NodeResult]) -> NodeSimulation:
 def days_of(results: Sequence[NodeResult]) -> list[NodeDay]:
     """Return one node per service and training."""
     nodes: dict[str, list[NodeResult]] = {}
-    for one in results:
-        nodes.setdefault(one.metrics.name, []).append(one)
+    for result in results:
+        nodes.setdefault(result.metrics.name, []).append(result)
     return [
         NodeDay(
             name=name,
-            before={metric: _weighted(found, of) for metric, of in _BEFORE.items()},
-            after={mode: {metric: _weighted(found, of) for metric, of in _over_day(mode).items()} for mode in SHARED},
+            before={metric: _weighted(node_results, metric_of) for metric, metric_of in _BEFORE.items()},
+            after={
+                mode: {metric: _weighted(node_results, metric_of) for metric, metric_of in _over_day(mode).items()}
+                for mode in SHARED
+            },
         )
-        for name, found in nodes.items()
+        for name, node_results in nodes.items()
     ]
 
 
@@ -165,35 +168,35 @@ def distribution_of(values: Sequence[float]) -> Distribution:
 
 _Of = Callable[[NodeResult], float]
 _BEFORE: Final[dict[str, _Of]] = {
-    "utilization": lambda one: one.before.utilization,
-    "sm_activity": lambda one: one.before.sm_activity,
+    "utilization": lambda result: result.before.utilization,
+    "sm_activity": lambda result: result.before.sm_activity,
 }
 
 
 def _over_day(mode: Mode) -> dict[str, _Of]:
     return {
-        "utilization": lambda one: one.after[mode].utilization,
-        "sm_activity": lambda one: one.after[mode].sm_activity,
-        "offline_vs_alone": lambda one: one.metrics.offline_vs_alone[mode],
+        "utilization": lambda result: result.after[mode].utilization,
+        "sm_activity": lambda result: result.after[mode].sm_activity,
+        "offline_vs_alone": lambda result: result.metrics.offline_vs_alone[mode],
     }
 
 
 def _after(mode: Mode) -> dict[str, _Of]:
     return {
         **_over_day(mode),
-        "p99_ratio": lambda one: one.p99_ratio[mode],
-        "delay_ratio": lambda one: one.metrics.online_delay_ratio[mode],
+        "p99_ratio": lambda result: result.p99_ratio[mode],
+        "delay_ratio": lambda result: result.metrics.online_delay_ratio[mode],
     }
 
 
 def _distributions(results: Sequence[NodeResult], metrics: Mapping[str, _Of]) -> dict[str, Distribution]:
-    return {name: distribution_of([of(one) for one in results]) for name, of in metrics.items()}
+    return {name: distribution_of([metric_of(result) for result in results]) for name, metric_of in metrics.items()}
 
 
 def _columns(rows: Sequence[Mapping[str, float]]) -> dict[str, Distribution]:
     return {name: distribution_of([row[name] for row in rows]) for name in rows[0]}
 
 
-def _weighted(found: Sequence[NodeResult], of: _Of) -> float:
-    weights = [DAY[one.level] for one in found]
-    return statistics.fmean((of(one) for one in found), weights)
+def _weighted(results: Sequence[NodeResult], metric_of: _Of) -> float:
+    weights = [DAY[result.level] for result in results]
+    return statistics.fmean((metric_of(result) for result in results), weights)

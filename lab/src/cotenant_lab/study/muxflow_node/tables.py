@@ -42,7 +42,7 @@ def show_published(console: Console, paper: MuxflowPaper, unlike: str, met: Mapp
 
 def _show_simulated(console: Console, simulated: NodeSimulation) -> None:
     columns = ["SERVICE + TRAINING", "AT", "BUSY", "SMS", "P99", "OFFLINE"]
-    rows: list[list[str | Text]] = [_row(one) for one in simulated.cases]
+    rows: list[list[str | Text]] = [_row(case) for case in simulated.cases]
     console.print(table(f"simulated, {PROTECTED}", columns, rows))
     for name, groups in (("cases", simulated.metrics), ("means over a day", simulated.day)):
         _show_distributions(console, f"simulated: {name}", groups)
@@ -57,41 +57,41 @@ def _short(name: str) -> str:
     return f"{service[-_NAME_MOST:]} + {training.removeprefix('train ')}"
 
 
-def _row(one: NodeResult) -> list[str | Text]:
-    before, after = one.before, one.after[PROTECTED]
+def _row(result: NodeResult) -> list[str | Text]:
+    before, after = result.before, result.after[PROTECTED]
     return [
-        _short(one.metrics.name),
-        f"{one.level:.0%}",
+        _short(result.metrics.name),
+        f"{result.level:.0%}",
         f"{before.utilization:.0%} -> {after.utilization:.0%}",
         f"{before.sm_activity:.0%} -> {after.sm_activity:.0%}",
-        f"{one.p99_ratio[PROTECTED]:.3f}",
-        f"{one.metrics.offline_vs_alone[PROTECTED]:.2f}",
+        f"{result.p99_ratio[PROTECTED]:.3f}",
+        f"{result.metrics.offline_vs_alone[PROTECTED]:.2f}",
     ]
 
 
 def _show_live(console: Console, live: LiveResults) -> None:
     uses: list[list[str | Text]] = [
         [
-            one.name[:_LIVE_NAME_MOST],
-            f"{one.before.utilization:.0%} -> {one.after.utilization:.0%}",
-            f"{one.before.sm_activity:.0%} -> {one.after.sm_activity:.0%}",
-            f"{one.memory_before:.0%} -> {one.memory_after:.0%}",
-            f"{one.offline_vs_alone:.2f}",
+            case.name[:_LIVE_NAME_MOST],
+            f"{case.before.utilization:.0%} -> {case.after.utilization:.0%}",
+            f"{case.before.sm_activity:.0%} -> {case.after.sm_activity:.0%}",
+            f"{case.memory_before:.0%} -> {case.memory_after:.0%}",
+            f"{case.offline_vs_alone:.2f}",
         ]
-        for one in live.cases
+        for case in live.cases
     ]
     columns = ["SERVICE + TRAININGS", "UTILIZATION", "SM ACTIVITY", "MEMORY", "OFFLINE"]
     console.print(table("live, cotenant with MPS: use of the device", columns, uses))
     console.print()
     costs: list[list[str | Text]] = [
         [
-            one.name[:_LIVE_NAME_MOST],
-            f"{one.delay_ratio:.3f}",
-            f"{one.p99_ratio_own_clock:.2f}",
-            f"{one.evicted} in {one.rounds}{'' if one.came_back else ', not back'}",
-            ", ".join(sorted(set(one.health))),
+            case.name[:_LIVE_NAME_MOST],
+            f"{case.delay_ratio:.3f}",
+            f"{case.p99_ratio_own_clock:.2f}",
+            f"{case.evicted} in {case.rounds}{'' if case.came_back else ', not back'}",
+            ", ".join(sorted(set(case.health))),
         ]
-        for one in live.cases
+        for case in live.cases
     ]
     columns = ["SERVICE + TRAININGS", "DEVICE DELAY", "P99 OWN CLOCK", "EVICTED", "DEVICE"]
     console.print(table("live, cotenant with MPS: costs", columns, costs))
@@ -101,9 +101,22 @@ def _show_live(console: Console, live: LiveResults) -> None:
 
 def _show_distributions(console: Console, title: str, groups: Mapping[str, Mapping[str, Distribution]]) -> None:
     rows: list[list[str | Text]] = [
-        [mode, metric, *(f"{value:.3f}" for value in (one.min, one.median, one.p90, one.max, one.mean))]
+        [
+            mode,
+            metric,
+            *(
+                f"{value:.3f}"
+                for value in (
+                    distribution.min,
+                    distribution.median,
+                    distribution.p90,
+                    distribution.max,
+                    distribution.mean,
+                )
+            ),
+        ]
         for mode, metrics in groups.items()
-        for metric, one in metrics.items()
+        for metric, distribution in metrics.items()
     ]
     console.print(table(title, ["MODE", "METRIC", "MIN", "MEDIAN", "P90", "MAX", "MEAN"], rows))
     console.print()

@@ -44,18 +44,20 @@ class PlacementReport(msgspec.Struct, frozen=True, kw_only=True):
 def report_of(results: Sequence[PlacementResult], caps: Caps, seed: int, *, quick: bool) -> PlacementReport:
     """Build the report; targets: prediction gets no less done than the other policies and misses no more objectives."""
     met = {}
-    for one in results:
-        predicted = one.policies["predict"]
+    for result in results:
+        predicted = result.policies["predict"]
         for rival in ("spread", "pack"):
-            other = one.policies[rival]
-            name = f"{one.name} ({one.source}): no worse than {rival}"
-            met[name] = _is_no_worse(predicted.by_mix, other.by_mix) and predicted.broken <= other.broken
+            rival_metrics = result.policies[rival]
+            name = f"{result.name} ({result.source}): no worse than {rival}"
+            met[name] = (
+                _is_no_worse(predicted.by_mix, rival_metrics.by_mix) and predicted.broken <= rival_metrics.broken
+            )
     return PlacementReport(seed=seed, quick=quick, results=list(results), caps=caps, met=met)
 
 
-def _is_no_worse(one: Sequence[float], other: Sequence[float]) -> bool:
+def _is_no_worse(first: Sequence[float], second: Sequence[float]) -> bool:
     """Return whether it is lower by at most two standard errors of the paired difference."""
-    differences = [first - second for first, second in zip(one, other, strict=True)]
+    differences = [a - b for a, b in zip(first, second, strict=True)]
     error = statistics.stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else 0.0
     return statistics.fmean(differences) >= -2 * error
 
@@ -67,8 +69,8 @@ def run_placement(
     path = directory / _PAIRS
     pairs = read_pairs(measurement_bytes(path), str(path))
     cases, left_out = node_cases(directory, quick=quick)
-    for one in left_out:
-        report(f"omitted: {one.name}: {one.why}")
+    for missing in left_out:
+        report(f"omitted: {missing.name}: {missing.why}")
     services = list({(case.pair.online.name, case.level): case.pair.online for case in cases}.values())
     offline = {case.pair.offline.name: case.pair.offline for case in cases}
     trainings = [msgspec.structs.replace(load, arrival=TRAINING) for load in offline.values()]
@@ -79,7 +81,7 @@ def run_placement(
     with show_parts(console, report, "to judge") as progress:
         results = evaluate_trainings(pairs, seed, _MIXES // (10 if quick else 1), progress)
         results.append(evaluate_mixes(mixes, setting, os.cpu_count() or 1, progress))
-        pairings = [(load, trainings[place % len(trainings)]) for place, load in enumerate(services)]
-        some = pairings[:: max(len(pairings) // (2 if quick else _CAPPED), 1)]
-        caps = evaluate_caps(some, setting, os.cpu_count() or 1, progress)
+        pairings = [(load, trainings[index % len(trainings)]) for index, load in enumerate(services)]
+        chosen = pairings[:: max(len(pairings) // (2 if quick else _CAPPED), 1)]
+        caps = evaluate_caps(chosen, setting, os.cpu_count() or 1, progress)
     return report_of(results, caps, seed, quick=quick)

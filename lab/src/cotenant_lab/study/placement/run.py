@@ -86,15 +86,15 @@ class Mix(msgspec.Struct, frozen=True):
 def assigned(tenants: Sequence[TenantSpec], gpus: int, policy: str, *, is_mps: bool) -> list[int]:
     """Return the device of each tenant, chosen one after the other."""
     settings = NodeSettings(64, 0, place=policy, gpus=(Gpu("v100", 2),) * gpus, is_mps=is_mps)
-    rooms = Capacity(settings, (), GateRules())
-    found = []
+    capacity = Capacity(settings, (), GateRules())
+    devices = []
     for tenant in tenants:
-        choice = rooms.find(tenant, {})
+        choice = capacity.find(tenant, {})
         if isinstance(choice, Reject):
             raise InvariantError(f"a mix does not fit its node: {choice.detail}")
-        rooms.occupy(choice.gpu, tenant, 1)
-        found.append(choice.gpu)
-    return found
+        capacity.occupy(choice.gpu, tenant, 1)
+        devices.append(choice.gpu)
+    return devices
 
 
 # -- trainings, as measured ------------------------------------------------------------------------------------------
@@ -130,13 +130,13 @@ def _evaluate_jobs(
 ) -> PlacementResult:
     speeds: dict[str, list[list[float]]] = {policy: [] for policy in (*place.POLICIES, BEST)}
     names = sorted(uses)
-    found = tries = 0
-    while found < mixes and tries < 100 * mixes:
+    count_found = tries = 0
+    while count_found < mixes and tries < 100 * mixes:
         tries += 1
         jobs = [rng.choice(names) for _ in range(count)]
         if not all(pair in slower for pair in itertools.permutations(jobs, 2)):
             continue
-        found += 1
+        count_found += 1
         specs = [TenantSpec(Kind.OFFLINE, 7, memory_bytes=1, use=uses[job]) for job in jobs]
         for policy in place.POLICIES:
             speeds[policy].append(_speeds(jobs, assigned(specs, _GPUS, policy, is_mps=False), slower))
@@ -144,50 +144,50 @@ def _evaluate_jobs(
         speeds[BEST].append(max((_speeds(jobs, pairing, slower) for pairing in pairings), key=sum))
     metrics = {
         policy: PolicyMetrics(
-            goodput=statistics.fmean(statistics.fmean(mix) for mix in found_speeds),
-            worst=statistics.median(min(mix) for mix in found_speeds),
-            by_mix=[statistics.fmean(mix) for mix in found_speeds],
+            goodput=statistics.fmean(statistics.fmean(mix) for mix in mix_speeds),
+            worst=statistics.median(min(mix) for mix in mix_speeds),
+            by_mix=[statistics.fmean(mix) for mix in mix_speeds],
         )
-        for policy, found_speeds in speeds.items()
-        if found_speeds
+        for policy, mix_speeds in speeds.items()
+        if mix_speeds
     }
     source = f"Gavel, {kind.upper()}"
     return PlacementResult(
-        name=f"{count} trainings on {_GPUS} GPUs", source=source, mixes=found, tenants=count, policies=metrics
+        name=f"{count} trainings on {_GPUS} GPUs", source=source, mixes=count_found, tenants=count, policies=metrics
     )
 
 
 def _speeds(
     jobs: Sequence[str], devices: Sequence[int], slower: Mapping[tuple[str, str], tuple[float, float]]
 ) -> list[float]:
-    found = [1.0] * len(jobs)
-    for one, other in itertools.combinations(range(len(jobs)), 2):
-        if devices[one] == devices[other]:
-            found[one], found[other] = (1 / times for times in slower[jobs[one], jobs[other]])
-    return found
+    speeds = [1.0] * len(jobs)
+    for first, second in itertools.combinations(range(len(jobs)), 2):
+        if devices[first] == devices[second]:
+            speeds[first], speeds[second] = (1 / times for times in slower[jobs[first], jobs[second]])
+    return speeds
 
 
 def _pairings(count: int, paired: int) -> list[list[int]]:
     """Return every assignment with `paired` of the jobs in pairs and the others alone."""
-    found: list[list[int]] = []
+    assignments: list[list[int]] = []
 
-    def go_on(left: tuple[int, ...], chosen: list[int], device: int, to_pair: int) -> None:
-        if not left:
+    def extend(remaining: tuple[int, ...], chosen: list[int], device: int, to_pair: int) -> None:
+        if not remaining:
             if not to_pair:
-                found.append(chosen)
+                assignments.append(chosen)
             return
-        first, *others = left
-        if len(left) > to_pair:
+        first, *others = remaining
+        if len(remaining) > to_pair:
             alone = list(chosen)
             alone[first] = device
-            go_on(tuple(others), alone, device + 1, to_pair)
+            extend(tuple(others), alone, device + 1, to_pair)
         for other in others if to_pair else ():
-            both = list(chosen)
-            both[first] = both[other] = device
-            go_on(tuple(one for one in others if one != other), both, device + 1, to_pair - 2)
+            paired_choice = list(chosen)
+            paired_choice[first] = paired_choice[other] = device
+            extend(tuple(job for job in others if job != other), paired_choice, device + 1, to_pair - 2)
 
-    go_on(tuple(range(count)), [0] * count, 0, paired)
-    return found
+    extend(tuple(range(count)), [0] * count, 0, paired)
+    return assignments
 
 
 # -- services and trainings, simulated -------------------------------------------------------------------------------
@@ -196,8 +196,8 @@ def _pairings(count: int, paired: int) -> list[list[int]]:
 def use_of_load(load: Workload, setting: RunSettings) -> tuple[TaskUse, float]:
     """Return what a profile of the load would contain, and its p99 alone over the duration of a single request."""
     is_online = load.arrival.kind != "training"
-    once = msgspec.structs.replace(load, arrival=BACK_TO_BACK, requests=_ROUNDS)
-    played = play_alone(once, setting)
+    back_to_back = msgspec.structs.replace(load, arrival=BACK_TO_BACK, requests=_ROUNDS)
+    played = play_alone(back_to_back, setting)
     round_ns = max(round(statistics.fmean(played.clients[0].latencies_ns)), 1)
     busy_ns = min(round(played.busy_ns / max(len(played.clients[0].latencies_ns), 1)), round_ns)
     pause_ns = round(SECOND_NS / load.arrival.rate_per_s) - round_ns if is_online else 0
@@ -240,28 +240,28 @@ def mixes_of(
     sizes: Sequence[int],
 ) -> list[Mix]:
     """Return mixes of one service and one training per device; objectives are 3 or 5 times the p99 alone."""
-    known: dict[Workload, tuple[TaskUse, float]] = {}
-    found = []
+    uses_by_load: dict[Workload, tuple[TaskUse, float]] = {}
+    mixes = []
     for gpus in sizes:
         loads = [*rng.choices(services, k=gpus), *rng.choices(trainings, k=gpus)]
         rng.shuffle(loads)
         guests, uses = [], []
         for load in loads:
-            if load not in known:
-                known[load] = use_of_load(load, setting)
-            use, tail_ns = known[load]
+            if load not in uses_by_load:
+                uses_by_load[load] = use_of_load(load, setting)
+            use, tail_ns = uses_by_load[load]
             is_online = load.arrival.kind != "training"
             slo_ns = round(rng.choice((3, 5)) * tail_ns) if is_online else 0
             uses.append(use)
             guests.append(Guest(load=lasting(load), online=is_online, priority=2 if is_online else 7, slo_ns=slo_ns))
-        found.append(Mix(gpus, tuple(guests), tuple(uses)))
-    return found
+        mixes.append(Mix(gpus, tuple(guests), tuple(uses)))
+    return mixes
 
 
 def evaluate_mixes(mixes: Sequence[Mix], setting: RunSettings, workers: int, progress: Progress) -> PlacementResult:
     """Evaluate all mixes; equal sets of tenants on a device are simulated once."""
     choices: dict[tuple[int, str], list[int]] = {}
-    crowds: dict[tuple[int, tuple[int, ...]], RunSpec] = {}
+    runs_by_tenants: dict[tuple[int, tuple[int, ...]], RunSpec] = {}
     for number, mix in enumerate(mixes):
         specs = [
             TenantSpec(Kind.ONLINE if guest.online else Kind.OFFLINE, guest.priority, slo_ns=guest.slo_ns, use=use)
@@ -270,24 +270,26 @@ def evaluate_mixes(mixes: Sequence[Mix], setting: RunSettings, workers: int, pro
         for policy in place.POLICIES:
             devices = choices[number, policy] = assigned(specs, mix.gpus, policy, is_mps=True)
             for group in _tenants_by_device(devices):
-                guests = tuple(mix.guests[one] for one in group)
-                crowds[number, group] = RunSpec(guests=guests, setting=setting, for_ns=FOR_NS, warm_ns=WARM_NS)
-        for one, guest in enumerate(mix.guests):
-            crowds[number, (one,)] = RunSpec(guests=(guest,), setting=setting, for_ns=FOR_NS, warm_ns=WARM_NS)
+                guests = tuple(mix.guests[index] for index in group)
+                runs_by_tenants[number, group] = RunSpec(guests=guests, setting=setting, for_ns=FOR_NS, warm_ns=WARM_NS)
+        for index, guest in enumerate(mix.guests):
+            runs_by_tenants[number, (index,)] = RunSpec(
+                guests=(guest,), setting=setting, for_ns=FOR_NS, warm_ns=WARM_NS
+            )
     played: dict[tuple[int, tuple[int, ...]], list[float]] = {}
     with mapping(workers) as mapped:
-        for key, done in zip(crowds, mapped(_done, list(crowds.values())), strict=True):
+        for key, done in zip(runs_by_tenants, mapped(_work_done, list(runs_by_tenants.values())), strict=True):
             played[key] = done
-            progress(SERVICES, len(played), len(crowds))
+            progress(SERVICES, len(played), len(runs_by_tenants))
     policies = {}
     for policy in place.POLICIES:
         parts: list[list[tuple[bool, float]]] = []
         for number, mix in enumerate(mixes):
             parts.append([])
             for group in _tenants_by_device(choices[number, policy]):
-                for one, done in zip(group, played[number, group], strict=True):
-                    guest = mix.guests[one]
-                    alone = 1.0 if guest.online else max(played[number, (one,)][0], 1e-9)
+                for index, done in zip(group, played[number, group], strict=True):
+                    guest = mix.guests[index]
+                    alone = 1.0 if guest.online else max(played[number, (index,)][0], 1e-9)
                     parts[-1].append((guest.online, done / alone))
         policies[policy] = _metrics(parts)
     source = "device model"
@@ -298,10 +300,10 @@ def evaluate_mixes(mixes: Sequence[Mix], setting: RunSettings, workers: int, pro
 
 
 def _tenants_by_device(devices: Sequence[int]) -> list[tuple[int, ...]]:
-    return [tuple(one for one, gpu in enumerate(devices) if gpu == device) for device in sorted(set(devices))]
+    return [tuple(index for index, gpu in enumerate(devices) if gpu == device) for device in sorted(set(devices))]
 
 
-def _done(run: RunSpec) -> list[float]:
+def _work_done(run: RunSpec) -> list[float]:
     """Return a service's fraction of requests within the objective, and a training's completed kernel time."""
     outcome = share("cotenant", run)
     return [
@@ -310,13 +312,13 @@ def _done(run: RunSpec) -> list[float]:
     ]
 
 
-def _metrics(parts: Sequence[Sequence[tuple[bool, float]]]) -> PolicyMetrics:
-    online = [done for mix in parts for is_online, done in mix if is_online]
-    offline = [done for mix in parts for is_online, done in mix if not is_online]
+def _metrics(work_by_mix: Sequence[Sequence[tuple[bool, float]]]) -> PolicyMetrics:
+    online = [done for mix in work_by_mix for is_online, done in mix if is_online]
+    offline = [done for mix in work_by_mix for is_online, done in mix if not is_online]
     return PolicyMetrics(
         goodput=statistics.fmean(min(done, 1.0) for done in (*online, *offline)),
-        worst=statistics.median(min(done for _, done in mix) for mix in parts),
-        by_mix=[statistics.fmean(min(done, 1.0) for _, done in mix) for mix in parts],
+        worst=statistics.median(min(done for _, done in mix) for mix in work_by_mix),
+        by_mix=[statistics.fmean(min(done, 1.0) for _, done in mix) for mix in work_by_mix],
         broken=sum(done < KEPT_LEAST for done in online),
         offline=statistics.fmean(offline),
     )

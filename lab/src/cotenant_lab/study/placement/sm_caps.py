@@ -61,12 +61,12 @@ def evaluate_caps(
         capped = msgspec.structs.replace(offline, percent=percents[-1])
         for guests in ((online, capped), (online, offline), (online,), (offline,)):
             runs.append(RunSpec(guests=guests, setting=setting, for_ns=FOR_NS, warm_ns=WARM_NS))
-    found: list[tuple[float, float]] = []
+    results: list[tuple[float, float]] = []
     with mapping(workers) as mapped:
-        for one in mapped(_run_result, runs):
-            found.append(one)
-            progress(CAPS, len(found), len(runs))
-    cases = [found[place : place + 4] for place in range(0, len(found), 4)]
+        for result in mapped(_run_result, runs):
+            results.append(result)
+            progress(CAPS, len(results), len(runs))
+    cases = [results[first : first + 4] for first in range(0, len(results), 4)]
     return Caps(
         pairs=len(cases),
         percent=statistics.median(percents),

@@ -13,9 +13,9 @@ def show_placement(console: Console, report: PlacementReport) -> None:
     """Print the report of `cotenant-lab study placement-node`."""
     columns = ["MIXES", "BY", "POLICY", "DONE BY A TENANT", "BY ITS TRAININGS", "BY THE WORST", "OBJECTIVES MISSED"]
     rows: list[list[str | Text]] = []
-    for one in report.results:
-        for number, (policy, metrics) in enumerate(one.policies.items()):
-            first = [f"{one.mixes} x {one.name}", one.source] if not number else ["", ""]
+    for result in report.results:
+        for number, (policy, metrics) in enumerate(result.policies.items()):
+            first = [f"{result.mixes} x {result.name}", result.source] if not number else ["", ""]
             offline = f"{metrics.offline:.1%}" if metrics.offline else ""
             rows.append(
                 [*first, policy, f"{metrics.goodput:.1%}", offline, f"{metrics.worst:.1%}", str(metrics.broken)]
@@ -24,8 +24,8 @@ def show_placement(console: Console, report: PlacementReport) -> None:
     columns = ["OFFLINE UNDER MPS", "PAIRS", "ITS SMS", "DONE BY A TRAINING", "P99 OVER ALONE", "OBJECTIVES MISSED"]
     caps = report.caps
     rows = [
-        [name, str(caps.pairs), sms, f"{found.offline:.1%}", f"x{found.p99:.2f}", str(found.broken)]
-        for name, sms, found in (
+        [name, str(caps.pairs), sms, f"{caps_result.offline:.1%}", f"x{caps_result.p99:.2f}", str(caps_result.broken)]
+        for name, sms, caps_result in (
             ("the gate alone", "all", caps.free),
             ("and what online leaves", f"{caps.percent:.0f} %", caps.capped),
         )

@@ -48,8 +48,8 @@ def fit_linear(rows: Any, errors: Any) -> Linear:
     """Fit a ridge regression."""
     scale = scale_of(rows)
     columns = with_squares(scale.applied(rows)).astype(np.float64)
-    held = _RIDGE * len(rows) * np.eye(columns.shape[1])
-    weights = np.linalg.solve(columns.T @ columns + held, columns.T @ errors)
+    ridge = _RIDGE * len(rows) * np.eye(columns.shape[1])
+    weights = np.linalg.solve(columns.T @ columns + ridge, columns.T @ errors)
     return Linear(scale, _nested(weights))
 
 
@@ -57,25 +57,27 @@ def fit_trees(rows: Any, errors: Any, growth: TreeSettings | None = None) -> Tre
     """Fit each tree to the residuals; all nodes of a level use the split with the highest gain."""
     rules = growth or TreeSettings()
     borders = [_borders(rows[:, feature]) for feature in range(rows.shape[1])]
-    binned = np.stack([np.searchsorted(one, rows[:, place]) for place, one in enumerate(borders)]).astype(np.int64)
-    asks: list[Any] = [[], []]
+    binned = np.stack([np.searchsorted(border, rows[:, index]) for index, border in enumerate(borders)]).astype(
+        np.int64
+    )
+    split_features: list[Any] = [[], []]
     thresholds: list[Any] = [[], []]
     leaves: list[Any] = [[], []]
     for output in range(2):
-        left = errors[:, output].astype(np.float64)
+        residuals = errors[:, output].astype(np.float64)
         for _ in range(rules.trees):
-            pulls = np.clip(left, -_HUBER, _HUBER)
+            pulls = np.clip(residuals, -_HUBER, _HUBER)
             features, bins, leaf = _grow(binned, pulls, rules)
             count = np.bincount(leaf, minlength=2**rules.levels)
             values = rules.rate * np.bincount(leaf, pulls, 2**rules.levels) / (count + rules.firmness)
             values = np.round(values, _DIGITS)
-            left = left - values[leaf]
-            asks[output].append(tuple(features))
+            residuals = residuals - values[leaf]
+            split_features[output].append(tuple(features))
             chosen = zip(features, bins, strict=True)
             thresholds[output].append(tuple(float(borders[feature][border]) for feature, border in chosen))
-            leaves[output].append(tuple(float(one) for one in values))
+            leaves[output].append(tuple(float(value) for value in values))
     return Trees(
-        (tuple(asks[0]), tuple(asks[1])),
+        (tuple(split_features[0]), tuple(split_features[1])),
         (tuple(thresholds[0]), tuple(thresholds[1])),
         (tuple(leaves[0]), tuple(leaves[1])),
     )
@@ -86,21 +88,23 @@ def _grow(binned: Any, pulls: Any, rules: TreeSettings) -> tuple[list[int], list
     features, bins = [], []
     for level in range(rules.levels):
         nodes = 2**level
-        best, where = -1.0, (0, 0)
+        best, best_split = -1.0, (0, 0)
         for feature in range(len(binned)):
             cells = leaf * (_BORDERS + 1) + binned[feature]
             size = nodes * (_BORDERS + 1)
             sums = np.bincount(cells, pulls, size).reshape(nodes, -1).cumsum(axis=1)
             counts = np.bincount(cells, minlength=size).reshape(nodes, -1).cumsum(axis=1)
-            lower, few = sums[:, :-1], counts[:, :-1]
-            over, rest = sums[:, -1:] - lower, counts[:, -1:] - few
-            gains = (lower**2 / (few + rules.firmness) + over**2 / (rest + rules.firmness)).sum(axis=0)
+            lower, lower_counts = sums[:, :-1], counts[:, :-1]
+            upper, upper_counts = sums[:, -1:] - lower, counts[:, -1:] - lower_counts
+            gains = (lower**2 / (lower_counts + rules.firmness) + upper**2 / (upper_counts + rules.firmness)).sum(
+                axis=0
+            )
             border = int(np.argmax(gains))
             if gains[border] > best:
-                best, where = float(gains[border]), (feature, border)
-        features.append(where[0])
-        bins.append(where[1])
-        leaf = leaf + ((binned[where[0]] > where[1]).astype(np.int64) << level)
+                best, best_split = float(gains[border]), (feature, border)
+        features.append(best_split[0])
+        bins.append(best_split[1])
+        leaf = leaf + ((binned[best_split[0]] > best_split[1]).astype(np.int64) << level)
     return features, bins, leaf
 
 
@@ -122,40 +126,40 @@ def _trained(inputs: Any, errors: Any, rng: Any, rules: NetworkSettings) -> Laye
     """Train with Adam on a Huber loss and a learning rate that decays to zero."""
     sizes = (inputs.shape[1], *rules.hidden, 2)
     weights = [rng.normal(0, np.sqrt(2 / a), (a, b)) for a, b in itertools.pairwise(sizes)]
-    added = [np.zeros(b) for b in sizes[1:]]
+    biases = [np.zeros(b) for b in sizes[1:]]
     weights[-1] *= 0.1
-    state = [[np.zeros_like(one), np.zeros_like(one)] for one in (*weights, *added)]
+    state = [[np.zeros_like(parameter), np.zeros_like(parameter)] for parameter in (*weights, *biases)]
     step, steps = 0, rules.epochs * -(-len(inputs) // rules.batch)
     for _ in range(rules.epochs):
         order = rng.permutation(len(inputs))
         for first in range(0, len(inputs), rules.batch):
-            some = order[first : first + rules.batch]
+            batch = order[first : first + rules.batch]
             step += 1
-            slopes = _slopes(inputs[some], errors[some], weights, added)
+            gradients = _gradients(inputs[batch], errors[batch], weights, biases)
             pace = rules.rate * (1 - step / steps) + 1e-5
-            for place, (one, slope) in enumerate(zip((*weights, *added), slopes, strict=True)):
-                firm = slope + (rules.decay * one if place < len(weights) else 0)
-                mean, square = state[place]
-                mean += 0.1 * (firm - mean)
-                square += 0.001 * (firm * firm - square)
+            for index, (parameter, loss_gradient) in enumerate(zip((*weights, *biases), gradients, strict=True)):
+                gradient = loss_gradient + (rules.decay * parameter if index < len(weights) else 0)
+                mean, square = state[index]
+                mean += 0.1 * (gradient - mean)
+                square += 0.001 * (gradient * gradient - square)
                 move = (mean / (1 - 0.9**step)) / (np.sqrt(square / (1 - 0.999**step)) + 1e-8)
-                np.subtract(one, pace * move, out=one)
-    return tuple((_nested(one), _nested(other)) for one, other in zip(weights, added, strict=True))
+                np.subtract(parameter, pace * move, out=parameter)
+    return tuple((_nested(weight), _nested(bias)) for weight, bias in zip(weights, biases, strict=True))
 
 
-def _slopes(inputs: Any, wanted: Any, weights: Sequence[Any], added: Sequence[Any]) -> list[Any]:
+def _gradients(inputs: Any, targets: Any, weights: Sequence[Any], biases: Sequence[Any]) -> list[Any]:
     signals = [inputs]
-    for place, (weight, more) in enumerate(zip(weights, added, strict=True)):
-        out = signals[-1] @ weight + more
-        signals.append(np.maximum(out, 0) if place < len(weights) - 1 else out)
-    slope = np.clip(signals[-1] - wanted, -_HUBER, _HUBER) / len(inputs)
-    of_weights, of_added = [], []
-    for place in reversed(range(len(weights))):
-        of_weights.append(signals[place].T @ slope)
-        of_added.append(slope.sum(axis=0))
-        if place:
-            slope = (slope @ weights[place].T) * (signals[place] > 0)
-    return [*reversed(of_weights), *reversed(of_added)]
+    for index, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+        output = signals[-1] @ weight + bias
+        signals.append(np.maximum(output, 0) if index < len(weights) - 1 else output)
+    slope = np.clip(signals[-1] - targets, -_HUBER, _HUBER) / len(inputs)
+    weight_slopes, bias_slopes = [], []
+    for layer in reversed(range(len(weights))):
+        weight_slopes.append(signals[layer].T @ slope)
+        bias_slopes.append(slope.sum(axis=0))
+        if layer:
+            slope = (slope @ weights[layer].T) * (signals[layer] > 0)
+    return [*reversed(weight_slopes), *reversed(bias_slopes)]
 
 
 def scale_of(rows: Any) -> Scale:
@@ -175,4 +179,4 @@ def _nested(values: Any) -> Any:
     """Convert to tuples with five digits."""
     if np.ndim(values) == 0:
         return float(f"{float(values):.5g}")
-    return tuple(_nested(one) for one in values)
+    return tuple(_nested(value) for value in values)

@@ -90,29 +90,27 @@ def gavel_outcomes(pairs: TrainingPairs) -> list[MeasuredOutcome]:
     of kernel counts. Widths and bandwidth are unknown and assumed as all SMs and none; time slices do not depend on
     them.
     """
-    found = []
-    known: set[str] = set()
+    outcomes = []
+    seen_pairs: set[str] = set()
     for group in training_groups(pairs):
-        order = sorted((0, 1), key=lambda place: group.tenants[place])
-        name = " + ".join(group.tenants[place] for place in order)
-        if f"{group.kind} {name}" in known:
+        order = sorted((0, 1), key=lambda side: group.tenants[side])
+        name = " + ".join(group.tenants[side] for side in order)
+        if f"{group.kind} {name}" in seen_pairs:
             continue
-        known.add(f"{group.kind} {name}")
+        seen_pairs.add(f"{group.kind} {name}")
         uses = [
-            use_of(
-                group.uses[place].duty, group.uses[place].kernel_ns, STEP_KERNELS.get(group.programs[place], 500), 1.0
-            )
-            for place in order
+            use_of(group.uses[side].duty, group.uses[side].kernel_ns, STEP_KERNELS.get(group.programs[side], 500), 1.0)
+            for side in order
         ]
         together = _Together(
             f"{group.kind} {name}",
             group.kind,
-            [group.tenants[place] for place in order],
-            [group.programs[place] for place in order],
-            [group.slowdowns[place] for place in order],
+            [group.tenants[side] for side in order],
+            [group.programs[side] for side in order],
+            [group.slowdowns[side] for side in order],
         )
-        found += [_outcome(together, uses, mine, [1 - mine], "time") for mine in (0, 1)]
-    return found
+        outcomes += [_outcome(together, uses, mine, [1 - mine], "time") for mine in (0, 1)]
+    return outcomes
 
 
 def disb_outcomes(servers: Sequence[ServerMeasurements], streams: Mapping[str, Timeline]) -> list[MeasuredOutcome]:
@@ -129,7 +127,7 @@ def disb_outcomes(servers: Sequence[ServerMeasurements], streams: Mapping[str, T
         for run in server.runs
         for client in run.clients
     }
-    found = []
+    outcomes = []
     for server in servers:
         for run in server.runs:
             uses = []
@@ -139,27 +137,27 @@ def disb_outcomes(servers: Sequence[ServerMeasurements], streams: Mapping[str, T
                 on_gpu_ns = engines.get(client.model, alone_ns) if server.server == _SAME_ENGINES else alone_ns
                 use = use_of(min(1.0, on_gpu_ns / alone_ns), alone_ns, kernels_of(client.model), min(active, 1.0))
                 uses.append(msgspec.structs.replace(use, widths=_widths(client.model, streams)))
-            together = [server.together_ns[run.name, one.name] / run.alone_ns[one.name] for one in run.clients]
+            together = [server.together_ns[run.name, client.name] / run.alone_ns[client.name] for client in run.clients]
             group = _Together(
                 f"{server.server} {run.name}",
                 server.server,
-                tuple(one.name for one in run.clients),
-                tuple(one.model for one in run.clients),
+                tuple(client.name for client in run.clients),
+                tuple(client.model for client in run.clients),
                 tuple(together),
             )
             for mine in range(len(uses)):
-                others = [place for place in range(len(uses)) if place != mine]
+                others = [index for index in range(len(uses)) if index != mine]
                 if others:
-                    found.append(_outcome(group, uses, mine, others, "mps"))
-    return found
+                    outcomes.append(_outcome(group, uses, mine, others, "mps"))
+    return outcomes
 
 
 def differences(
-    first: Sequence[MeasuredOutcome], again: Sequence[MeasuredOutcome]
+    first: Sequence[MeasuredOutcome], repeated: Sequence[MeasuredOutcome]
 ) -> Mapping[str, tuple[float, float]]:
     """Return both speeds of cases that were measured twice, by name."""
-    known = {one.name: one.speed for one in again}
-    return {one.name: (known[one.name], one.speed) for one in first if one.name in known}
+    speeds = {outcome.name: outcome.speed for outcome in repeated}
+    return {outcome.name: (speeds[outcome.name], outcome.speed) for outcome in first if outcome.name in speeds}
 
 
 def use_of(duty: float, round_ns: float, kernels: float, active: float) -> TaskUse:
@@ -185,14 +183,14 @@ def _widths(model: str, streams: Mapping[str, Timeline]) -> tuple[tuple[int, int
 def _outcome(
     group: _Together, uses: Sequence[TaskUse], mine: int, others: Sequence[int], mode: ServingMode
 ) -> MeasuredOutcome:
-    online = tuple(OnlineUse(f"s{place}", uses[place]) for place in others)
+    online = tuple(OnlineUse(f"s{index}", uses[index]) for index in others)
     demand = uses[mine].duty_ppm / WHOLE_PPM
-    demand += sum(uses[place].duty_ppm * uses[place].active_ppm for place in others) / WHOLE_PPM**2
+    demand += sum(uses[index].duty_ppm * uses[index].active_ppm for index in others) / WHOLE_PPM**2
     return MeasuredOutcome(
         name=f"{group.name}: {group.tenants[mine]} ({mine + 1})",
         where=group.where,
         profile=f"{group.where} {group.tenants[mine]}",
-        co_runners="+".join(sorted(group.programs[place] for place in others)),
+        co_runners="+".join(sorted(group.programs[index] for index in others)),
         mode=mode,
         job=uses[mine],
         spot=Spot(online, WHOLE_PPM),

@@ -69,12 +69,12 @@ def play(case: PairCase) -> SimulatedPair:
     share = 1.0 if case.mode == "time" else rng.choice((1.0, *(rng.uniform(0.05, 1.0) for _ in range(3))))
     if case.mode == "mps" and rng.random() < 0.5:
         share = 1.0
-    speed, slowdown = _together(job, others, loads, share, case.mode, rng, config)
+    speed, slowdown = _simulate(job, others, loads, share, case.mode, rng, config)
     online = tuple(
-        OnlineUse(f"s{place}", msgspec.structs.replace(one.use, active_ppm=max(1, round(load * WHOLE_PPM))))
-        for place, (one, load) in enumerate(zip(others, loads, strict=True))
+        OnlineUse(f"s{index}", msgspec.structs.replace(program.use, active_ppm=max(1, round(load * WHOLE_PPM))))
+        for index, (program, load) in enumerate(zip(others, loads, strict=True))
     )
-    name = f"{job.name} with {' and '.join(one.name for one in others)}"
+    name = f"{job.name} with {' and '.join(program.name for program in others)}"
     return SimulatedPair(name, job.use, Spot(online, max(1, round(share * WHOLE_PPM))), speed, slowdown)
 
 
@@ -90,7 +90,7 @@ def _load(rng: random.Random) -> float:
     return 1.0 if rng.random() < 0.35 else rng.uniform(0.03, 0.9)
 
 
-def _together(
+def _simulate(
     job: RoundProgram,
     others: Sequence[RoundProgram],
     loads: Sequence[float],
@@ -113,33 +113,33 @@ def _together(
         )
     ]
     arrivals: list[tuple[int, ...] | None] = []
-    for one, load in zip(others, loads, strict=True):
-        own_arrivals = None if load >= 1 else _arrivals_ns(rng, one.alone_ns / load, span_ns)
+    for program, load in zip(others, loads, strict=True):
+        own_arrivals = None if load >= 1 else _arrivals_ns(rng, program.alone_ns / load, span_ns)
         arrivals.append(own_arrivals)
         clients.append(
             ScriptClient(
-                steps=one.steps(len(kernels), 1 + host),
-                repeats=_repeats(span_ns, one.alone_ns) if own_arrivals is None else len(own_arrivals),
+                steps=program.steps(len(kernels), 1 + host),
+                repeats=_repeats(span_ns, program.alone_ns) if own_arrivals is None else len(own_arrivals),
                 arrivals_ns=own_arrivals,
                 group_label=group,
                 streams=(_ABOVE if mode == "space" else _EQUAL,),
             )
         )
-        kernels += one.kernels
+        kernels += program.kernels
     mine, *theirs = Device(config, LIMITS).run(kernels, clients, until_ns=span_ns)
     speed = mine.completions / len(job.kernels) * job.alone_ns / span_ns
     quiet = 1 + host * (len(others) > 1)  # without other programs the host is not shared
     first = len(job.kernels)
     by_themselves = []
-    for client, one in zip(clients[1:], others, strict=True):
-        by_themselves.append(msgspec.structs.replace(client, steps=one.steps(first, quiet)))
-        first += len(one.kernels)
-    without = Device(config, LIMITS).run(kernels, by_themselves, until_ns=span_ns)
+    for client, program in zip(clients[1:], others, strict=True):
+        by_themselves.append(msgspec.structs.replace(client, steps=program.steps(first, quiet)))
+        first += len(program.kernels)
+    baseline_results = Device(config, LIMITS).run(kernels, by_themselves, until_ns=span_ns)
     slowed = [
-        (len(then), sum(then) / len(then) / (sum(before) / len(before)))
-        for result, earlier, own_arrivals in zip(theirs, without, arrivals, strict=True)
-        if (then := _times_ns(result.repeat_ends_ns, own_arrivals, span_ns))
-        and (before := _times_ns(earlier.repeat_ends_ns, own_arrivals, span_ns))
+        (len(with_job), sum(with_job) / len(with_job) / (sum(without_job) / len(without_job)))
+        for result, earlier, own_arrivals in zip(theirs, baseline_results, arrivals, strict=True)
+        if (with_job := _times_ns(result.repeat_ends_ns, own_arrivals, span_ns))
+        and (without_job := _times_ns(earlier.repeat_ends_ns, own_arrivals, span_ns))
     ]
     weight = sum(count for count, _ in slowed)
     slowdown = sum(count * slower for count, slower in slowed) / weight if weight else 1.0
@@ -148,13 +148,13 @@ def _together(
 
 def _span_ns(job: RoundProgram, others: Sequence[RoundProgram], loads: Sequence[float], share: float) -> int:
     """Return a span with a few rounds and requests of each, limited by the number of launches."""
-    wanted_ns = max(
+    needed_ns = max(
         _ROUNDS * job.alone_ns / max(share, 0.1),
-        *(_REQUESTS * one.alone_ns / load for one, load in zip(others, loads, strict=True)),
+        *(_REQUESTS * program.alone_ns / load for program, load in zip(others, loads, strict=True)),
     )
     per_ns = len(job.kernels) / job.alone_ns
-    per_ns += sum(load * len(one.kernels) / one.alone_ns for one, load in zip(others, loads, strict=True))
-    return round(min(4 * wanted_ns, 4 * _LAUNCHES / per_ns, max(_LAUNCHES / per_ns, wanted_ns)))
+    per_ns += sum(load * len(program.kernels) / program.alone_ns for program, load in zip(others, loads, strict=True))
+    return round(min(4 * needed_ns, 4 * _LAUNCHES / per_ns, max(_LAUNCHES / per_ns, needed_ns)))
 
 
 def _repeats(span_ns: int, alone_ns: float) -> int:
@@ -163,21 +163,21 @@ def _repeats(span_ns: int, alone_ns: float) -> int:
 
 def _arrivals_ns(rng: random.Random, every_ns: float, span_ns: int) -> tuple[int, ...]:
     """Return random arrivals, the first one within the span."""
-    found: list[int] = []
+    arrivals: list[int] = []
     instant = rng.uniform(0, min(every_ns, span_ns / 2))
-    while instant < span_ns or not found:
-        found.append(round(instant))
+    while instant < span_ns or not arrivals:
+        arrivals.append(round(instant))
         instant += rng.expovariate(1 / every_ns)
-    return tuple(found)
+    return tuple(arrivals)
 
 
 def _times_ns(ends_ns: Sequence[int], arrivals_ns: Sequence[int] | None, span_ns: int) -> list[float]:
     """Return the time of each request, from the later of its arrival and the end of the previous one."""
-    found, before_ns = [], 0
-    for place, end_ns in enumerate(ends_ns):
+    times, previous_end_ns = [], 0
+    for index, end_ns in enumerate(ends_ns):
         if not 0 < end_ns <= span_ns:
             break
-        begun_ns = before_ns if arrivals_ns is None else max(before_ns, arrivals_ns[place])
-        found.append(float(end_ns - begun_ns))
-        before_ns = end_ns
-    return found
+        begin_ns = previous_end_ns if arrivals_ns is None else max(previous_end_ns, arrivals_ns[index])
+        times.append(float(end_ns - begin_ns))
+        previous_end_ns = end_ns
+    return times

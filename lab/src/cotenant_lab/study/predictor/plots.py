@@ -21,9 +21,9 @@ def plotter(directory: Path) -> Callable[[PredictorReport, PredictorEvidence], N
         with begin() as pyplot:
             captions = {"speeds.svg": _draw_speeds(pyplot, directory / "speeds.svg", evidence)}
         rows = "".join(
-            f"<tr><td>{html.escape(one.name)}<td>{one.of}<td>{one.kept.n:,}<td>{one.kept.median:.1%}"
-            f"<td>{one.kept.p90:.1%}<td>{one.within:.1%}</tr>"
-            for one in report.results
+            f"<tr><td>{html.escape(result.name)}<td>{result.of}<td>{result.kept.n:,}<td>{result.kept.median:.1%}"
+            f"<td>{result.kept.p90:.1%}<td>{result.within:.1%}</tr>"
+            for result in report.results
         )
         head = "<tr><th>measured by<th>of<th>cases<th>median error<th>p90<th>within the bound of 95 %</tr>"
         text = f"cotenant-lab study predictor, seed {report.seed}, {report.kept}"
@@ -36,7 +36,9 @@ def plotter(directory: Path) -> Callable[[PredictorReport, PredictorEvidence], N
 def _draw_speeds(pyplot: Any, path: Path, evidence: PredictorEvidence) -> str:
     figure, axes = pyplot.subplots(1, len(evidence.shown), figsize=(4.6 * len(evidence.shown), 4.6), squeeze=False)
     for axis, (name, points) in zip(axes[0], evidence.shown.items(), strict=True):
-        axis.plot([seen for _, seen in points], [predicted for predicted, _ in points], ".", color=_BELIEF, alpha=0.3)
+        axis.plot(
+            [measured for _, measured in points], [predicted for predicted, _ in points], ".", color=_BELIEF, alpha=0.3
+        )
         axis.plot([0, 1], [0, 1], color=_MEASURED, lw=1)
         axis.set_xlim(0, 1.02)
         axis.set_ylim(0, 1.02)

@@ -43,12 +43,12 @@ class RoundProgram(msgspec.Struct, frozen=True):
 
     def steps(self, first: int, host: float = 1.0) -> tuple[Step, ...]:
         """Return a round with kernels numbered from `first`, on a host that is `host` times as slow."""
-        found = []
-        for place, (host_ns, wait) in enumerate(zip(self.host_ns, self.waits, strict=True)):
-            begin_ns = self.before_ns if place == 0 else 0
-            last = place == len(self.kernels) - 1
-            found.append(Step(round(host * (begin_ns + host_ns)), first + place, sync=wait or last))
-        return tuple(found)
+        round_steps = []
+        for index, (host_ns, wait) in enumerate(zip(self.host_ns, self.waits, strict=True)):
+            begin_ns = self.before_ns if index == 0 else 0
+            last = index == len(self.kernels) - 1
+            round_steps.append(Step(round(host * (begin_ns + host_ns)), first + index, sync=wait or last))
+        return tuple(round_steps)
 
 
 def synthetic(rng: random.Random, name: str, config: DeviceConfig, least: float = 0.0) -> RoundProgram:
@@ -64,9 +64,9 @@ def synthetic(rng: random.Random, name: str, config: DeviceConfig, least: float 
     kernels = []
     for _ in range(count):
         length_ns = max(1_000.0, usual_ns * math.exp(rng.gauss(0, varies)))
-        asks = rng.uniform(_BOUND, 1.0) if rng.random() < bound else rng.uniform(0, 0.3)
+        bandwidth = rng.uniform(_BOUND, 1.0) if rng.random() < bound else rng.uniform(0, 0.3)
         blocks = max(1, round(config.sm_count * min(max(wide * math.exp(rng.gauss(0, widths_vary)), least), 4.0)))
-        kernels.append(_kernel(blocks, length_ns, asks, config))
+        kernels.append(_kernel(blocks, length_ns, bandwidth, config))
     return _hosted(rng, name, tuple(kernels), usual_ns, config)
 
 
@@ -84,9 +84,9 @@ def _hosted(
     launch_ns = rng.uniform(*_LAUNCH_NS)
     if rng.random() < 0.3:
         launch_ns = max(launch_ns, usual_ns * _log_uniform(rng, 0.3, 4))
-    between = round(_log_uniform(rng, 1, len(kernels) + 1)) if rng.random() < 0.5 else len(kernels)
+    wait_interval = round(_log_uniform(rng, 1, len(kernels) + 1)) if rng.random() < 0.5 else len(kernels)
     before_ns = usual_ns * len(kernels) * (_log_uniform(rng, 0.01, 4) if rng.random() < 0.6 else 0.0)
-    waits = tuple((place + 1) % between == 0 for place in range(len(kernels)))
+    waits = tuple((index + 1) % wait_interval == 0 for index in range(len(kernels)))
     return _measured(RoundProgram(name, kernels, (round(launch_ns),) * len(kernels), waits, round(before_ns)), config)
 
 
@@ -112,11 +112,11 @@ def _measured(program: RoundProgram, config: DeviceConfig) -> RoundProgram:
     return msgspec.structs.replace(program, alone_ns=alone_ns, use=use)
 
 
-def _kernel(blocks: int, length_ns: float, asks: float, config: DeviceConfig) -> Kernel:
+def _kernel(blocks: int, length_ns: float, bandwidth: float, config: DeviceConfig) -> Kernel:
     """Return a grid that takes `length_ns` alone and then needs this fraction of the bandwidth."""
     waves = -(-blocks // config.sm_count)
     block_ns = max(1, round(length_ns / waves))
-    traffic = asks * config.memory_bytes_per_s / 1e9 * block_ns / min(blocks, config.sm_count)
+    traffic = bandwidth * config.memory_bytes_per_s / 1e9 * block_ns / min(blocks, config.sm_count)
     return Kernel(blocks=blocks, block_ns=block_ns, blocks_per_sm=1, bytes_per_block=int(traffic))
 
 

@@ -141,7 +141,7 @@ def evaluate_speed(
     for mode in MODES:
         for programs, pairs in (("synthetic", held[mode]), ("recorded", recorded[mode])):
             held_out += _on_the_model(mode, programs, _table(pairs, mode), models[mode])
-    kept = _best(held_out)
+    kept = _best_model(held_out)
     parameters = Parameters(
         version=VERSION,
         made_by=f"cotenant lab predictor --seed {seed} --parameters FILE" + (" --quick" if quick else ""),
@@ -163,7 +163,7 @@ def evaluate_speed(
         lines, shown[name] = _evaluate(name, outcomes, models, parameters, twice)
         results += lines
         progress("published measurements", len(shown), 3)
-    met = {f"{one.name}, {one.of}: {what}": met for one in results for what, met in one.met.items()}
+    met = {f"{result.name}, {result.of}: {target}": met for result in results for target, met in result.met.items()}
     report = PredictorReport(
         lab="predictor",
         quick=quick,
@@ -191,16 +191,20 @@ def _play_all(
         cases += [PairCase(mode, number, seed, streams) for number in range(sizes[2])]
     played: list[SimulatedPair] = []
     with mapping(workers) as spread:
-        many: Iterable[SimulatedPair] = spread(play, cases, chunksize=_CHUNK) if workers > 1 else spread(play, cases)
-        for pair in many:
+        pairs: Iterable[SimulatedPair] = spread(play, cases, chunksize=_CHUNK) if workers > 1 else spread(play, cases)
+        for pair in pairs:
             played.append(pair)
             progress("pairs", len(played), len(cases))
     fitted: dict[ServingMode, list[SimulatedPair]] = {}
     held: dict[ServingMode, list[SimulatedPair]] = {}
     recorded: dict[ServingMode, list[SimulatedPair]] = {}
-    for place, mode in enumerate(MODES):
-        own = played[place * sum(sizes) : (place + 1) * sum(sizes)]
-        fitted[mode], held[mode], recorded[mode] = own[: sizes[0]], own[sizes[0] : -sizes[2]], own[-sizes[2] :]
+    for index, mode in enumerate(MODES):
+        mode_pairs = played[index * sum(sizes) : (index + 1) * sum(sizes)]
+        fitted[mode], held[mode], recorded[mode] = (
+            mode_pairs[: sizes[0]],
+            mode_pairs[sizes[0] : -sizes[2]],
+            mode_pairs[-sizes[2] :],
+        )
     return fitted, held, recorded
 
 
@@ -221,15 +225,15 @@ def _on_the_model(mode: ServingMode, programs: str, table: _Rows, models: Mappin
             mode=mode,
             of=of,
             programs=programs,
-            models={name: _errors(answer[:, place], table.truth[:, place]) for name, answer in predicted.items()},
+            models={name: _errors(answer[:, index], table.truth[:, index]) for name, answer in predicted.items()},
         )
-        for place, of in enumerate(("speed", "slowdown"))
+        for index, of in enumerate(("speed", "slowdown"))
     ]
 
 
-def _best(held_out: Sequence[HeldOutErrors]) -> str:
+def _best_model(held_out: Sequence[HeldOutErrors]) -> str:
     """Return the model with the lowest mean of median errors, without the rule."""
-    return min(FITS, key=lambda name: statistics.fmean(one.models[name].median for one in held_out))
+    return min(FITS, key=lambda name: statistics.fmean(errors.models[name].median for errors in held_out))
 
 
 def _with_doubt(model: Model, table: _Rows) -> ModeParameters:
@@ -237,7 +241,7 @@ def _with_doubt(model: Model, table: _Rows) -> ModeParameters:
     predicted = answers(model, table.rows)
     missed = (predicted[:, 0] - table.truth[:, 0]) / size_of(-predicted[:, 0])
     beyond = (table.truth[:, 1] - predicted[:, 1]) / size_of(predicted[:, 1])
-    doubts = [float(np.quantile(np.maximum(one, 0.0), _SIDED)) for one in (missed, beyond)]
+    doubts = [float(np.quantile(np.maximum(excess, 0.0), _SIDED)) for excess in (missed, beyond)]
     return ModeParameters(model, (round(doubts[0], 4), round(doubts[1], 4)))
 
 
@@ -246,32 +250,34 @@ def _evaluate(
     outcomes: Sequence[MeasuredOutcome],
     models: Mapping[ServingMode, Mapping[str, Model]],
     parameters: Parameters,
-    twice: Mapping[str, tuple[float, float]],
+    repeated: Mapping[str, tuple[float, float]],
 ) -> tuple[list[MeasuredErrors], list[tuple[float, float]]]:
     mode = outcomes[0].mode
     table = _table(outcomes, mode)
     predicted = {kind: answers(model, table.rows) for kind, model in models[mode].items()}
     kept = predicted[parameters.kind]
     speeds = speeds_of(parameters.modes[mode], kept[:, 0], kept[:, 1])
-    adds_up = np.log([one.adds_up for one in outcomes])
-    found = []
-    for place, of in enumerate(("speed", "slowdown")):
-        some = np.array([of == "speed" or one.slowdown > 0 for one in outcomes])
-        truth = table.truth[some, place]
+    adds_up = np.log([outcome.adds_up for outcome in outcomes])
+    results = []
+    for index, of in enumerate(("speed", "slowdown")):
+        chosen = np.array([of == "speed" or outcome.slowdown > 0 for outcome in outcomes])
+        truth = table.truth[chosen, index]
         real = np.exp(truth)
-        within = real >= speeds.low[some] if of == "speed" else real <= speeds.slowdown_high[some]
-        baselines = {RULE: _errors(table.rows[some, len(FEATURES) - 2 + place], truth)}
-        baselines[ADDS_UP] = _errors(adds_up[some] if of == "speed" else -adds_up[some], truth)
-        if of == "speed" and twice:
-            baselines[TWICE] = errors_of({case: relative(predicted, seen) for case, (predicted, seen) in twice.items()})
-        errors = _errors(kept[some, place], truth)
-        found.append(
+        within = real >= speeds.low[chosen] if of == "speed" else real <= speeds.slowdown_high[chosen]
+        baselines = {RULE: _errors(table.rows[chosen, len(FEATURES) - 2 + index], truth)}
+        baselines[ADDS_UP] = _errors(adds_up[chosen] if of == "speed" else -adds_up[chosen], truth)
+        if of == "speed" and repeated:
+            baselines[TWICE] = errors_of(
+                {case: relative(predicted, measured) for case, (predicted, measured) in repeated.items()}
+            )
+        errors = _errors(kept[chosen, index], truth)
+        results.append(
             MeasuredErrors(
                 name=name,
-                where=", ".join(sorted({one.where for one in outcomes})),
+                where=", ".join(sorted({outcome.where for outcome in outcomes})),
                 of=of,
                 kept=errors,
-                models={kind: _errors(answer[some, place], truth) for kind, answer in predicted.items()},
+                models={kind: _errors(answer[chosen, index], truth) for kind, answer in predicted.items()},
                 baselines=baselines,
                 seen=_once_seen(outcomes, speeds, SpeedPredictor((), mode, parameters)) if of == "speed" else None,
                 within=round(float(np.mean(within)), 4),
@@ -282,23 +288,25 @@ def _evaluate(
                 },
             )
         )
-    points = [(round(float(a), 4), round(one.speed, 4)) for a, one in zip(speeds.point, outcomes, strict=True)]
-    return found, points
+    points = [(round(float(a), 4), round(outcome.speed, 4)) for a, outcome in zip(speeds.point, outcomes, strict=True)]
+    return results, points
 
 
 def _once_seen(outcomes: Sequence[MeasuredOutcome], speeds: Speeds, predictor: SpeedPredictor) -> ErrorSummary:
     """Predict in the order of the file; each outcome corrects later predictions of the same program."""
     errors = {}
-    for place, one in enumerate(outcomes):
-        raw = Speeds(*(table[place : place + 1, None] for table in speeds))
-        predicted = predictor.corrected(raw, [one.profile], [one.co_runners])
-        errors[one.name] = relative(float(predicted.point[0, 0]), one.speed)
-        predictor.learn(one.profile, one.co_runners, float(raw.point[0, 0]), one.speed)
+    for index, outcome in enumerate(outcomes):
+        raw = Speeds(*(table[index : index + 1, None] for table in speeds))
+        predicted = predictor.corrected(raw, [outcome.profile], [outcome.co_runners])
+        errors[outcome.name] = relative(float(predicted.point[0, 0]), outcome.speed)
+        predictor.learn(outcome.profile, outcome.co_runners, float(raw.point[0, 0]), outcome.speed)
     return errors_of(errors)
 
 
 def _errors(predicted: Any, truth: Any) -> ErrorSummary:
-    return errors_of({f"case {place}": float(one) for place, one in enumerate(np.abs(np.exp(predicted - truth) - 1))})
+    return errors_of(
+        {f"case {index}": float(error) for index, error in enumerate(np.abs(np.exp(predicted - truth) - 1))}
+    )
 
 
 def run_predictor(
@@ -319,8 +327,8 @@ def read_speeds(directory: Path) -> SpeedMeasurements:
     pairs, again = directory / _PAIRS, directory / _AGAIN
     return SpeedMeasurements(
         streams=streams,
-        pairs=_some(read_pairs(measurement_bytes(pairs), str(pairs)), pairs),
-        again=_some(read_oracle(measurement_bytes(again), str(again)), again),
+        pairs=_with_pairs(read_pairs(measurement_bytes(pairs), str(pairs)), pairs),
+        again=_with_pairs(read_oracle(measurement_bytes(again), str(again)), again),
         servers=device.servers,
     )
 
@@ -341,7 +349,7 @@ def write_parameters(parameters: Parameters, path: Path) -> None:
         raise ConfigError("--parameters", str(path), f"{error.strerror}; name a file that can be written") from None
 
 
-def _some(pairs: TrainingPairs, path: Path) -> TrainingPairs:
+def _with_pairs(pairs: TrainingPairs, path: Path) -> TrainingPairs:
     if not pairs.pairs:
         raise ConfigError("data", str(path), f"has no measured pair; {DATA_PAGE}")
     return pairs

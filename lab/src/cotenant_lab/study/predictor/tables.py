@@ -15,20 +15,20 @@ def show_predictor(console: Console, report: PredictorReport) -> None:
     kinds = list(report.held_out[0].models)
     rows: list[list[str | Text]] = [
         [
-            one.mode,
-            one.programs,
-            one.of,
-            f"{one.models[kinds[0]].n:,}",
-            *(_errors_text(one.models[kind]) for kind in kinds),
+            errors.mode,
+            errors.programs,
+            errors.of,
+            f"{errors.models[kinds[0]].n:,}",
+            *(_errors_text(errors.models[kind]) for kind in kinds),
         ]
-        for one in report.held_out
+        for errors in report.held_out
     ]
     title = f"On the software GPU: held-out pairs, of {report.fitted_pairs:,} fitted (median / p90 error)"
     console.print(table(title, ["WAY", "PROGRAMS", "OF", "PAIRS", *(kind.upper() for kind in kinds)], rows))
     console.print(Text(f"Kept: {report.kept}"))
     rows = []
     for line in report.results:
-        others = [(kind, one) for kind, one in line.models.items() if kind != report.kept]
+        others = [(kind, errors) for kind, errors in line.models.items() if kind != report.kept]
         others += line.baselines.items()
         if line.seen is not None:
             others.append((f"{report.kept}, {SEEN}", line.seen))
@@ -42,7 +42,7 @@ def show_predictor(console: Console, report: PredictorReport) -> None:
                 f"{line.within:.1%}",
             ]
         )
-        rows += [["", "", "", name, _errors_text(one), ""] for name, one in others]
+        rows += [["", "", "", name, _errors_text(errors), ""] for name, errors in others]
     columns = ["MEASURED BY", "OF", "CASES", "PREDICTED BY", "MEDIAN / P90", "WITHIN"]
     console.print(table("On real GPUs: measurements that no fit and no choice used", columns, rows))
     missed = [target for target, met in report.met.items() if not met]

@@ -71,50 +71,52 @@ def evaluate_together(
     sets: Mapping[str, tuple[str, Sequence[TenantGroup], Laws]], progress: Callable[[str, int, int], None]
 ) -> tuple[SlowdownResults, dict[str, list[PredictionCase]]]:
     """Evaluate each set by its name, with its source."""
-    found = []
+    comparisons = []
     laws: dict[str, dict[str, float]] = {}
     shown: dict[str, list[PredictionCase]] = {}
-    for done, (name, (source, groups, tried)) in enumerate(sets.items()):
-        cases, seen, chosen = _hold_out(groups, tried)
+    for done, (name, (source, groups, candidates)) in enumerate(sets.items()):
+        cases, seen, chosen = _hold_out(groups, candidates)
         laws |= {f"{name}: {kind}": msgspec.structs.asdict(law) for kind, law in chosen.items()}
         shown[name] = cases
         split = "programs not fitted"
-        found.append(compare_predictions(name, source, split, cases, rivals=(CONSTANT, ADDITIVE)))
-        found.append(
+        comparisons.append(compare_predictions(name, source, split, cases, rivals=(CONSTANT, ADDITIVE)))
+        comparisons.append(
             compare_predictions(name + LEARNED, source, f"{split}, outcomes so far", seen, rivals=(CONSTANT, ADDITIVE))
         )
         progress("together", done + 1, len(sets))
-    return SlowdownResults(comparisons=found, laws=laws), shown
+    return SlowdownResults(comparisons=comparisons, laws=laws), shown
 
 
 def _hold_out(
-    groups: Sequence[TenantGroup], tried: Laws
+    groups: Sequence[TenantGroup], candidates: Laws
 ) -> tuple[list[PredictionCase], list[PredictionCase], dict[str, Law]]:
     """Hold out every program once; then predict again with corrections by its earlier outcomes."""
     cases, seen, chosen = [], [], {}
     for kind in sorted({group.kind for group in groups}):
-        own = [group for group in groups if group.kind == kind]
-        laws = tried.all()
-        table = np.array([[one for group in own for one in _listed(group, law)] for law in laws])
-        truth = [one for group in own for one in group.slowdowns]
-        programs = [(group.programs, place) for group in own for place in range(len(group.tenants))]
+        own_groups = [group for group in groups if group.kind == kind]
+        laws = candidates.all()
+        table = np.array([[prediction for group in own_groups for prediction in _listed(group, law)] for law in laws])
+        truth = [slowdown for group in own_groups for slowdown in group.slowdowns]
+        programs = [(group.programs, position) for group in own_groups for position in range(len(group.tenants))]
         chosen[kind] = choose_law(laws, table, truth)
         calibrations: dict[str, Calibration] = {}
         held_laws: dict[str, tuple[Law, float]] = {}
-        for program in sorted({one for group in own for one in group.programs}):
+        for program in sorted({program for group in own_groups for program in group.programs}):
             kept = [index for index, (names, _) in enumerate(programs) if program not in names]
             if 2 * len(kept) < len(programs):  # the program is in most groups: only its own cases are held out
-                kept = [index for index, (names, place) in enumerate(programs) if names[place] != program]
-            known = [truth[index] for index in kept]
-            taught = (choose_law(laws, table[:, kept], known), statistics.median(known)) if kept else (MPS, 1.0)
+                kept = [index for index, (names, position) in enumerate(programs) if names[position] != program]
+            kept_truth = [truth[index] for index in kept]
+            taught = (
+                (choose_law(laws, table[:, kept], kept_truth), statistics.median(kept_truth)) if kept else (MPS, 1.0)
+            )
             held_laws[program] = taught
-        for group in own:
+        for group in own_groups:
             busy = sum(use.duty * use.active * sum(width * part for width, part in use.widths) for use in group.uses)
-            for place, tenant in enumerate(group.tenants):
-                name = f"{group.name}: {tenant} ({place + 1})"
-                law, constant = held_laws[group.programs[place]]
-                predicted = slowdowns(group.uses, law)[place]
-                measured = group.slowdowns[place]
+            for index, tenant in enumerate(group.tenants):
+                name = f"{group.name}: {tenant} ({index + 1})"
+                law, constant = held_laws[group.programs[index]]
+                predicted = slowdowns(group.uses, law)[index]
+                measured = group.slowdowns[index]
                 guesses = {CONSTANT: constant, ADDITIVE: max(1.0, busy)}
                 cases.append(PredictionCase(name, predicted, measured, guesses))
                 calibration = calibrations.get(tenant, Calibration())
@@ -130,54 +132,54 @@ def _listed(group: TenantGroup, law: Law) -> list[float]:
 
 def server_groups(servers: Sequence[ServerMeasurements]) -> list[TenantGroup]:
     """Return DISB's clients: as many kernels as the published networks have layers, each on the whole GPU."""
-    found = []
+    groups = []
     for server in servers:
         for run in server.runs:
             uses = []
             for client in run.clients:
                 alone_ns = run.alone_ns[client.name]
-                asks = client.load.rate_per_s * alone_ns / 1e9
-                active = 1.0 if client.load.kind == "continuous" else min(0.999, asks)
+                demand = client.load.rate_per_s * alone_ns / 1e9
+                active = 1.0 if client.load.kind == "continuous" else min(0.999, demand)
                 uses.append(Use(duty=1.0, kernel_ns=alone_ns / kernels_of(client.model), active=active))
             together = tuple(
                 server.together_ns[run.name, client.name] / run.alone_ns[client.name] for client in run.clients
             )
             names = tuple(client.name for client in run.clients)
             models = tuple(client.model for client in run.clients)
-            found.append(
+            groups.append(
                 TenantGroup(f"{server.server} {run.name}", server.server, tuple(uses), names, models, together)
             )
-    return found
+    return groups
 
 
 def training_groups(pairs: TrainingPairs) -> list[TenantGroup]:
     """Return Gavel's pairs: how a job's speed grows from GPU to GPU gives the GPU's part of a step."""
     duties: dict[tuple[str, str], float] = {}
     for job in sorted({job for _, job in pairs.step_s}):
-        known = [(gpu, pairs.step_s[gpu, job]) for gpu in _POWER if (gpu, job) in pairs.step_s]
-        system = np.array([[1 / step_s, 1 / (_POWER[gpu] * step_s)] for gpu, step_s in known])
-        host, work = nonnegative_least_squares(system, np.ones(len(known)))
-        for gpu, _ in known:
+        steps = [(gpu, pairs.step_s[gpu, job]) for gpu in _POWER if (gpu, job) in pairs.step_s]
+        system = np.array([[1 / step_s, 1 / (_POWER[gpu] * step_s)] for gpu, step_s in steps])
+        host, work = nonnegative_least_squares(system, np.ones(len(steps)))
+        for gpu, _ in steps:
             on_gpu = float(work) / _POWER[gpu]
             duties[gpu, job] = max(_LEAST_DUTY, on_gpu / (float(host) + on_gpu))
-    found = []
+    groups = []
     for pair in pairs.pairs:
         uses = tuple(Use(duties[pair.gpu, job], kernel_ns=1e9 * pairs.step_s[pair.gpu, job]) for job in pair.jobs)
         families = tuple(job.split(" (")[0] for job in pair.jobs)
         name = f"{pair.gpu} {pair.jobs[0]} + {pair.jobs[1]}"
-        found.append(TenantGroup(name, pair.gpu, uses, pair.jobs, families, pair.slowdowns))
-    return found
+        groups.append(TenantGroup(name, pair.gpu, uses, pair.jobs, families, pair.slowdowns))
+    return groups
 
 
 def instance_groups(profiles: Profiles) -> list[TenantGroup]:
     """Return ParvaGPU's processes of one model, whose use follows from latency alone over sizes and batches."""
     programs = parva_programs(profiles)
     surfaces = {}
-    for held in folds(list(programs), len(programs)):
-        usual = usual_of({name: points for name, points in programs.items() if name not in held}, PARVA_POINTS)
-        for name in held:
+    for held_out in folds(list(programs), len(programs)):
+        usual = usual_of({name: points for name, points in programs.items() if name not in held_out}, PARVA_POINTS)
+        for name in held_out:
             surfaces[name] = fit_surface(programs[name], usual)
-    found = []
+    groups = []
     for (model, gpcs, batch), by_count in profiles.latency_s.items():
         if 1 not in by_count:
             continue
@@ -186,8 +188,8 @@ def instance_groups(profiles: Profiles) -> list[TenantGroup]:
             if count > 1:
                 name = f"{count} on {gpcs} GPCs batch {batch} of"
                 slower = (max(latency / by_count[1], 1e-3),)
-                found.append(TenantGroup(name, "mps in an instance", (use,) * count, (model,), (model,), slower))
-    return found
+                groups.append(TenantGroup(name, "mps in an instance", (use,) * count, (model,), (model,), slower))
+    return groups
 
 
 def kernels_of(model: str) -> float:

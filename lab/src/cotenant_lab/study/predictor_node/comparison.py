@@ -71,6 +71,6 @@ def folds(names: Sequence[str], count: int) -> list[list[str]]:
     return [part for part in (ordered[start::count] for start in range(count)) if part]
 
 
-def all_met(found: Sequence[PredictionComparison]) -> Mapping[str, bool]:
+def all_met(comparisons: Sequence[PredictionComparison]) -> Mapping[str, bool]:
     """Return every target by the name of its comparison."""
-    return {f"{one.name}: {target}": met for one in found for target, met in one.met.items()}
+    return {f"{comparison.name}: {target}": met for comparison in comparisons for target, met in comparison.met.items()}

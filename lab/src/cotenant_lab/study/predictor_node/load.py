@@ -56,19 +56,19 @@ def evaluate_loads(
     arrivals: Mapping[str, Sequence[int]], seed: int, *, quick: bool
 ) -> tuple[list[LoadResult], dict[str, list[Window]]]:
     """Evaluate every trace in every window length that gives enough windows."""
-    found, shown = [], {}
+    results, windows_by_name = [], {}
     for name, instants_ns in arrivals.items():
         for window_s in WINDOWS_S[1 if quick else 0 :]:
             counts, begin_ns = windows_of(instants_ns, window_s)
             if len(counts) >= 40:
-                one, drawn = _evaluate(name, counts, begin_ns, window_s)
-                found.append(one)
-                shown[f"{name}, {window_s} s"] = drawn
+                result, windows = _evaluate(name, counts, begin_ns, window_s)
+                results.append(result)
+                windows_by_name[f"{name}, {window_s} s"] = windows
     counts = synthetic_days(seed)
-    one, drawn = _evaluate(SYNTHETIC, counts, 0, _DAY_WINDOW_S)
-    found.append(one)
-    shown[SYNTHETIC] = drawn
-    return found, shown
+    result, windows = _evaluate(SYNTHETIC, counts, 0, _DAY_WINDOW_S)
+    results.append(result)
+    windows_by_name[SYNTHETIC] = windows
+    return results, windows_by_name
 
 
 def windows_of(instants_ns: Sequence[int], window_s: int) -> tuple[list[int], int]:
@@ -76,9 +76,9 @@ def windows_of(instants_ns: Sequence[int], window_s: int) -> tuple[list[int], in
     begin_ns, length_ns = instants_ns[0], window_s * _SECOND_NS
     counts = [0] * ((instants_ns[-1] - begin_ns) // length_ns)
     for instant in instants_ns:
-        place = (instant - begin_ns) // length_ns
-        if place < len(counts):
-            counts[place] += 1
+        index = (instant - begin_ns) // length_ns
+        if index < len(counts):
+            counts[index] += 1
     return counts, begin_ns
 
 
@@ -98,37 +98,40 @@ def _evaluate(name: str, counts: Sequence[int], begin_ns: int, window_s: int) ->
     load, calibration = Load(), Calibration()
     half = len(counts) // 2
     constant = statistics.fmean(counts[:half])
-    drawn, held_raw = [], 0
+    windows, held_raw = [], 0
     for index, requests in enumerate(counts):
         at_ns = begin_ns + index * window_s * _SECOND_NS
         raw = load.next_window(at_ns)
         if raw is not None:
             predicted = calibration.corrected(raw)
             if index >= half:
-                drawn.append(Window(requests, predicted.low, predicted.point, predicted.high))
+                windows.append(Window(requests, predicted.low, predicted.point, predicted.high))
                 held_raw += raw.holds(requests)
             calibration = calibration.after(raw, requests, WIDTHS_ONLY)
         load = load.after(requests, at_ns)
     mean = max(statistics.fmean(counts[half:]), 1e-9)
-    mean_error = statistics.fmean(abs(one.point - one.requests) for one in drawn) / mean
-    constant_error = statistics.fmean(abs(constant - one.requests) for one in drawn) / mean
-    last_error = statistics.fmean(abs(counts[half + at - 1] - one.requests) for at, one in enumerate(drawn)) / mean
-    coverage = sum(one.low <= one.requests <= one.high for one in drawn) / len(drawn)
+    mean_error = statistics.fmean(abs(window.point - window.requests) for window in windows) / mean
+    constant_error = statistics.fmean(abs(constant - window.requests) for window in windows) / mean
+    last_error = (
+        statistics.fmean(abs(counts[half + position - 1] - window.requests) for position, window in enumerate(windows))
+        / mean
+    )
+    coverage = sum(window.low <= window.requests <= window.high for window in windows) / len(windows)
     met = {
         "better than a constant": mean_error < constant_error,
         "better than the last window": mean_error < last_error,
         "intervals hold": COVERED[0] <= coverage <= COVERED[1],
     }
-    comparisons = LoadResult(
+    result = LoadResult(
         trace=name,
         window_s=window_s,
-        windows=len(drawn),
+        windows=len(windows),
         mean_requests=round(mean, 3),
         mean_error=round(mean_error, 4),
         constant_error=round(constant_error, 4),
         last_error=round(last_error, 4),
         coverage=round(coverage, 4),
-        raw_coverage=round(held_raw / len(drawn), 4),
+        raw_coverage=round(held_raw / len(windows), 4),
         met=met,
     )
-    return comparisons, drawn
+    return result, windows

@@ -41,13 +41,15 @@ def pairs_on_the_model(streams: Mapping[str, Timeline]) -> list[TenantGroup]:
     """Return every two programs in one MPS group, requests or steps back to back."""
     config = preset("v100")
     programs = [_program(name, stream, config) for name, stream in sorted(streams.items())]
-    found = []
+    groups = []
     for pair in itertools.combinations_with_replacement(programs, 2):
-        slower = _together(pair, config, (1.0, 1.0))
-        names = tuple(one.name for one in pair)
+        slower = _slowdowns_of(pair, config, (1.0, 1.0))
+        names = tuple(program.name for program in pair)
         families = tuple(_family(name) for name in names)
-        found.append(TenantGroup(" + ".join(names), "mps", tuple(one.use for one in pair), names, families, slower))
-    return found
+        groups.append(
+            TenantGroup(" + ".join(names), "mps", tuple(program.use for program in pair), names, families, slower)
+        )
+    return groups
 
 
 def split_cases(streams: Mapping[str, Timeline]) -> list[PredictionCase]:
@@ -59,24 +61,24 @@ def split_cases(streams: Mapping[str, Timeline]) -> list[PredictionCase]:
     """
     config = preset("v100")
     programs = [_program(name, stream, config) for name, stream in sorted(streams.items())]
-    found: list[tuple[str, str, Estimate, float, float]] = []
+    outcomes: list[tuple[str, str, Estimate, float, float]] = []
     for online, offline in itertools.product(programs, programs):
         if not (online.name.endswith("_fwd") and offline.name.endswith("_fb1")):
             continue
         for share in SHARES:
             pair, shares = (online, offline), (share, 1 - share)
-            slower = _together(pair, config, shares)
-            slowed_by = slowdowns([one.use.within(part) for one, part in zip(pair, shares, strict=True)])
-            for one, part, slowed, measured in zip(pair, shares, slowed_by, slower, strict=True):
-                predicted = stretch(one.profile, part, config.sm_count).by(slowed)
-                name = f"{online.name} at {share:.0%} + {offline.name}: {one.name}"
-                held = one.use.duty * sum(width * time for width, time in one.use.widths)
-                found.append((name, _family(one.name), predicted, measured, max(1.0, held / part)))
+            slower = _slowdowns_of(pair, config, shares)
+            slowed_by = slowdowns([program.use.within(part) for program, part in zip(pair, shares, strict=True)])
+            for program, part, slowed, measured in zip(pair, shares, slowed_by, slower, strict=True):
+                predicted = stretch(program.profile, part, config.sm_count).by(slowed)
+                name = f"{online.name} at {share:.0%} + {offline.name}: {program.name}"
+                needed = program.use.duty * sum(width * time for width, time in program.use.widths)
+                outcomes.append((name, _family(program.name), predicted, measured, max(1.0, needed / part)))
     cases = []
-    for name, family, predicted, measured, adds_up in found:
-        others = [other for _, own, _, other, _ in found if own != family] or [1.0]
+    for name, family, predicted, measured, adds_up in outcomes:
+        other_slowdowns = [slowdown for _, other_family, _, slowdown, _ in outcomes if other_family != family] or [1.0]
         cases.append(
-            PredictionCase(name, predicted, measured, {CONSTANT: statistics.median(others), ADDITIVE: adds_up})
+            PredictionCase(name, predicted, measured, {CONSTANT: statistics.median(other_slowdowns), ADDITIVE: adds_up})
         )
     return cases
 
@@ -103,20 +105,22 @@ def _program(name: str, stream: Timeline, config: DeviceConfig) -> _Program:
     return _Program(name, kernels, alone_ns, use, measured)
 
 
-def _together(pair: Sequence[_Program], config: DeviceConfig, shares: Sequence[float]) -> tuple[float, ...]:
-    span_ns = round(max(_TURNS_OF_LONGEST * one.alone_ns / share for one, share in zip(pair, shares, strict=True)))
+def _slowdowns_of(pair: Sequence[_Program], config: DeviceConfig, shares: Sequence[float]) -> tuple[float, ...]:
+    span_ns = round(
+        max(_TURNS_OF_LONGEST * program.alone_ns / share for program, share in zip(pair, shares, strict=True))
+    )
     kernels: list[Kernel] = []
     clients = []
-    for one, share in zip(pair, shares, strict=True):
-        repeats = int(span_ns // one.alone_ns) + 2
-        client = _client(one.kernels, len(kernels), repeats)
+    for program, share in zip(pair, shares, strict=True):
+        repeats = int(span_ns // program.alone_ns) + 2
+        client = _client(program.kernels, len(kernels), repeats)
         sm_cap = round(share * config.sm_count) if share < 1 else 0
         clients.append(msgspec.structs.replace(client, sm_cap=sm_cap))
-        kernels += one.kernels
+        kernels += program.kernels
     results = Device(config, _LIMITS).run(kernels, clients, until_ns=span_ns)
     return tuple(
-        max(1.0, _mean_ns(result.repeat_ends_ns, span_ns) / one.alone_ns)
-        for one, result in zip(pair, results, strict=True)
+        max(1.0, _mean_ns(result.repeat_ends_ns, span_ns) / program.alone_ns)
+        for program, result in zip(pair, results, strict=True)
     )
 
 

@@ -28,9 +28,9 @@ def plotter(directory: Path) -> Callable[[PredictorNodeReport, PredictorNodeEvid
                 "load.svg": _draw_load(pyplot, directory / "load.svg", evidence),
             }
         rows = "".join(
-            f"<tr><td>{html.escape(one.name)}<td>{one.errors.n:,}<td>{one.errors.median:.1%}<td>{one.errors.p90:.1%}"
-            f"<td>{one.coverage:.1%}</tr>"
-            for one in all_comparisons(report)
+            f"<tr><td>{html.escape(comparison.name)}<td>{comparison.errors.n:,}<td>{comparison.errors.median:.1%}<td>{comparison.errors.p90:.1%}"
+            f"<td>{comparison.coverage:.1%}</tr>"
+            for comparison in all_comparisons(report)
         )
         head = "<tr><th>predicted<th>held out<th>median error<th>p90<th>within intervals of 90 %</tr>"
         text = f"cotenant-lab study predictor-node, seed {report.seed}"
@@ -40,26 +40,34 @@ def plotter(directory: Path) -> Callable[[PredictorNodeReport, PredictorNodeEvid
     return draw
 
 
-def _error(shown: SurfacePlot) -> float:
-    errors = [relative(shown.surface.latency(share / 100, 1), one) for share, one in shown.measured.items()]
+def _error(plot: SurfacePlot) -> float:
+    errors = [relative(plot.surface.latency(share / 100, 1), latency) for share, latency in plot.measured.items()]
     return sorted(errors)[len(errors) // 2]
 
 
 def _draw_latency(pyplot: Any, path: Path, evidence: PredictorNodeEvidence) -> str:
-    ranked = sorted(evidence.curves, key=lambda one: (_error(one), one.name))
+    ranked = sorted(evidence.curves, key=lambda estimate: (_error(estimate), estimate.name))
     shown = {"a tenth are better": ranked[len(ranked) // 10], "median": ranked[len(ranked) // 2], "worst": ranked[-1]}
     figure, axes = pyplot.subplots(1, 3, figsize=(13, 4))
     for axis, (title, curve) in zip(axes, shown.items(), strict=True):
         shares = sorted(curve.measured)
         predicted = [curve.surface.at(share / 100, 1) for share in shares]
-        axis.plot(shares, [one.point for one in predicted], color=_BELIEF, label="predicted")
+        axis.plot(shares, [estimate.point for estimate in predicted], color=_BELIEF, label="predicted")
         axis.fill_between(
-            shares, [one.low for one in predicted], [one.high for one in predicted], color=_BELIEF, alpha=0.15
+            shares,
+            [estimate.low for estimate in predicted],
+            [estimate.high for estimate in predicted],
+            color=_BELIEF,
+            alpha=0.15,
         )
         axis.plot(shares, [curve.measured[share] for share in shares], "o", color=_MEASURED, ms=4, label="measured")
-        known = [point for point in curve.surface.points if point.batch == 1]
+        fitted_points = [point for point in curve.surface.points if point.batch == 1]
         axis.plot(
-            [100 * one.share for one in known], [one.latency for one in known], "D", color=_KNOWN, label="known to it"
+            [100 * estimate.share for estimate in fitted_points],
+            [estimate.latency for estimate in fitted_points],
+            "D",
+            color=_KNOWN,
+            label="known to it",
         )
         axis.set_title(f"{title}: {curve.name}")
         axis.set_xlabel("share of the SMs, %")
@@ -75,9 +83,11 @@ def _draw_together(pyplot: Any, path: Path, evidence: PredictorNodeEvidence) -> 
         1, len(evidence.together), figsize=(4.4 * len(evidence.together), 4.4), squeeze=False
     )
     for axis, (name, cases) in zip(axes[0], evidence.together.items(), strict=True):
-        axis.plot([one.measured for one in cases], [one.estimate.point for one in cases], ".", color=_BELIEF, alpha=0.4)
-        most = max(max(one.measured, one.estimate.point) for one in cases)
-        axis.plot([1, most], [1, most], color=_MEASURED, lw=1)
+        axis.plot(
+            [case.measured for case in cases], [case.estimate.point for case in cases], ".", color=_BELIEF, alpha=0.4
+        )
+        highest = max(max(case.measured, case.estimate.point) for case in cases)
+        axis.plot([1, highest], [1, highest], color=_MEASURED, lw=1)
         axis.set_xscale("log")
         axis.set_yscale("log")
         axis.set_title(name)
@@ -90,11 +100,17 @@ def _draw_together(pyplot: Any, path: Path, evidence: PredictorNodeEvidence) -> 
 def _draw_load(pyplot: Any, path: Path, evidence: PredictorNodeEvidence) -> str:
     figure, axes = pyplot.subplots(len(evidence.windows), 1, figsize=(11, 2.4 * len(evidence.windows)), squeeze=False)
     for (axis,), (name, windows) in zip(axes, evidence.windows.items(), strict=True):
-        drawn = windows[-_WINDOWS:]
-        places = list(range(len(drawn)))
-        axis.plot(places, [one.requests for one in drawn], ".", color=_MEASURED, label="came")
-        axis.plot(places, [one.point for one in drawn], color=_BELIEF, label="predicted")
-        axis.fill_between(places, [one.low for one in drawn], [one.high for one in drawn], color=_BELIEF, alpha=0.15)
+        last_windows = windows[-_WINDOWS:]
+        indices = list(range(len(last_windows)))
+        axis.plot(indices, [window.requests for window in last_windows], ".", color=_MEASURED, label="came")
+        axis.plot(indices, [window.point for window in last_windows], color=_BELIEF, label="predicted")
+        axis.fill_between(
+            indices,
+            [window.low for window in last_windows],
+            [window.high for window in last_windows],
+            color=_BELIEF,
+            alpha=0.15,
+        )
         axis.set_title(name)
     axes[0][0].legend()
     save(pyplot, figure, path)

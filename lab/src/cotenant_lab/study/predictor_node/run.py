@@ -113,25 +113,25 @@ def _split(streams: Mapping[str, Timeline]) -> list[PredictionComparison]:
 
 
 def _sets(measured: NodeMeasurements, *, quick: bool) -> Mapping[str, tuple[str, Sequence[TenantGroup], Laws]]:
-    each = _QUICK if quick else 1
+    step = _QUICK if quick else 1
     return {
         "clients of a server": ("DISB, RTX 3080", server_groups(measured.servers), Laws(turns=TURNS)),
-        "processes in an instance": ("ParvaGPU, A100", instance_groups(measured.profiles)[::each], Laws()),
+        "processes in an instance": ("ParvaGPU, A100", instance_groups(measured.profiles)[::step], Laws()),
         "training pairs": (
             "Gavel, K80, P100, V100",
-            training_groups(measured.pairs)[::each],
+            training_groups(measured.pairs)[::step],
             Laws(turns=TURNS, floors=FLOORS),
         ),
         "pairs on the software GPU": (
             "Orion on the device model",
-            pairs_on_the_model(measured.streams)[::each],
+            pairs_on_the_model(measured.streams)[::step],
             Laws(turns=TURNS),
         ),
     }
 
 
 def _loads_met(loads: Sequence[LoadResult]) -> dict[str, bool]:
-    return {f"load of {one.trace}, {one.window_s} s: {name}": met for one in loads for name, met in one.met.items()}
+    return {f"load of {load.trace}, {load.window_s} s: {name}": met for load in loads for name, met in load.met.items()}
 
 
 def run_predictor_node(
@@ -159,14 +159,14 @@ def read_all(directory: Path) -> NodeMeasurements:
     for name, instants in arrivals.items():
         if not instants:
             raise ConfigError("data", str(directory), f"has no arrival of {name}; {DATA_PAGE}")
-    found = read_pairs(measurement_bytes(pairs), str(pairs))
-    if not found.pairs:
+    pairs_read = read_pairs(measurement_bytes(pairs), str(pairs))
+    if not pairs_read.pairs:
         raise ConfigError("data", str(pairs), f"has no measured pair; {DATA_PAGE}")
     return NodeMeasurements(
         streams=streams,
         surface=device.surface,
         profiles=device.profiles,
         servers=device.servers,
-        pairs=found,
+        pairs=pairs_read,
         arrivals=arrivals,
     )

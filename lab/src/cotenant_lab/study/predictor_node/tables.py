@@ -23,16 +23,16 @@ def show_predictor_node(console: Console, report: PredictorNodeReport) -> None:
     ]
     rows: list[list[str | Text]] = [
         [
-            one.name,
-            one.source,
-            f"{one.errors.n:,}",
-            f"{one.errors.median:.1%}",
-            f"{one.errors.p90:.1%}",
-            "; ".join(f"{name} {errors.median:.1%}" for name, errors in one.baselines.items()),
-            f"{one.coverage:.1%}",
-            f"x{one.interval:.2f}",
+            comparison.name,
+            comparison.source,
+            f"{comparison.errors.n:,}",
+            f"{comparison.errors.median:.1%}",
+            f"{comparison.errors.p90:.1%}",
+            "; ".join(f"{name} {errors.median:.1%}" for name, errors in comparison.baselines.items()),
+            f"{comparison.coverage:.1%}",
+            f"x{comparison.interval:.2f}",
         ]
-        for one in all_comparisons(report)
+        for comparison in all_comparisons(report)
     ]
     console.print(table("Relative errors on held-out measurements", columns, rows))
     knees = report.alone.knees

@@ -69,18 +69,21 @@ class TimelinesReport(msgspec.Struct, frozen=True):
 
 def beginning_of(timeline: Timeline) -> Timeline:
     """Return its first launches, without long pauses of the host."""
-    kept = timeline.activities[:LAUNCHES]
-    shift_ns, before_ns = 0, kept[0].launch_ns
-    cut: dict[int, int] = {}
-    for launch_ns in sorted({one.launch_ns for one in kept if one.launch_ns is not None}):
-        if before_ns is not None and launch_ns - before_ns > PAUSE_NS:
-            shift_ns += launch_ns - before_ns - PAUSE_NS
-        before_ns = launch_ns
-        cut[launch_ns] = launch_ns - shift_ns
-    moved = (
-        one if one.launch_ns is None else msgspec.structs.replace(one, launch_ns=cut[one.launch_ns]) for one in kept
+    activities = timeline.activities[:LAUNCHES]
+    shift_ns, previous_ns = 0, activities[0].launch_ns
+    shifted_ns: dict[int, int] = {}
+    for launch_ns in sorted({activity.launch_ns for activity in activities if activity.launch_ns is not None}):
+        if previous_ns is not None and launch_ns - previous_ns > PAUSE_NS:
+            shift_ns += launch_ns - previous_ns - PAUSE_NS
+        previous_ns = launch_ns
+        shifted_ns[launch_ns] = launch_ns - shift_ns
+    shifted = (
+        activity
+        if activity.launch_ns is None
+        else msgspec.structs.replace(activity, launch_ns=shifted_ns[activity.launch_ns])
+        for activity in activities
     )
-    return timeline_of(timeline.task, timeline.device, timeline.sms, moved)
+    return timeline_of(timeline.task, timeline.device, timeline.sms, shifted)
 
 
 _Key = tuple[str, int, int]
@@ -88,13 +91,13 @@ _Key = tuple[str, int, int]
 
 def _by_shape(profile: Profile, *, is_source: bool) -> dict[_Key, Histogram]:
     """Return device times of kernels; a replay has the number of blocks and threads, not their arrangement."""
-    found: dict[_Key, Recorder] = {}
+    recorders: dict[_Key, Recorder] = {}
     for timing in profile.timings:
         kernel = timing.kernel
         if kernel.work is WorkKind.KERNEL and timing.device.count:
             name = image_name(kernel) if is_source else kernel.function
-            found.setdefault(_key(name, kernel), Recorder()).add(timing.device)
-    return {key: recorder.histogram() for key, recorder in found.items()}
+            recorders.setdefault(_key(name, kernel), Recorder()).add(timing.device)
+    return {key: recorder.histogram() for key, recorder in recorders.items()}
 
 
 def _key(name: str, kernel: KernelIdentity) -> _Key:
@@ -104,16 +107,16 @@ def _key(name: str, kernel: KernelIdentity) -> _Key:
 def agreement(timeline: Timeline, measured: Profile) -> TimelineAgreement:
     """Compare measured mean device times with those of the replayed timeline."""
     source = profile_of(timeline)
-    wanted, got = _by_shape(source, is_source=True), _by_shape(measured, is_source=False)
+    expected, actual = _by_shape(source, is_source=True), _by_shape(measured, is_source=False)
     errors = sorted(
-        (abs(got[key].mean / times.mean - 1), key) for key, times in wanted.items() if key in got and times.mean
+        (abs(actual[key].mean / times.mean - 1), key) for key, times in expected.items() if key in actual and times.mean
     )
     numbers = [error for error, _ in errors] or [1.0]
     return TimelineAgreement(
         timeline.task,
         sum(timing.launches for timing in measured.timings),
         len(errors),
-        sum(1 for key in wanted if key not in got),
+        sum(1 for key in expected if key not in actual),
         statistics.median(numbers),
         numbers[min(int(0.9 * len(numbers)), len(numbers) - 1)],
         numbers[-1],
@@ -133,12 +136,12 @@ def _gaps(profile: Profile) -> tuple[int, int, int]:
     return gaps.quantile(0.5), gaps.quantile(0.9), gaps.total
 
 
-def report_of(found: Sequence[TimelineAgreement]) -> TimelinesReport:
+def report_of(agreements: Sequence[TimelineAgreement]) -> TimelinesReport:
     """Build the report."""
-    ordered = sorted(found, key=lambda one: one.median_error)
-    median = statistics.median(one.median_error for one in ordered) if ordered else 1.0
+    ordered = sorted(agreements, key=lambda timeline: timeline.median_error)
+    median = statistics.median(timeline.median_error for timeline in ordered) if ordered else 1.0
     met = {"median_error": bool(ordered) and median <= TARGET}
-    return TimelinesReport(list(found), median, ordered[-1].name if ordered else "", met)
+    return TimelinesReport(list(agreements), median, ordered[-1].name if ordered else "", met)
 
 
 def timelines_of(directory: Path) -> list[Timeline]:
@@ -146,12 +149,12 @@ def timelines_of(directory: Path) -> list[Timeline]:
     files = sorted(directory.glob("*.csv.gz"))
     if not files:
         raise ConfigError("data", str(directory), f"contains no timelines (*.csv.gz); {DATA_PAGE}")
-    found = []
+    timelines = []
     for file in files:
         recording = next(iter(read_recordings(file)))
         if isinstance(recording, Timeline):
-            found.append(recording)
-    return found
+            timelines.append(recording)
+    return timelines
 
 
 def run_timelines(
@@ -160,7 +163,7 @@ def run_timelines(
     """Replay each timeline on one software GPU, with every kernel timed by the hook."""
     if not replay.is_file():
         raise ConfigError("--replay", str(replay), "does not exist; name examples/replay.py of the source tree")
-    found: list[TimelineAgreement] = []
+    agreements: list[TimelineAgreement] = []
     with tempfile.TemporaryDirectory(prefix="cotenant-lab-") as name:
         home = Path(name)
         gpus = home / "softgpu"
@@ -168,10 +171,10 @@ def run_timelines(
         try:
             for timeline in track(timelines, "replaying", console=console, transient=True):
                 part = beginning_of(timeline)
-                found.append(agreement(part, _replayed(part, replay, home, gpus, report)))
+                agreements.append(agreement(part, _replayed(part, replay, home, gpus, report)))
         finally:
             manage.destroy(gpus)
-    return report_of(found)
+    return report_of(agreements)
 
 
 def _replayed(timeline: Timeline, replay: Path, home: Path, gpus: Path, report: Callable[[str], None]) -> Profile:

@@ -89,15 +89,15 @@ class ColocationModel:
         """
         self.services = services
         self.trainings = trainings
-        uses = [*(one.use for one in services), *(one.use for one in trainings)]
+        uses = [*(service.use for service in services), *(training.use for training in trainings)]
         # One more row, for an absent program: index -1 finds it.
         self._speeds = np.vstack([np.asarray(speeds, dtype=np.float64), np.ones((1, _STEPS + 1))])
-        self._busy = np.array([*(one.duty_ppm / WHOLE_PPM for one in uses), 0.0])
-        self._width = np.array([*(_width(one) for one in uses), 0.0])
-        self._wide = np.array([*(_wide(one) for one in uses), 0.0])
-        self._memory = np.array([*(_BANDWIDTH * one.memory_ppm / WHOLE_PPM for one in uses), 0.0])
-        self._round_ns = np.array([*(max(one.round_ns, 1) for one in uses), 1.0])
-        self._kernel_ns = np.array([*(max(one.kernel_ns, 1) for one in uses), 1.0])
+        self._busy = np.array([*(use.duty_ppm / WHOLE_PPM for use in uses), 0.0])
+        self._width = np.array([*(_width(use) for use in uses), 0.0])
+        self._wide = np.array([*(_wide(use) for use in uses), 0.0])
+        self._memory = np.array([*(_BANDWIDTH * use.memory_ppm / WHOLE_PPM for use in uses), 0.0])
+        self._round_ns = np.array([*(max(use.round_ns, 1) for use in uses), 1.0])
+        self._kernel_ns = np.array([*(max(use.kernel_ns, 1) for use in uses), 1.0])
         self._remaining_ns = np.array([*remaining_ns, 0.0])
 
     def evaluate(self, service: Any, load: Any, training: Any, share: Any, mode: str = "space") -> SharingResult:
@@ -107,18 +107,18 @@ class ColocationModel:
         the SMs for the training, used in the mode `space` only.
         """
         if mode not in MODES:
-            raise InvariantError(f"no such way to share: {mode}")
+            raise InvariantError(f"unknown sharing mode: {mode}")
         first = np.asarray(service, dtype=np.intp)
         second = np.asarray(training, dtype=np.intp)
         second = np.where(second < 0, ABSENT, second + len(self.services))
-        asked = np.where(first < 0, 0.0, np.clip(np.asarray(load, dtype=np.float64), 0.0, _FULL))
+        offered_load = np.where(first < 0, 0.0, np.clip(np.asarray(load, dtype=np.float64), 0.0, _FULL))
         part = np.clip(np.asarray(share, dtype=np.float64), 0.0, 1.0) if mode == "space" else np.ones(first.shape)
         if mode == "none":
             second = np.where(first >= 0, ABSENT, second)
-        stretch, rate = getattr(self, f"_{mode}")(first, second, asked, part)
+        stretch, rate = getattr(self, f"_{mode}")(first, second, offered_load, part)
         rate = np.where(second < 0, 0.0, np.clip(rate, 0.0, 1.0))
         stretch = np.where(first < 0, 1.0, np.maximum(stretch, 1.0))
-        return self._result(first, second, asked, stretch, rate, in_turns=mode in _IN_TURNS)
+        return self._result(first, second, offered_load, stretch, rate, in_turns=mode in _IN_TURNS)
 
     def _space(self, first: Any, second: Any, load: Any, part: Any) -> tuple[Any, Any]:
         alone = self._speed(second, part)
@@ -172,22 +172,22 @@ class ColocationModel:
         if in_turns:
             utilization = np.minimum(online + offline, 1.0)
         else:
-            observed = active * self._on(first, stretch)
-            co_runners = np.where(rate > 0, self._on(second, 1 / np.maximum(rate, 1e-6)), 0.0)
+            observed = active * self._on_gpu_part(first, stretch)
+            co_runners = np.where(rate > 0, self._on_gpu_part(second, 1 / np.maximum(rate, 1e-6)), 0.0)
             utilization = 1 - (1 - observed) * (1 - co_runners)
         columns = (rate, stretch * queued, activity, np.maximum(utilization, activity))
-        return SharingResult(*(np.asarray(one, dtype=np.float32) for one in columns))
+        return SharingResult(*(np.asarray(column, dtype=np.float32) for column in columns))
 
-    def _on(self, who: Any, stretch: Any) -> Any:
+    def _on_gpu_part(self, program: Any, stretch: Any) -> Any:
         """Return the part of a slowed request or step with work on the GPU; its time off the GPU does not change."""
-        off = 1 - self._busy[who]
-        return np.where(who < 0, 0.0, 1 - off / np.maximum(stretch, 1.0))
+        off_gpu = 1 - self._busy[program]
+        return np.where(program < 0, 0.0, 1 - off_gpu / np.maximum(stretch, 1.0))
 
-    def _speed(self, who: Any, part: Any) -> Any:
-        place = np.clip(part, 0.0, 1.0) * _STEPS
-        below = np.minimum(place.astype(np.intp), _STEPS - 1)
-        low, high = self._speeds[who, below], self._speeds[who, below + 1]
-        return low + (place - below) * (high - low)
+    def _speed(self, program: Any, part: Any) -> Any:
+        position = np.clip(part, 0.0, 1.0) * _STEPS
+        below = np.minimum(position.astype(np.intp), _STEPS - 1)
+        low, high = self._speeds[program, below], self._speeds[program, below + 1]
+        return low + (position - below) * (high - low)
 
 
 def built_in() -> ColocationModel:
@@ -210,7 +210,7 @@ def _use(row: Row) -> TaskUse:
     )
     return TaskUse(
         duty_ppm=round(row.busy * WHOLE_PPM),
-        widths=tuple((width, of) for width, of in widths if of),
+        widths=tuple((width, part_ppm) for width, part_ppm in widths if part_ppm),
         memory_ppm=round(row.memory * WHOLE_PPM),
         kernel_ns=row.kernel_ns,
         longest_ns=row.longest_ns,

@@ -93,10 +93,10 @@ class Row(Value, frozen=True):
 def fitted_parameters() -> FittedParameters:
     """Return the parameters that come with the package."""
     content = importlib.resources.files(__package__).joinpath(FILE).read_bytes()
-    found = msgspec.json.decode(content, type=FittedParameters)
-    if found.version != VERSION:
-        raise InvariantError(f"{FILE} has version {found.version}, and this program reads version {VERSION}")
-    return found
+    parameters = msgspec.json.decode(content, type=FittedParameters)
+    if parameters.version != VERSION:
+        raise InvariantError(f"{FILE} has version {parameters.version}, and this program reads version {VERSION}")
+    return parameters
 
 
 @functools.cache
@@ -113,23 +113,23 @@ def trainings() -> tuple[Row, ...]:
 
 def _rows(programs: tuple[FittedProgram, ...], shares: tuple[float, ...]) -> tuple[Row, ...]:
     smallest, largest, whole_mib = _SERVICE_MEMORY
-    found = []
-    for place, one in enumerate(programs):
-        spread_mib = whole_mib * (smallest + (largest - smallest) * (place * 7 % len(programs)) / (len(programs) - 1))
-        speeds = [pct / 100 for pct in one.speeds_pct]
-        found.append(
+    rows = []
+    for index, program in enumerate(programs):
+        spread_mib = whole_mib * (smallest + (largest - smallest) * (index * 7 % len(programs)) / (len(programs) - 1))
+        speeds = [pct / 100 for pct in program.speeds_pct]
+        rows.append(
             Row(
-                one.name,
-                1000 * one.took_us,
-                one.busy_pct / 100,
-                one.wide_pct / 100,
-                one.memory_bound_pct / 100,
-                1000 * one.kernel_us,
-                1000 * one.longest_kernel_us,
-                1000 * one.remaining_kernel_us,
+                program.name,
+                1000 * program.took_us,
+                program.busy_pct / 100,
+                program.wide_pct / 100,
+                program.memory_bound_pct / 100,
+                1000 * program.kernel_us,
+                1000 * program.longest_kernel_us,
+                1000 * program.remaining_kernel_us,
                 shares,
                 (*speeds, *(1.0,) * (len(shares) - len(speeds))),
-                (one.memory_mib or round(spread_mib)) << 20,
+                (program.memory_mib or round(spread_mib)) << 20,
             )
         )
-    return tuple(found)
+    return tuple(rows)
