@@ -130,7 +130,7 @@ def simulate_cluster_file(
     if page:
         _write(page, "")
     with show_progress(console, path.stem) as progress:
-        played = simulate_cluster(scenario, path, data=data, say=log, progress=progress)
+        played = simulate_cluster(scenario, path, data=data, report=log, progress=progress)
     if page:
         _write(page, cluster_page(played, path.stem))
     return played.outcome
