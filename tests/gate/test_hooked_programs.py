@@ -87,7 +87,7 @@ def has_spoken(process: subprocess.Popen[str]) -> bool:
 
 def test_every_launch_waits_and_a_capture_does_not(tenants: TwoTenants) -> None:
     """Graphs and per-thread streams escape no more than kernels do; a change of the rules acts at the next launch."""
-    program = tenants.start(OFFLINE, "ordered.py")
+    program = tenants.start(OFFLINE, "launch_commands.py")
     assert received(program) == "ready"
     for order in ("kernel", "thread", "graph", "copy", "memset"):
         before, waits = tenants.count(OFFLINE, "sequence"), tenants.count(OFFLINE, "waits")
@@ -116,7 +116,7 @@ def test_every_launch_waits_and_a_capture_does_not(tenants: TwoTenants) -> None:
 def test_sequential_graph_is_charged_the_part_of_its_kernels(tenants: TwoTenants) -> None:
     """Of 80 SMs: 4 blocks, then 12, then 8. Concurrent kernels have an unknown layout and count as the whole device."""
     tenants.gate.set_entries(static_ppm=500_000)
-    program = tenants.start(OFFLINE, "ordered.py")
+    program = tenants.start(OFFLINE, "launch_commands.py")
     assert received(program) == "ready"
     for order, part_ppm in (("chain", 100_000), ("forked", 1_000_000), ("graph", 50_000)):
         for _ in range(2):
@@ -130,7 +130,7 @@ def test_sequential_graph_is_charged_the_part_of_its_kernels(tenants: TwoTenants
 def test_every_kernel_is_charged_to_the_share_and_a_copy_is_not(tenants: TwoTenants) -> None:
     """A single tenant is limited to its share, too: the last of many launches waits for it."""
     tenants.gate.set_entries(static_ppm=500_000)
-    program = tenants.start(OFFLINE, "ordered.py")
+    program = tenants.start(OFFLINE, "launch_commands.py")
     assert received(program) == "ready"
     for order in ("copy", "memset", "kernel", "together", "thread", "graph"):
         for is_first in (True, False):  # the first of its kind has no name yet
@@ -164,7 +164,7 @@ def test_holder_does_not_wait_when_lower_priorities_are_killed(tenants: TwoTenan
     holder = tenants.start(ONLINE, "spins.py", "1000000")
     while tenants.count(ONLINE, "sequence") < 10:
         pause(0.01)
-    victims = tenants.start(OFFLINE, "shortlived.py", str(KILLS), "7")
+    victims = tenants.start(OFFLINE, "killed_children.py", str(KILLS), "7")
     assert received(victims) == "all killed"
     assert victims.wait() == 0
     assert tenants.count(OFFLINE, "sequence") > 0  # they reached the gate and passed it

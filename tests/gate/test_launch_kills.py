@@ -77,7 +77,7 @@ def test_kills_of_launching_tenants_and_of_the_daemon(gpu: NodeHarness, tmp_path
     assert_all_progress(gpu)
     hook = hook_before(gpu.directories.runtime / "softgpu", tmp_path / "hook")
     environ = {**gpu.environ, **hook.environ("shim")}
-    command = [sys.executable, str(PROGRAMS / "mortals.py"), str(gpu.directories.socket), str(KILLS), "6"]
+    command = [sys.executable, str(PROGRAMS / "killed_tenants.py"), str(gpu.directories.socket), str(KILLS), "6"]
     killed = launched = restarts = 0
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as mortals:
         for line in mortals.stdout or ():

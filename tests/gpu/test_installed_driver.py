@@ -1,4 +1,4 @@
-"""Does the hook stand before the driver that is installed here, and do programs run the same? `make test-gpu`."""
+"""The hook works with the driver that is installed here, and programs run unchanged: `make test-gpu`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def hook(tmp_path: Path) -> Hook:
 
 
 @pytest.mark.parametrize("measure", [True, False])
-@pytest.mark.parametrize("way", HOOK_MODES)
-def test_a_program_runs_the_same_and_is_recorded(way: str, measure: bool, hook: Hook) -> None:
+@pytest.mark.parametrize("mode", HOOK_MODES)
+def test_program_is_unchanged_and_recorded(mode: str, measure: bool, hook: Hook) -> None:
     bare = run(PROGRAM, hook.base)
     assert bare.returncode == 0, bare.stderr
-    hooked = run(PROGRAM, hook.environ(way, measure=measure, sample=8))
+    hooked = run(PROGRAM, hook.environ(mode, measure=measure, sample=8))
     assert (hooked.returncode, hooked.stdout) == (0, bare.stdout), hooked.stderr
     [record] = hook.recorded()
     launches = {timing.kernel.function: timing.launches for timing in record.profile.timings}
@@ -39,8 +39,8 @@ def test_a_program_runs_the_same_and_is_recorded(way: str, measure: bool, hook: 
     assert record.unknown == 0, record.unknown_names
 
 
-def test_every_hooked_symbol_of_this_driver_is_known_by_its_address(hook: Hook) -> None:
-    """cuda-bindings asks for everything it knows, by cuGetProcAddress, when it is first used."""
+def test_hook_knows_every_requested_symbol_of_this_driver(hook: Hook) -> None:
+    """cuda-bindings requests all its functions by cuGetProcAddress when it is first used."""
     code = "from cuda.bindings import driver; print(driver.cuInit(0)[0].name, driver.cuDriverGetVersion()[1])"
     bare = run([sys.executable, "-c", code], hook.base)
     hooked = run([sys.executable, "-c", code], hook.environ("shim"))

@@ -30,10 +30,10 @@ def opener(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("mode", HOOK_MODES)
 def test_every_mode_of_loading_the_driver_is_intercepted(mode: str, hook: Hook, opener: Path) -> None:
-    for how in ("open", "lazy", "deep", "default", "next", "again"):
-        done = run([opener, how], hook.environ(mode))
-        assert (done.returncode, done.stdout) == (0, f"{how}: {OURS}\n"), done.stderr
-        assert [record.calls for record in hook.recorded()] == [3], how
+    for method in ("open", "lazy", "deep", "default", "next", "again"):
+        done = run([opener, method], hook.environ(mode))
+        assert (done.returncode, done.stdout) == (0, f"{method}: {OURS}\n"), done.stderr
+        assert [record.calls for record in hook.recorded()] == [3], method
 
 
 @pytest.mark.parametrize("mode", HOOK_MODES)
@@ -70,8 +70,8 @@ def test_program_that_escapes_the_hook_works_without_a_record(
 
 @pytest.mark.parametrize("mode", HOOK_MODES)
 def test_program_without_a_gpu_is_unchanged(mode: str, hook: Hook, opener: Path) -> None:
-    shown = [sys.executable, "-c", "import os; print(sorted(os.listdir('/proc/self/task')) != [])"]
-    for command in (["/bin/true"], [str(opener), "nothing"], shown):
+    list_threads = [sys.executable, "-c", "import os; print(sorted(os.listdir('/proc/self/task')) != [])"]
+    for command in (["/bin/true"], [str(opener), "nothing"], list_threads):
         bare, hooked = run(command, hook.base), run(command, hook.environ(mode))
         assert (bare.returncode, bare.stdout, bare.stderr) == (hooked.returncode, hooked.stdout, hooked.stderr)
         assert hook.recorded() == []
@@ -81,24 +81,24 @@ def test_linked_program_and_a_second_interposer_work(hook: Hook, tmp_path: Path)
     linked = compiled(tmp_path, "hook_linked.c", str(hook.shim / "libcuda-real.so.1"))
     neighbour = compiled(tmp_path, "hook_interposer.c", "-shared", "-fPIC", "-ldl")
     ours = str(shim.hook_library())
-    seen = "".join(f"neighbour saw launch {number}\n" for number in (1, 2, 3))
-    for mode, preload, said in (
+    neighbour_output = "".join(f"neighbour saw launch {number}\n" for number in (1, 2, 3))
+    for mode, preload, expected in (
         ("shim", "", ""),
-        ("shim", f"{neighbour}", seen),
+        ("shim", f"{neighbour}", neighbour_output),
         ("preload", ours, ""),
-        ("preload", f"{ours} {neighbour}", seen),
-        ("preload", f"{neighbour} {ours}", seen),
+        ("preload", f"{ours} {neighbour}", neighbour_output),
+        ("preload", f"{neighbour} {ours}", neighbour_output),
     ):
         environ = {**hook.environ(mode), "LD_PRELOAD": preload}
         done = run([linked], environ)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "linked\n", said), preload
+        assert (done.returncode, done.stdout, done.stderr) == (0, "linked\n", expected), preload
         assert [record.calls for record in hook.recorded()] == [3], preload
 
 
 def test_process_with_the_driver_but_without_the_hook_is_detected(hook: Hook) -> None:
     library = manage.library()
     code = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); print('loaded', flush=True); sys.stdin.read()"
-    for name, mode, wanted in ((str(library), "shim", str(library)), ("libcuda.so.1", "shim", "")):
+    for name, mode, expected in ((str(library), "shim", str(library)), ("libcuda.so.1", "shim", "")):
         process = subprocess.Popen(
             [sys.executable, "-c", code, name],
             env=hook.environ(mode),
@@ -109,15 +109,15 @@ def test_process_with_the_driver_but_without_the_hook_is_detected(hook: Hook) ->
         assert process.stdout is not None
         assert process.stdout.readline() == "loaded\n"
         assert process_tree(process.pid) == [process.pid]
-        assert mapped_driver(process.pid, library.resolve(), hooked=False) == wanted
+        assert mapped_driver(process.pid, library.resolve(), hooked=False) == expected
         assert mapped_driver(process.pid, library.resolve(), hooked=True) == str(library)
         process.communicate()
 
 
 def test_driver_search_follows_the_dynamic_linker(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    for place in (first, second):
-        place.mkdir()
+    for directory in (first, second):
+        directory.mkdir()
     (second / "libcuda.so.1").symlink_to(manage.library())
     path = {"LD_LIBRARY_PATH": f"{first}:{second}"}
     assert shim.find_driver(path) == second / "libcuda.so.1"

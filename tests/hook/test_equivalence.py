@@ -24,7 +24,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def hooked_symbols() -> list[str]:
-    """Names that the hook stands in for."""
+    """Return the names of the driver functions that the hook replaces."""
     listed = (NATIVE.parent / "hook" / "entry" / "hooked.def").read_text()
     return re.findall(r"^(?:ONE|TWO)\(\w+, (\w+)", listed, re.MULTILINE)
 
@@ -32,41 +32,41 @@ def hooked_symbols() -> list[str]:
 NOT_COMPARED = {
     "anycalls.py": "compared below, answer by answer",
     "blocked.py": "waits for a device that is lost",
-    "busybody.py": "prints how far it came",
+    "busy_threads.py": "prints its progress",
     "crasher.py": "runs until it is killed",
     "exporter.py": "prints what NVML measures",
-    "face.py": "no program",
+    "cuda_helpers.py": "no program",
     "hostends.py": "waits for a device that is broken from outside",
     "memory_holder.py": "runs until it is killed",
     "longwait.py": "waits for a device that is lost",
-    "ordered.py": "does what a test says, line by line",
-    "mortals.py": "its children run until they are killed",
+    "launch_commands.py": "follows the commands of a test, line by line",
+    "killed_tenants.py": "its children run until they are killed",
     "orphan.py": "runs until it is killed",
     "service.py": "runs until it is killed",
-    "served.py": "serves as many as a test says, and prints nothing",
-    "teller.py": "prints whether anybody listens",
+    "unreported_requests.py": "serves a number of requests, and prints nothing",
+    "request_reporter.py": "prints whether requests are recorded",
     "paced.py": "prints how long things took",
-    "puppet.py": "speaks over a socket",
+    "scripted_program.py": "speaks over a socket",
     "script.py": "prints how long things took",
-    "shortlived.py": "its children run until they are killed",
-    "steered.py": "prints its pid",
+    "killed_children.py": "its children run until they are killed",
+    "driver_commands.py": "prints its pid",
     "tenant.py": "runs until it is killed",
-    "tomorrow.py": "for a driver that does not exist yet",
-    "victim.py": "waits for a device that is lost",
+    "newer_driver.py": "for a driver that does not exist yet",
+    "fault_waiter.py": "waits for a device that is lost",
 }
-GIVEN = {  # arguments; all others have none
+ARGUMENTS = {  # arguments; all others have none
     "green.py": ("2", "2"),
     "hoard.py": ("1",),
     "smallcalls.py": ("none",),
     "spins.py": ("10",),
     "steps.py": ("5", "100000"),
 }
-WORK_FOR_IT = "spin 100000 80\ncopy 4096\ntake 65536\n"
-HEARD = {"worker.py": WORK_FOR_IT, "zeros.py": " ".join(hooked_symbols())}
-ON_TWO = ("peers.py", "two.py")
-WITHOUT_RECORD = {"bus.py", "obedient.py"}  # that ask nothing of a driver
-BELOW = {"capture.py", "capture_beside.py", "contexts.py", "oldlaunch.py", "spins.py", "twins.py"}
-NOT_BELOW = {  # a launch below another tenant may wait until earlier work has ended
+WORKER_COMMANDS = "spin 100000 80\ncopy 4096\ntake 65536\n"
+INPUT = {"worker.py": WORKER_COMMANDS, "zeros.py": " ".join(hooked_symbols())}
+ON_TWO_DEVICES = ("peers.py", "two.py")
+WITHOUT_RECORD = {"bus.py", "obedient.py"}  # they do not call the driver
+LOWER_PRIORITY = {"capture.py", "capture_beside.py", "contexts.py", "oldlaunch.py", "spins.py", "twins.py"}
+NOT_LOWER_PRIORITY = {  # a launch at lower priority may wait until earlier work has ended
     "deep.py": "queues more than ever ends: it takes seconds until the gate gives up",
     "graph_memory.py": "expects a launch to return while earlier work runs",
     "graphs.py": "expects a launch to return while earlier work runs",
@@ -74,16 +74,16 @@ NOT_BELOW = {  # a launch below another tenant may wait until earlier work has e
     "streams.py": "expects a launch to return while earlier work runs",
 }
 SLOTS = (None, ONLINE, OFFLINE)
-TIMINGS = ((True, 0), (False, 2))  # every launch timed; every second or so
+TIMINGS = ((True, 0), (False, 2))  # every launch timed; about every second one
 
 
-# By discovery: a new program is compared unless somebody says why not.
-SAME = sorted(path.name for path in PROGRAMS.glob("*.py") if path.name not in NOT_COMPARED)
+# By discovery: a new program is compared unless NOT_COMPARED gives a reason.
+COMPARED = sorted(path.name for path in PROGRAMS.glob("*.py") if path.name not in NOT_COMPARED)
 
 
 @pytest.fixture(scope="module")
 def hook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hook]:
-    """One device for all: what a program leaves behind must not change what the next one sees."""
+    """One device for all programs: state left by one must not affect the next."""
     home = tmp_path_factory.mktemp("same")
     manage.create(home / "gpu", "v100", 1)
     yield hook_before(home / "gpu", home / "hook")
@@ -91,35 +91,39 @@ def hook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hook]:
 
 
 def test_every_listed_exception_is_a_program() -> None:
-    named = {*NOT_COMPARED, *GIVEN, *HEARD, *ON_TWO, *WITHOUT_RECORD, *BELOW, *NOT_BELOW}
-    assert named <= {path.name for path in PROGRAMS.glob("*.py")}
+    listed = {*NOT_COMPARED, *ARGUMENTS, *INPUT, *ON_TWO_DEVICES, *WITHOUT_RECORD, *LOWER_PRIORITY, *NOT_LOWER_PRIORITY}
+    assert listed <= {path.name for path in PROGRAMS.glob("*.py")}
 
 
 def gated(hook: Hook, environ: dict[str, str], slot: int | None) -> dict[str, str]:
-    """At the gate of a device whose other tenant does nothing, or at none."""
+    """Return the environment with a gate whose other tenant is idle, or without a gate."""
     return environ if slot is None else Gate(hook.records.parent / "gates").environ(environ, hook.records, slot)
 
 
 def assert_same(program: str, hook: Hook) -> None:
-    command = [sys.executable, str(PROGRAMS / program), *GIVEN.get(program, ())]
-    bare = run(command, hook.base, HEARD.get(program, ""))
+    command = [sys.executable, str(PROGRAMS / program), *ARGUMENTS.get(program, ())]
+    bare = run(command, hook.base, INPUT.get(program, ""))
     assert bare.returncode == 0, bare.stderr
-    mode, (measure, sample) = list(itertools.product(HOOK_MODES, TIMINGS))[SAME.index(program) % 4]
-    slot = OFFLINE if program in BELOW else SLOTS[SAME.index(program) % (2 if program in NOT_BELOW else 3)]
+    mode, (measure, sample) = list(itertools.product(HOOK_MODES, TIMINGS))[COMPARED.index(program) % 4]
+    slot = (
+        OFFLINE
+        if program in LOWER_PRIORITY
+        else SLOTS[COMPARED.index(program) % (2 if program in NOT_LOWER_PRIORITY else 3)]
+    )
     environ = gated(hook, hook.environ(mode, measure=measure, sample=sample), slot)
-    hooked = run(command, environ, HEARD.get(program, ""))
+    hooked = run(command, environ, INPUT.get(program, ""))
     assert (hooked.returncode, hooked.stdout, hooked.stderr) == (0, bare.stdout, bare.stderr)
     assert bool(hook.recorded()) == (program not in WITHOUT_RECORD)
 
 
-@pytest.mark.parametrize("program", [name for name in SAME if name not in ON_TWO])
+@pytest.mark.parametrize("program", [name for name in COMPARED if name not in ON_TWO_DEVICES])
 def test_programs_run_the_same(program: str, hook: Hook) -> None:
     if program.startswith("core"):
         pytest.importorskip("cuda.core", reason="cuda-core is not installed (extra dev)")
     assert_same(program, hook)
 
 
-@pytest.mark.parametrize("program", ON_TWO)
+@pytest.mark.parametrize("program", ON_TWO_DEVICES)
 def test_programs_on_two_devices_run_the_same(program: str, tmp_path: Path) -> None:
     manage.create(tmp_path / "gpu", "t4", 2)
     try:
@@ -130,7 +134,7 @@ def test_programs_on_two_devices_run_the_same(program: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("mode", HOOK_MODES)
 def test_examples_do_the_same_work(mode: str, hook: Hook, tmp_path: Path) -> None:
-    """How much they get done depends on the clock, and nothing else."""
+    """Only the amount of work depends on the clock."""
     program = compiled(tmp_path, str(EXAMPLES / "replay.c"), "-ldl", "-lm")
     for command in ([str(program), "training"], [sys.executable, str(EXAMPLES / "replay.py"), "--mode", "training"]):
         result = run([*command, "--seconds", "0.2", "--json"], hook.environ(mode, measure=True))
@@ -149,8 +153,10 @@ def test_random_calls_return_the_same_codes(seed: int, hook: Hook) -> None:
     mode, (measure, sample) = list(itertools.product(HOOK_MODES, TIMINGS))[seed]
     hooked = run(command, gated(hook, hook.environ(mode, measure=measure, sample=sample), (*SLOTS, OFFLINE)[seed]))
     assert hooked.returncode == 0, hooked.stderr
-    for number, (one, other) in enumerate(zip(bare.stdout.splitlines(), hooked.stdout.splitlines(), strict=True)):
-        assert one == other, f"answer {number} of seed {seed}"
+    for number, (bare_line, hooked_line) in enumerate(
+        zip(bare.stdout.splitlines(), hooked.stdout.splitlines(), strict=True)
+    ):
+        assert bare_line == hooked_line, f"answer {number} of seed {seed}"
     [record] = hook.recorded()
     launched = sum("cuLaunch" in line and line.endswith("-> 0") for line in bare.stdout.splitlines())
     kernels = [timing for timing in record.profile.timings if timing.kernel.function in ("turn", "spin")]

@@ -1,7 +1,7 @@
 """Failures that users met with other CUDA interposition libraries do not occur here.
 
-Each of these was met in practice by users of a library that stands between programs and the driver. Most are shown not
-to happen by a test of the part that it concerns; the table says by which. The others are here.
+Users of libraries between programs and the driver have reported each of these. Tests of the affected component cover
+most of them, as the table lists; this file covers the others.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (ext
 MIB, GIB = 1 << 20, 1 << 30
 FULL = "CUDA_ERROR_OUT_OF_MEMORY"
 STOPS = examples(20, 250)
-"""How often a process is stopped at any moment."""
+"""Number of times that a process is stopped at a random instant."""
 
-# What goes wrong elsewhere, and what shows that it does not here: a file, and words that are in it.
-SHOWN: dict[str, tuple[tuple[str, str], ...]] = {
+# Failures of other libraries, and the tests that show their absence: a file, and words in it.
+TESTS_BY_FAILURE: dict[str, tuple[tuple[str, str], ...]] = {
     "a pool's allocation passes a quota that is far smaller": (
         ("tests/hook/test_kernel_time_failures.py", "def test_twenty_gib_do_not_fit_a_quota_of_one"),
         ("tests/hook/test_memory_other_calls.py", "def test_pool_is_charged_what_it_reserves"),
         ("native/tests/hook_pools.c", "int main"),
     ),
-    "memory is freed in the books and not by the driver": (
+    "memory is freed in the accounting and not by the driver": (
         ("tests/hook/test_memory_quota.py", "def test_quota_covers_all_processes_of_a_tenant_only"),
         ("tests/hook/test_memory_quota.py", "def test_ledger_equals_the_device_after_every_call"),
         ("tests/hook/test_memory_other_calls.py", "def test_allocation_of_a_destroyed_pool_is_charged_until_freed"),
     ),
-    "an allocation is seen by nobody once slots were moved together": (
+    "an allocation is lost when slots are renumbered": (
         (
             "tests/hook/test_kernel_time_failures.py",
             "def test_memory_of_a_tenant_is_unaffected_by_departures",
@@ -61,7 +61,7 @@ SHOWN: dict[str, tuple[tuple[str, str], ...]] = {
         ("tests/node/test_daemon_absent.py", "def test_priority_applies_to_the_next_launch_without_the_daemon"),
         ("tests/gate/test_gate_files.py", "def test_change_is_in_the_tenant_table_when_it_is_confirmed"),
     ),
-    "a lock of somebody who died or stopped stalls all others": (
+    "a lock held by a dead or stopped process stalls all others": (
         (
             "tests/hook/test_kernel_time_failures.py",
             "def test_stopped_process_blocks_no_allocation_of_others",
@@ -95,10 +95,10 @@ SHOWN: dict[str, tuple[tuple[str, str], ...]] = {
 }
 
 
-@pytest.mark.parametrize("failure", SHOWN)
+@pytest.mark.parametrize("failure", TESTS_BY_FAILURE)
 def test_each_failure_has_tests(failure: str) -> None:
-    for file, words in SHOWN[failure]:
-        assert words in (ROOT / file).read_text(encoding="utf-8"), f"{failure}: {file} no longer says {words!r}"
+    for file, words in TESTS_BY_FAILURE[failure]:
+        assert words in (ROOT / file).read_text(encoding="utf-8"), f"{failure}: {file} no longer contains {words!r}"
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def test_each_failure_has_tests(failure: str) -> None:
 
 @pytest.fixture
 def large(tmp_path: Path) -> Iterator[Path]:
-    """A device that has more than is asked for."""
+    """A device with more memory than the test allocates."""
     directory = tmp_path / "gpu"
     manage.create(directory, "v100", 1, memory_bytes=64 * GIB)
     yield directory
@@ -140,9 +140,9 @@ def test_memory_of_a_tenant_is_unaffected_by_departures(softgpu: Path, tmp_path:
     quotas = LedgerFixture(softgpu, tmp_path, 4 * MIB, 4 * MIB, 4 * MIB)
     try:
         processes = [quotas.start(slot) for slot in range(3)]
-        kept = [process.do("alloc", 3 * MIB) for process in processes]
+        allocations = [process.do("alloc", 3 * MIB) for process in processes]
         last = processes[2]
-        for slot in (1, 0):  # those before it go, and others come into their slots
+        for slot in (1, 0):  # earlier tenants leave, and others get their slots
             processes[slot].kill()
             quotas.bury()
             quotas.ledgers.grant(0, slot, GENERATION + 1)
@@ -150,7 +150,7 @@ def test_memory_of_a_tenant_is_unaffected_by_departures(softgpu: Path, tmp_path:
             assert quotas.truth(2) == 3 * MIB
             assert last.code("alloc", 2 * MIB) == FULL
         assert quotas.line(last).slot == 2
-        last.do("free", kept[2])
+        last.do("free", allocations[2])
         assert quotas.held(2) == quotas.truth(2) == 0
         last.do("alloc", 4 * MIB)
         assert quotas.held(2) == quotas.truth(2) == 4 * MIB
@@ -158,21 +158,21 @@ def test_memory_of_a_tenant_is_unaffected_by_departures(softgpu: Path, tmp_path:
         quotas.close()
 
 
-# -- stopped, not dead: nothing tells of it, and nothing may wait for it ---------------------------------------------
+# -- stopped processes: no event reports them, and nothing may wait for them -----------------------------------------
 
 
-def stopped(pid: int) -> bool:
+def is_stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def stop(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
-    while not stopped(pid):
+    while not is_stopped(pid):
         pause(0.0005)
 
 
 def test_stopped_process_blocks_no_allocation_of_others(softgpu: Path, tmp_path: Path) -> None:
-    """Of its own tenant, where the quota has room for both, and of another."""
+    """Others are a process of the same tenant, with enough quota for both, and one of another tenant."""
     quotas = LedgerFixture(softgpu, tmp_path, 20 * MIB, 20 * MIB)
     try:
         churner, own, other = quotas.start(0), quotas.start(0), quotas.start(1)
@@ -198,7 +198,7 @@ def test_stopped_process_blocks_no_allocation_of_others(softgpu: Path, tmp_path:
 
 @pytest.mark.parametrize("policy", [GatePolicy.FILL, GatePolicy.STRICT])
 def test_stopped_tenant_blocks_no_launch_of_others(policy: GatePolicy, softgpu: Path, tmp_path: Path) -> None:
-    """Above or below, with its work on the device, its claim on the floor or its host in a call that waits."""
+    """At higher or lower priority, with work on the device, a claim on the arbitration page or a waiting host call."""
     tenants = TwoTenants(softgpu, tmp_path)
     try:
         tenants.gate.policy = policy
@@ -208,14 +208,14 @@ def test_stopped_tenant_blocks_no_launch_of_others(policy: GatePolicy, softgpu: 
         while not tenants.count(ONLINE, "sequence"):
             pause(0.01)
         for number in range(STOPS):
-            still, other = (ONLINE, OFFLINE) if number % 2 else (OFFLINE, ONLINE)
+            stopped_slot, other = (ONLINE, OFFLINE) if number % 2 else (OFFLINE, ONLINE)
             pause(rng.random() * 0.01)
-            stop(processes[still].pid)
+            stop(processes[stopped_slot].pid)
             before = tenants.count(other, "sequence")
             while tenants.count(other, "sequence") < before + 3:
                 assert processes[other].poll() is None
                 pause(0.0005)
-            os.kill(processes[still].pid, signal.SIGCONT)
+            os.kill(processes[stopped_slot].pid, signal.SIGCONT)
         assert tenants.count(ONLINE, "waits") == 0
     finally:
         tenants.close()

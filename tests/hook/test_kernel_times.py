@@ -34,8 +34,13 @@ def test_every_timed_kernel_is_in_the_table(kernels: dict[KernelIdentity, list[i
     untimed = KernelTiming(KernelIdentity("never timed", (1, 1, 1), (1, 1, 1)), 3)
     decoded = sorted(decode_kernel_times(encode_kernel_times([Profile("task", device, 1, (*timings, untimed))])))
     assert decoded == sorted(
-        (key_of(device, one.kernel), round(one.device.mean), one.device.quantile(0.9), one.device.quantile(0.99))
-        for one in timings
+        (
+            key_of(device, entry.kernel),
+            round(entry.device.mean),
+            entry.device.quantile(0.9),
+            entry.device.quantile(0.99),
+        )
+        for entry in timings
     )
 
 

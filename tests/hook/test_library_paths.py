@@ -14,20 +14,20 @@ pytestmark = pytest.mark.live
 def test_directory_in_creation_is_not_taken_for_an_abandoned_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody else looks when its owner is about to lock it, and could get no processor for long."""
-    seen = []
+    """Another process checks the directory just before its owner locks it."""
+    abandoned = []
     lock = fcntl.flock
 
-    def looked_at(descriptor: int, how: int) -> None:
-        if how == fcntl.LOCK_SH:
-            seen.append(is_abandoned(tmp_path))
-        lock(descriptor, how)
+    def check_before_lock(descriptor: int, operation: int) -> None:
+        if operation == fcntl.LOCK_SH:
+            abandoned.append(is_abandoned(tmp_path))
+        lock(descriptor, operation)
 
-    monkeypatch.setattr(fcntl, "flock", looked_at)
+    monkeypatch.setattr(fcntl, "flock", check_before_lock)
     assert not is_abandoned(tmp_path)
-    held = lock_run_directory(tmp_path)
-    assert seen == [False]
+    lock_descriptor = lock_run_directory(tmp_path)
+    assert abandoned == [False]
     assert not is_abandoned(tmp_path)
-    os.close(held)
+    os.close(lock_descriptor)
     assert is_abandoned(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["lock"]

@@ -25,51 +25,55 @@ ENDS = {"alloc": "free", "pitch": "free", "array": "array_end", "box": "array_en
 
 @pytest.fixture
 def quotas(softgpu: Path, tmp_path: Path) -> Iterator[LedgerFixture]:
-    made = LedgerFixture(softgpu, tmp_path, 0, 0)
-    yield made
-    made.close()
+    fixture = LedgerFixture(softgpu, tmp_path, 0, 0)
+    yield fixture
+    fixture.close()
 
 
 def test_quota_covers_all_processes_of_a_tenant_only(quotas: LedgerFixture) -> None:
     quotas.allow(0, 10 * MIB)
-    one, two, stranger = quotas.start(0), quotas.start(0), quotas.start(1)
-    first = one.do("alloc", 6 * MIB)
-    two.do("alloc", 3 * MIB)
-    assert two.code("alloc", 2 * MIB) == FULL
-    assert one.code("alloc", 2 * MIB) == FULL
-    assert stranger.do("alloc", 500 * MIB)  # without a quota, and beside somebody past its own
-    assert (quotas.line(one).denied, quotas.line(two).denied, quotas.line(stranger).denied) == (1, 1, 0)
+    first_process, second_process, stranger = quotas.start(0), quotas.start(0), quotas.start(1)
+    first = first_process.do("alloc", 6 * MIB)
+    second_process.do("alloc", 3 * MIB)
+    assert second_process.code("alloc", 2 * MIB) == FULL
+    assert first_process.code("alloc", 2 * MIB) == FULL
+    assert stranger.do("alloc", 500 * MIB)  # without a quota, next to a tenant at its limit
+    assert (quotas.line(first_process).denied, quotas.line(second_process).denied, quotas.line(stranger).denied) == (
+        1,
+        1,
+        0,
+    )
     assert quotas.truth(0) == 9 * MIB  # what was refused never reached the device
-    one.do("free", first)
+    first_process.do("free", first)
     assert quotas.truth(0) == 3 * MIB  # and what was freed did
-    two.do("alloc", 7 * MIB)
-    assert one.code("alloc", 1) == FULL
+    second_process.do("alloc", 7 * MIB)
+    assert first_process.code("alloc", 1) == FULL
     assert quotas.truth(0, "memory_peak_bytes") == 10 * MIB
     quotas.allow(0, 11 * MIB)  # at once, for processes that run
-    one.do("alloc", MIB)
+    first_process.do("alloc", MIB)
     assert quotas.held(0) == quotas.truth(0) == 11 * MIB
 
 
 def test_program_sees_its_quota_as_the_device_memory(quotas: LedgerFixture) -> None:
-    free = quotas.start(1)
+    unlimited = quotas.start(1)
     quotas.allow(0, 64 * MIB)
-    held = quotas.start(0)
-    everything = free.do("total_bytes")
-    assert held.do("total_bytes") == 64 * MIB < everything
-    held.do("alloc", 10 * MIB)
-    assert held.do("free_bytes") == 54 * MIB
-    held.do("managed", 4 * MIB)  # counts, wherever it is
-    assert held.do("free_bytes") == 50 * MIB
-    assert held.code("managed", 51 * MIB) == FULL
-    free.do("alloc", everything - 30 * MIB)
-    assert held.do("free_bytes") == 20 * MIB  # more than this the device does not have
-    quotas.allow(0, 10 * everything)
-    assert held.do("total_bytes") == everything
-    assert quotas.line(held).fault == 0
+    limited = quotas.start(0)
+    total = unlimited.do("total_bytes")
+    assert limited.do("total_bytes") == 64 * MIB < total
+    limited.do("alloc", 10 * MIB)
+    assert limited.do("free_bytes") == 54 * MIB
+    limited.do("managed", 4 * MIB)  # counts, wherever it is
+    assert limited.do("free_bytes") == 50 * MIB
+    assert limited.code("managed", 51 * MIB) == FULL
+    unlimited.do("alloc", total - 30 * MIB)
+    assert limited.do("free_bytes") == 20 * MIB  # more than this the device does not have
+    quotas.allow(0, 10 * total)
+    assert limited.do("total_bytes") == total
+    assert quotas.line(limited).fault == 0
 
 
 def take(process: ScriptedProgram, kind: str, rng: random.Random) -> tuple[str, int] | None:
-    """One allocation of some kind; None where it was refused."""
+    """Return one allocation of this kind; None if it was refused."""
     size = rng.randrange(1, 3 * MIB)
     if kind == "pitch":
         process.tell(kind, rng.randrange(1, 4000), rng.randrange(1, 700))
@@ -89,15 +93,15 @@ def test_ledger_equals_the_device_after_every_call(quotas: LedgerFixture) -> Non
     quota = 12 * MIB
     processes = [quotas.start(0) for _ in range(2)]
     quotas.allow(0, quota)
-    taken: list[list[tuple[str, int]]] = [[], []]
+    allocations: list[list[tuple[str, int]]] = [[], []]
     refused = dict.fromkeys(KINDS, 0)
     for step in range(300):
-        who, kind = rng.randrange(2), KINDS[step % len(KINDS)]
-        if taken[who] and rng.random() < 0.4:
-            end, handle = taken[who].pop(rng.randrange(len(taken[who])))
-            processes[who].do(end, handle)
-        elif (made := take(processes[who], kind, rng)) is not None:
-            taken[who].append(made)
+        index, kind = rng.randrange(2), KINDS[step % len(KINDS)]
+        if allocations[index] and rng.random() < 0.4:
+            end, handle = allocations[index].pop(rng.randrange(len(allocations[index])))
+            processes[index].do(end, handle)
+        elif (allocation := take(processes[index], kind, rng)) is not None:
+            allocations[index].append(allocation)
         else:
             refused[kind] += 1
         assert quotas.held(0) == quotas.truth(0) <= quota, (step, kind)
@@ -124,7 +128,7 @@ def test_memory_is_released_with_its_context(quotas: LedgerFixture) -> None:
     process.do("end_context", second)
     assert quotas.held(0) == quotas.truth(0) == 5 * MIB
     process.do("release_primary")
-    assert quotas.held(0) == 5 * MIB  # somebody has it still
+    assert quotas.held(0) == 5 * MIB  # it is still retained once
     process.do("release_primary")
     assert quotas.held(0) == quotas.truth(0) == MIB
     process.do("use_context", process.do("retain_primary"))
@@ -162,14 +166,14 @@ def test_contexts_and_code_are_charged(tmp_path: Path) -> None:
 
 def test_memory_of_a_dead_process_is_charged_until_the_node_clears_it(quotas: LedgerFixture) -> None:
     quotas.allow(0, 10 * MIB)
-    one, two = quotas.start(0), quotas.start(0)
-    one.do("alloc", 6 * MIB)
-    one.kill()
+    first, second = quotas.start(0), quotas.start(0)
+    first.do("alloc", 6 * MIB)
+    first.kill()
     assert quotas.held(0) >= 6 * MIB
-    assert two.code("alloc", 8 * MIB) == FULL  # after a moment: nobody clears its line here
+    assert second.code("alloc", 8 * MIB) == FULL  # after a moment, because no node clears its line here
     quotas.bury()
     assert quotas.held(0) == 0
-    two.do("alloc", 8 * MIB)
+    second.do("alloc", 8 * MIB)
     assert quotas.held(0) == quotas.truth(0) == 8 * MIB
 
 
@@ -177,7 +181,7 @@ def test_online_tenant_waits_for_memory_within_its_quota(quotas: LedgerFixture) 
     quotas.allow(0, 100 * MIB, Kind.ONLINE)
     service, hoarder = quotas.start(0), quotas.start(1)
     hoarder.do("alloc", hoarder.do("free_bytes") - 20 * MIB)
-    assert hoarder.code("alloc", 30 * MIB) == FULL  # offline: the driver's own word, at once
+    assert hoarder.code("alloc", 30 * MIB) == FULL  # offline: the driver's error, at once
     service.tell("alloc", 30 * MIB)
     while quotas.line(service).wanted_bytes != 30 * MIB:
         pause(0.002)
@@ -189,8 +193,8 @@ def test_online_tenant_waits_for_memory_within_its_quota(quotas: LedgerFixture) 
 
 
 def test_lost_device_is_recorded_in_the_ledger_line(quotas: LedgerFixture) -> None:
-    one, two = quotas.start(0), quotas.start(0)
-    assert fault.inject(quotas.softgpu, 0, fault.KINDS["illegal-address"], client=one.process.pid) == 1
-    assert one.code("sync") == one.code("sync") == "CUDA_ERROR_ILLEGAL_ADDRESS"
-    assert (quotas.line(one).fault, quotas.line(two).fault) == (700, 0)
-    assert two.do("alloc", MIB)
+    first, second = quotas.start(0), quotas.start(0)
+    assert fault.inject(quotas.softgpu, 0, fault.KINDS["illegal-address"], client=first.process.pid) == 1
+    assert first.code("sync") == first.code("sync") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    assert (quotas.line(first).fault, quotas.line(second).fault) == (700, 0)
+    assert second.do("alloc", MIB)

@@ -18,7 +18,7 @@ TIMES = st.lists(st.integers(0, 2**36 - 1), max_size=30)
 
 
 def bucket_of(value: int) -> int:
-    """As native/hook/timing/record.h has it."""
+    """Return the bucket as native/hook/timing/record.h computes it."""
     if value < 32:
         return value
     shift = value.bit_length() - 5
@@ -49,7 +49,7 @@ def kernel(name: bytes, work: int, launches: int, device: list[int], gap: list[i
 
 
 def front(parts: list[bytes], intervals: int) -> bytes:
-    """The file up to the last kernel; the intervals lie far behind, and are handed over apart."""
+    """Return the file up to the last kernel; the intervals are far behind it and are passed separately."""
     return header(len(parts), intervals, 100, 60) + b"".join(parts)
 
 
@@ -62,16 +62,25 @@ def decode(data: bytes, intervals: bytes = b"") -> record.Record | None:
 
 
 @given(device=TIMES, gap=TIMES, host=TIMES, work=st.integers(0, 3))
-def test_whole_record_decodes_to_what_was_counted(
+def test_complete_record_decodes_to_the_recorded_values(
     device: list[int], gap: list[int], host: list[int], work: int
 ) -> None:
     interval = struct.pack("<4I", 0, 1, 1, 0) + histogram(host)
-    found = decode(front([kernel(b"gemm", work, len(device), device, gap)], 1), interval)
-    assert found is not None
-    assert (found.pid, found.measuring, found.calls, found.unknown_names) == (42, True, 5, ("cuNew",))
-    [timing] = found.profile.timings
+    decoded_record = decode(front([kernel(b"gemm", work, len(device), device, gap)], 1), interval)
+    assert decoded_record is not None
+    assert (decoded_record.pid, decoded_record.measuring, decoded_record.calls, decoded_record.unknown_names) == (
+        42,
+        True,
+        5,
+        ("cuNew",),
+    )
+    [timing] = decoded_record.profile.timings
     assert (timing.kernel.function, timing.kernel.work, timing.blocks_per_sm) == ("gemm", list(WorkKind)[work], 8)
-    assert (found.profile.span_ns, found.profile.busy_ns, found.profile.device) == (100, 60, "V100")
+    assert (decoded_record.profile.span_ns, decoded_record.profile.busy_ns, decoded_record.profile.device) == (
+        100,
+        60,
+        "V100",
+    )
     for values, decoded in ((device, timing.device), (gap, timing.gap)):
         assert (decoded.count, decoded.total) == (len(values), sum(values))
         assert decoded.sound
@@ -79,7 +88,7 @@ def test_whole_record_decodes_to_what_was_counted(
             assert (decoded.lowest, decoded.highest) == (min(values), max(values))
             exact = sorted(values)[(len(values) - 1) // 2]
             assert abs(decoded.quantile(0.5) - exact) <= exact / 12 + 1
-    assert [len(one.after) for one in found.profile.intervals] == ([2] if host else [])
+    assert [len(entry.after) for entry in decoded_record.profile.intervals] == ([2] if host else [])
 
 
 @given(
@@ -93,13 +102,13 @@ def test_any_bytes_decode_to_a_result(data: bytes, at: int, cut: int) -> None:
     good[at : at + len(data)] = data
     far = struct.pack("<4I", 1, 2, 3, 0) + histogram([7])
     for torn in ((bytes(good), far + data), (bytes(good[:cut]), far[:cut])):
-        found = decode(*torn)
-        if found is None:
+        decoded = decode(*torn)
+        if decoded is None:
             continue
-        for timing in found.profile.timings:
+        for timing in decoded.profile.timings:
             assert timing.device.sound
             assert timing.gap.sound
             assert timing.launches >= timing.device.count
-        assert all(interval.host.sound for interval in found.profile.intervals)
-        assert found.profile.busy_ns <= found.profile.span_ns
-        assert msgspec.msgpack.decode(msgspec.msgpack.encode(found.profile), type=Profile) == found.profile
+        assert all(interval.host.sound for interval in decoded.profile.intervals)
+        assert decoded.profile.busy_ns <= decoded.profile.span_ns
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(decoded.profile), type=Profile) == decoded.profile

@@ -19,7 +19,7 @@ from tests.support.hook_runs import HOOK_MODES, Hook, compiled, hook_before, run
 from tests.support.software_gpus import PROGRAMS
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
-TOMORROW = [sys.executable, str(PROGRAMS / "tomorrow.py")]
+TOMORROW = [sys.executable, str(PROGRAMS / "newer_driver.py")]
 SPINS = [sys.executable, str(PROGRAMS / "spins.py")]
 
 
@@ -51,8 +51,8 @@ def test_calls_of_a_newer_driver_are_passed_on_and_reported(mode: str, future: H
 
 
 def test_newer_call_version_is_refused_on_request(future: Hook) -> None:
-    said = run(TOMORROW, future.environ("shim", unknown="refuse")).stdout.splitlines()
-    assert said[:4] == ["known 0 True 0", "newer 500 False 1", "never heard of 0 True 0 1234", "none 500 False 1"]
+    lines = run(TOMORROW, future.environ("shim", unknown="refuse")).stdout.splitlines()
+    assert lines[:4] == ["known 0 True 0", "newer 500 False 1", "never heard of 0 True 0 1234", "none 500 False 1"]
 
 
 def test_capture_is_no_work_and_a_graph_is_one_launch(future: Hook) -> None:
@@ -86,9 +86,9 @@ def test_measuring_mode_times_every_kernel(hook: Hook) -> None:
     assert 300_000 * 0.97 < long.device.quantile(0.5) < 300_000 * 1.05
     assert record.profile.busy_ns >= 60 * 350_000  # what the host lost between a mark and its own clock is not counted
     assert record.profile.span_ns >= record.profile.busy_ns
-    histories = {tuple(kernel.block[0] for kernel in one.after) for one in record.profile.intervals}
+    histories = {tuple(kernel.block[0] for kernel in interval.after) for interval in record.profile.intervals}
     assert histories == {(128,), (128, 256), (128, 256, 128), (256, 128, 256)}
-    assert sum(one.host.count for one in record.profile.intervals) == 119
+    assert sum(interval.host.count for interval in record.profile.intervals) == 119
 
 
 def test_sharing_mode_samples_kernel_times(hook: Hook) -> None:
@@ -105,52 +105,54 @@ def test_sharing_mode_samples_kernel_times(hook: Hook) -> None:
     assert (record.timed, record.calls) == (0, 200)
 
 
-HELD = Grant(4, 7, Kind.OFFLINE, 5, 0, 0, 0, 0)
+GRANT = Grant(4, 7, Kind.OFFLINE, 5, 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("measure", [False, True])
 def test_only_a_tenant_alone_on_the_device_records_kernel_times(measure: bool, hook: Hook, tmp_path: Path) -> None:
     pages = LiveGrantPages(tmp_path / "pages")
-    page = pages.publish(HELD, 0)
+    page = pages.publish(GRANT, 0)
     environ = {**hook.environ("shim", measure=measure, sample=2), "COTENANT_SLOT": "4/7"}
-    lost = {**environ, "COTENANT_TERMS_FD": "99"}  # as after a program that closes what it does not know
+    without_page = {**environ, "COTENANT_TERMS_FD": "99"}  # as in a program that closed the inherited descriptor
 
-    def learned(environ: dict[str, str], *, named: bool) -> int:
+    def times_recorded(environ: dict[str, str], *, named: bool) -> int:
         if named:
             link_tenant_files(hook.records, page)
         assert run([*SPINS, "20"], environ).returncode == 0
         [record] = hook.recorded()
-        assert (record.timed > 0) == (measure or learning(record) > 0)
-        return learning(record)
+        assert (record.timed > 0) == (measure or timed_launches(record) > 0)
+        return timed_launches(record)
 
-    assert learned(lost, named=True) > 0
-    assert learned(lost, named=False) == 0  # a tenant that nobody told anything
-    assert learned({**environ, "COTENANT_SLOT": "4/6"}, named=True) == 0  # the slot is somebody else's by now
-    pages.set_neighbour_count(HELD.gpu, 1)
-    assert learned(lost, named=True) == 0
-    pages.set_neighbour_count(HELD.gpu, 0)
-    assert learned(lost, named=True) > 0
+    assert times_recorded(without_page, named=True) > 0
+    assert times_recorded(without_page, named=False) == 0  # a tenant without a grant page
+    assert (
+        times_recorded({**environ, "COTENANT_SLOT": "4/6"}, named=True) == 0
+    )  # the slot belongs to another tenant now
+    pages.set_neighbour_count(GRANT.gpu, 1)
+    assert times_recorded(without_page, named=True) == 0
+    pages.set_neighbour_count(GRANT.gpu, 0)
+    assert times_recorded(without_page, named=True) > 0
     pages.revoke(4, 7)
-    assert learned(lost, named=True) == 0
+    assert times_recorded(without_page, named=True) == 0
     pages.close()
 
 
-def learning(record: Record) -> int:
+def timed_launches(record: Record) -> int:
     return sum(timing.device.count for timing in record.profile.timings)
 
 
 def test_arriving_neighbour_discards_measurements_in_progress(hook: Hook, tmp_path: Path) -> None:
     pages = LiveGrantPages(tmp_path / "pages")
-    link_tenant_files(hook.records, pages.publish(HELD, 0))
+    link_tenant_files(hook.records, pages.publish(GRANT, 0))
     environ = {**hook.environ("shim", measure=True), "COTENANT_SLOT": "4/7"}
     program = subprocess.Popen([*SPINS, "3", "ask"], env=environ, stdin=-1, stdout=-1, text=True)
     assert program.stdout is not None
     assert program.stdout.readline() == "launched\n"
-    for others in (1, 0):  # gone again before anybody looks
-        pages.set_neighbour_count(HELD.gpu, others)
+    for others in (1, 0):  # gone again before the hook checks
+        pages.set_neighbour_count(GRANT.gpu, others)
     assert program.communicate("\n", timeout=60)[0] == "spun\n"
     [record] = hook.recorded()
-    assert (record.calls, record.timed, learning(record)) == (6, 6, 0)
+    assert (record.calls, record.timed, timed_launches(record)) == (6, 6, 0)
     pages.close()
 
 
@@ -166,7 +168,7 @@ def test_failed_launch_does_not_end_the_timing(hook: Hook) -> None:
     done = run([sys.executable, str(PROGRAMS / "strays.py")], hook.environ("shim", measure=True))
     assert done.stdout.split().count("CUDA_SUCCESS") == 4, done.stderr
     [record] = hook.recorded()
-    assert (record.calls, record.timed, learning(record) > 0) == (4, 4, True)
+    assert (record.calls, record.timed, timed_launches(record) > 0) == (4, 4, True)
 
 
 def test_reused_handle_is_another_kernel(hook: Hook) -> None:
@@ -189,14 +191,14 @@ def test_file_size_limit_does_not_end_the_program(hook: Hook) -> None:
 
 
 def test_path_that_is_no_file_has_no_record(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "record-1-0")  # nobody ever opens the other end
+    os.mkfifo(tmp_path / "record-1-0")  # no process opens the other end
     (tmp_path / "record-2-0").mkdir()
     (tmp_path / "record-3-0").symlink_to("/dev/zero")
     assert list(read_records(tmp_path, "task")) == []
 
 
 def test_missing_record_directory_is_no_error(hook: Hook) -> None:
-    for place in ("/nowhere/at/all", "relative", "/proc", ""):
-        done = run([*SPINS, "3"], {**hook.environ("shim"), "COTENANT_RECORD": place})
+    for directory in ("/nowhere/at/all", "relative", "/proc", ""):
+        done = run([*SPINS, "3"], {**hook.environ("shim"), "COTENANT_RECORD": directory})
         assert (done.returncode, done.stdout, done.stderr) == (0, "spun\n", "")
     assert list(hook.records.iterdir()) == []

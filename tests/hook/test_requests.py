@@ -38,36 +38,36 @@ class OnlineTenant:
         return done.stdout.strip()
 
     def word(self, name: str) -> int:
-        found = self.gate.page(ONLINE)[name]
-        assert isinstance(found, int)
-        return found
+        value = self.gate.page(ONLINE)[name]
+        assert isinstance(value, int)
+        return value
 
     def buckets(self) -> dict[int, int]:
-        found = self.gate.page(ONLINE)["request_buckets"]
-        assert isinstance(found, list)
-        return {bucket: many for bucket, many in enumerate(found) if many}
+        counts = self.gate.page(ONLINE)["request_buckets"]
+        assert isinstance(counts, list)
+        return {bucket: count for bucket, count in enumerate(counts) if count}
 
 
 @pytest.fixture
 def tenant(softgpu: Path, tmp_path: Path) -> Iterator[OnlineTenant]:
-    made = OnlineTenant(softgpu, tmp_path)
-    yield made
-    made.gate.close()
+    online_tenant = OnlineTenant(softgpu, tmp_path)
+    yield online_tenant
+    online_tenant.gate.close()
 
 
 @pytest.mark.parametrize("mode", HOOK_MODES)
 def test_requests_reported_from_python_are_counted(tenant: OnlineTenant, mode: str) -> None:
-    many, received = tenant.run(mode, sys.executable, PROGRAMS / "teller.py").split()
-    assert received == "True"
-    assert tenant.word("requests_ended") == sum(tenant.buckets().values()) == int(many)
+    count, is_recorded = tenant.run(mode, sys.executable, PROGRAMS / "request_reporter.py").split()
+    assert is_recorded == "True"
+    assert tenant.word("requests_ended") == sum(tenant.buckets().values()) == int(count)
     assert tenant.word("requests_sum_ns") >= 57_000_000, "one arrived 50 ms before it was begun, one took 7 ms"
     assert tenant.buckets()[_native.request_bucket(7_000_000)] >= 1
     assert tenant.word("requests_reported") == 1
     assert tenant.word("requests_began_ns") == 0, "none is under way any more"
 
 
-class Teller:
-    """A process of the tenant that begins and ends requests as it is told."""
+class RequestProcess:
+    """A process of the tenant that begins and ends requests on command."""
 
     def __init__(self, tenant: OnlineTenant, mode: str) -> None:
         environ = tenant.gate.environ(tenant.hook.environ(mode), tenant.hook.records, ONLINE)
@@ -85,8 +85,8 @@ class Teller:
 
 
 def test_oldest_request_of_all_processes_is_shown(tenant: OnlineTenant) -> None:
-    """Whichever of the two came to the page first."""
-    older, newer = Teller(tenant, "shim"), Teller(tenant, "shim")
+    """It does not matter which process wrote the page first."""
+    older, newer = RequestProcess(tenant, "shim"), RequestProcess(tenant, "shim")
     try:
         older.tell("begin")
         began_ns = tenant.word("requests_began_ns")
@@ -94,7 +94,7 @@ def test_oldest_request_of_all_processes_is_shown(tenant: OnlineTenant) -> None:
         assert tenant.word("requests_began_ns") == began_ns > 0
         older.tell("end")
         assert tenant.word("requests_began_ns") == 0
-        newer.tell("pass")  # whatever it tells next
+        newer.tell("pass")  # any further report
         assert tenant.word("requests_began_ns") > began_ns
         older.tell("late")  # one that arrived long before it was begun
         older.tell("end")
@@ -129,13 +129,13 @@ def test_header_compiles_as_cpp(tmp_path: Path) -> None:
 def test_unreported_requests_are_detected(tenant: OnlineTenant) -> None:
     """Each is a burst of its own: none is shorter than its kernels, and none is counted twice.
 
-    A program that has no processor just when it begins is taken for one with long pauses, for longer than this one is
-    there: then another one is.
+    A program that loses its processor at the start is taken for one with long pauses until it ends; then it is run
+    again.
     """
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
     ran = ended = 0
     while not ended and ran < TRIES:
-        tenant.run("shim", sys.executable, PROGRAMS / "served.py", str(SERVED), str(SPIN_NS))
+        tenant.run("shim", sys.executable, PROGRAMS / "unreported_requests.py", str(SERVED), str(SPIN_NS))
         ran, ended = ran + 1, tenant.word("requests_ended")
     assert 0 < ended < ran * SERVED
     assert sum(tenant.buckets().values()) == ended
@@ -145,9 +145,9 @@ def test_unreported_requests_are_detected(tenant: OnlineTenant) -> None:
 
 
 def test_detected_latency_equals_the_duration(tenant: OnlineTenant, tmp_path: Path) -> None:
-    """A program with random arrivals, some of which wait for others: its own word against the hook's.
+    """Compare the player's own latencies with those of the hook, with random arrivals of which some wait for others.
 
-    Both are of a program that had its processor, which one of a few tries must be.
+    Repeated a few times, because the program must not have lost its processor.
     """
     script = tmp_path / "serve.txt"
     script.write_text("conv 160 256 40000 18000\n" * 20)
@@ -155,14 +155,14 @@ def test_detected_latency_equals_the_duration(tenant: OnlineTenant, tmp_path: Pa
 
     def agree() -> bool:
         before = tenant.buckets()
-        said = tenant.run("shim", *play, "--arrival", "poisson", "--period-us", "3000", "--requests", "400")
-        took = sorted(end_ns - begin_ns for _, begin_ns, end_ns in json.loads(said.splitlines()[-1])["detail"])
-        counts = {bucket: many - before.get(bucket, 0) for bucket, many in tenant.buckets().items()}
-        found = [bucket for bucket, many in sorted(counts.items()) for _ in range(many)]
-        assert len(found) < len(took), "one was counted twice"
-        middle = _native.request_bucket(took[len(took) // 2])
-        is_near = middle - 1 <= found[len(found) // 2] <= middle + 1 if found else False
-        return is_near and len(found) > len(took) // 2  # buckets are a sixteenth wide
+        output = tenant.run("shim", *play, "--arrival", "poisson", "--period-us", "3000", "--requests", "400")
+        durations = sorted(end_ns - begin_ns for _, begin_ns, end_ns in json.loads(output.splitlines()[-1])["detail"])
+        counts = {bucket: count - before.get(bucket, 0) for bucket, count in tenant.buckets().items()}
+        detected = [bucket for bucket, count in sorted(counts.items()) for _ in range(count)]
+        assert len(detected) < len(durations), "one was counted twice"
+        middle = _native.request_bucket(durations[len(durations) // 2])
+        is_near = middle - 1 <= detected[len(detected) // 2] <= middle + 1 if detected else False
+        return is_near and len(detected) > len(durations) // 2  # buckets are a sixteenth wide
 
     assert any(agree() for _ in range(TRIES))
 
@@ -182,15 +182,15 @@ def test_reporting_outside_a_tenant_does_nothing() -> None:
 
 def test_decorated_function_keeps_its_identity() -> None:
     @cotenant.request()
-    def plain(one: int, *, two: int) -> int:
+    def plain(first: int, *, second: int) -> int:
         """Add."""
-        return one + two
+        return first + second
 
     @cotenant.request()
-    async def waiting(one: int) -> int:
-        return one
+    async def waiting(first: int) -> int:
+        return first
 
-    assert plain(1, two=2) == 3
+    assert plain(1, second=2) == 3
     assert (plain.__name__, plain.__doc__) == ("plain", "Add.")
     assert asyncio.run(waiting(4)) == 4
     with pytest.raises(TypeError, match="stream is a generator"):

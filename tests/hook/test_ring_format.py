@@ -13,7 +13,7 @@ from tests.support.effort import examples
 
 
 class Ring:
-    """As native/hook/timing/trace.h writes it; `while_read` more entries come between the first look and the last."""
+    """As native/hook/timing/trace.h writes it; `while_read` more entries are written during a read."""
 
     def __init__(self, while_read: int = 0) -> None:
         self.written = 0
@@ -25,10 +25,10 @@ class Ring:
         self.written += self.while_read
         self.while_read = 0
         first = (at - ENTRIES_AT) // ENTRY.size
-        return b"".join(self._at(place) for place in range(first, first + length // ENTRY.size))
+        return b"".join(self._at(index) for index in range(first, first + length // ENTRY.size))
 
-    def _at(self, place: int) -> bytes:
-        number = place + (self.written - 1 - place) // ENTRIES * ENTRIES  # the latest that came to this place
+    def _at(self, index: int) -> bytes:
+        number = index + (self.written - 1 - index) // ENTRIES * ENTRIES  # the latest entry at this index
         if number < 0:
             return bytes(ENTRY.size)
         return ENTRY.pack(1000 + number, 7, number & 0xFFFFFFFF, number % 5, number % 3, 1, 2, 0)
@@ -48,21 +48,21 @@ def entry(number: int) -> ProgramEvent:
 def test_remaining_entries_are_read_and_overwritten_ones_counted(before: int, more: int, while_read: int) -> None:
     ring = Ring()
     ring.written = before
-    found, following, lost = read_from(ring.part, 0)
-    assert found == [entry(number) for number in range(max(before - ENTRIES + 1, 0), before)]
-    assert (following, lost) == (before, before - len(found))
+    events, following, lost = read_from(ring.part, 0)
+    assert events == [entry(number) for number in range(max(before - ENTRIES + 1, 0), before)]
+    assert (following, lost) == (before, before - len(events))
     ring.written += more
     ring.while_read = while_read
-    found, following, lost = read_from(ring.part, following)
-    assert found == [entry(number) for number in range(before, before + more)]
+    events, following, lost = read_from(ring.part, following)
+    assert events == [entry(number) for number in range(before, before + more)]
     assert (following, lost) == (before + more, 0)
 
 
 def test_entry_overwritten_during_the_read_is_discarded() -> None:
     ring = Ring(while_read=10)
     ring.written = ENTRIES
-    found, following, lost = read_from(ring.part, 0)
-    assert found == [entry(number) for number in range(11, ENTRIES)]
+    events, following, lost = read_from(ring.part, 0)
+    assert events == [entry(number) for number in range(11, ENTRIES)]
     assert (following, lost) == (ENTRIES, 11)
 
 
@@ -74,14 +74,14 @@ def test_any_bytes_decode_to_entries_or_none(head: bytes, body: bytes, after: in
     def part(at: int, length: int) -> bytes:
         return (start if at == RING_AT else body)[:length]
 
-    found, following, lost = read_from(part, after)
-    assert len(found) <= len(body) // ENTRY.size
+    events, following, lost = read_from(part, after)
+    assert len(events) <= len(body) // ENTRY.size
     assert following >= after
     assert lost >= 0
 
 
 @given(st.binary(max_size=1000))
 def test_any_bytes_of_a_device_decode_to_ops_or_none(data: bytes) -> None:
-    ran, turns = decode_device_records(data)
-    assert len(ran) + len(turns) <= len(data) // RECORD.size
-    assert all(one.start_ns <= one.end_ns for one in ran)
+    ops, switches = decode_device_records(data)
+    assert len(ops) + len(switches) <= len(data) // RECORD.size
+    assert all(op.start_ns <= op.end_ns for op in ops)

@@ -25,11 +25,11 @@ def gpu(node_harness: NodeHarness) -> Iterator[NodeHarness]:
     node_harness.run("softgpu", "destroy")
 
 
-def kept(node_harness: NodeHarness) -> list[Any]:
+def stored_profiles(node_harness: NodeHarness) -> list[Any]:
     return list(node_harness.json("profile", "list")["profiles"])
 
 
-def left_behind(node_harness: NodeHarness) -> list[Path]:
+def hook_directories(node_harness: NodeHarness) -> list[Path]:
     return list((node_harness.directories.runtime / "hook").glob("*"))
 
 
@@ -37,16 +37,16 @@ def test_first_runs_are_measured_and_later_runs_sampled(gpu: NodeHarness) -> Non
     for _ in range(4):
         done = gpu.run("run", "--gpu", "soft:0", "--task", "probe", "--sample", "2", *PROBE)
         assert (done.returncode, len(json.loads(done.stdout)["launch_ns"])) == (0, 3), done.stderr
-    [profile] = kept(gpu)
+    [profile] = stored_profiles(gpu)
     assert (profile["task"], profile["runs"], profile["launches"]) == ("probe", 4, 4 * 33)
     store = ProfileStore(gpu.directories.state / "profiles.sqlite", print)
-    spans = [one.profile.span_ns > 0 for one in store.recordings(ProfileKey("probe", profile["device"]))]
+    spans = [recording.profile.span_ns > 0 for recording in store.recordings(ProfileKey("probe", profile["device"]))]
     assert spans == [True, True, True, False]
-    # What they took is command to the next run of the task, and to no other.
-    for task, said in (("probe", "COTKNOW1"), ("another", "")):
+    # The kernel times are given to the next run of the task, and to no other.
+    for task, expected in (("probe", "COTKNOW1"), ("another", "")):
         command = ("--task", task, "--", "sh", "-c", 'head -c 8 "$COTENANT_RECORD/known" 2>/dev/null || true')
-        assert gpu.run("run", "--gpu", "soft:0", *command).stdout == said
-    assert left_behind(gpu) == []
+        assert gpu.run("run", "--gpu", "soft:0", *command).stdout == expected
+    assert hook_directories(gpu) == []
 
 
 @pytest.mark.parametrize("mode", ["shim", "preload"])
@@ -78,8 +78,8 @@ def test_no_times_are_recorded_next_to_an_ungated_neighbour(gpu: NodeHarness) ->
 def test_program_without_gpu_work_is_unchanged(gpu: NodeHarness) -> None:
     done = gpu.run("run", "--gpu", "soft:0", "--", "sh", "-c", "exit 7")
     assert done.returncode == 7
-    assert kept(gpu) == []
-    assert left_behind(gpu) == []
+    assert stored_profiles(gpu) == []
+    assert hook_directories(gpu) == []
     done = gpu.run("profile", "record", "--", "true")
     assert done.returncode == 0
     assert "no GPU work was recorded" in done.stderr
@@ -87,7 +87,7 @@ def test_program_without_gpu_work_is_unchanged(gpu: NodeHarness) -> None:
 
 def test_without_the_hook_nothing_is_recorded(gpu: NodeHarness) -> None:
     done = gpu.run("run", "--hook", "off", "--gpu", "soft:0", *PROBE)
-    assert (done.returncode, kept(gpu)) == (0, []), done.stderr
+    assert (done.returncode, stored_profiles(gpu)) == (0, []), done.stderr
 
 
 def test_tenant_that_escapes_the_hook_is_reported(gpu: NodeHarness) -> None:
@@ -98,11 +98,11 @@ def test_tenant_that_escapes_the_hook_is_reported(gpu: NodeHarness) -> None:
         "while not os.path.exists(sys.argv[2]): time.sleep(0.01)\n"
     )
     flag = gpu.home / "flag"
-    named = ("--gpu", "soft:0", "--name", "past")
-    program = gpu.start("run", *named, "--", sys.executable, "-c", code, library, str(flag))
+    options = ("--gpu", "soft:0", "--name", "past")
+    program = gpu.start("run", *options, "--", sys.executable, "-c", code, library, str(flag))
     assert program.stderr is not None
-    said = next(line for line in program.stderr if "saw nothing" in line)  # said while it runs
-    assert f"uses {library}, and the hook saw nothing of it" in said
+    warning = next(line for line in program.stderr if "saw nothing" in line)  # reported while it runs
+    assert f"uses {library}, and the hook saw nothing of it" in warning
     flag.touch()
     assert program.communicate(timeout=60)[1] == ""
     assert "the hook saw nothing of its GPU use" in gpu.run("ps", "--all").stdout
@@ -126,5 +126,5 @@ def test_bad_input_is_refused_in_one_sentence(flag: str, value: str, about: str,
 
 def test_bench_prints_every_metric(node_harness: NodeHarness) -> None:
     results = node_harness.json("bench", "hook", "--rounds", "1")
-    named = {"plain_ns", "added_ns", "added_ns_alloc", "measuring_overhead_pct", "sampling_overhead_pct"}
-    assert named | {"added_instructions"} <= set(results)
+    expected = {"plain_ns", "added_ns", "added_ns_alloc", "measuring_overhead_pct", "sampling_overhead_pct"}
+    assert expected | {"added_instructions"} <= set(results)

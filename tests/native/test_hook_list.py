@@ -10,7 +10,7 @@ import pytest
 
 from cotenant.hook import record, shim
 from cotenant.hook import ring_format as ring
-from tests.native.test_softgpu_abi import compiles, headers
+from tests.native.test_softgpu_abi import assert_compiles, headers
 from tests.support.tools import ROOT
 
 pytestmark = pytest.mark.live
@@ -19,20 +19,20 @@ HOOK = ROOT / "native" / "hook" / "entry"
 
 
 def listed() -> dict[str, list[str]]:
-    """Every symbol of the list with its parameters' types, twins included, those the hook asks for too."""
+    """Return every symbol of the list with its parameter types, including twins and functions that the hook calls."""
     text = re.sub(r"/\*.*?\*/", "", (HOOK / "hooked.def").read_text(), flags=re.DOTALL)
-    found = {}
+    symbols = {}
     for macro, body in re.findall(r"^(ONE|TWO|ENGINE|CALLED)\((.*?)\)$", text, re.DOTALL | re.MULTILINE):
         words = [word.strip() for word in " ".join(body.split()).split(",")]
         if macro == "CALLED":
-            found[words[0]] = words[1:]
+            symbols[words[0]] = words[1:]
         elif macro == "ONE":
-            found[words[1]] = words[2:]
+            symbols[words[1]] = words[2:]
         elif macro == "TWO":
-            found |= dict.fromkeys((words[1], words[1] + words[2]), words[3:])
+            symbols |= dict.fromkeys((words[1], words[1] + words[2]), words[3:])
         else:
-            found |= dict.fromkeys((words[0], words[0] + words[1]), words[5:])
-    return found
+            symbols |= dict.fromkeys((words[0], words[0] + words[1]), words[5:])
+    return symbols
 
 
 def driver_names() -> dict[str, tuple[str, bool]]:
@@ -59,19 +59,19 @@ TAKES_NONE = {
 }
 
 
-def test_every_call_that_can_take_device_memory_is_counted_or_named_as_an_escape() -> None:
+def test_every_call_that_allocates_device_memory_is_hooked_or_documented() -> None:
     escapes = (ROOT / "docs" / "concepts" / "memory.md").read_text()
     hooked = listed()
-    open_ways = [
+    uncounted = [
         symbol
         for symbol in {name.removesuffix("_ptsz").removesuffix("_ptds") for name in driver_names()}
         if TAKES_MEMORY.search(symbol) and symbol not in hooked and symbol not in TAKES_NONE
         if not symbol.startswith("cuGLMapBufferObject") and f"`{symbol}`" not in escapes
     ]
-    assert open_ways == []
+    assert uncounted == []
 
 
-def test_every_name_is_the_drivers_and_every_twin_is_one() -> None:
+def test_hooked_names_and_twins_exist_in_the_driver() -> None:
     names, ours = driver_names(), listed()
     assert len(ours) > 170
     assert set(ours) <= set(names)
@@ -82,21 +82,21 @@ def test_every_name_is_the_drivers_and_every_twin_is_one() -> None:
             assert twin not in names or twin in ours, twin
 
 
-def test_the_library_exports_what_is_listed_and_no_more() -> None:
+def test_hook_library_exports_exactly_the_listed_symbols() -> None:
     done = subprocess.run(
         ["nm", "-D", "--defined-only", shim.hook_library()], capture_output=True, text=True, check=True
     )
     exported = set(re.findall(r" T (\w+)$", done.stdout, re.MULTILINE))
     text = (HOOK / "hooked.def").read_text()
-    asked = set(re.findall(r"^CALLED\((\w+),", text, re.MULTILINE))
+    called_only = set(re.findall(r"^CALLED\((\w+),", text, re.MULTILINE))
     nvmls = {"nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"}
-    request_calls = {f"cotenant_hook_request_{what}" for what in ("begin", "end", "took")}
-    assert exported == (set(listed()) - asked) | {"dlsym"} | nvmls | request_calls
+    request_calls = {f"cotenant_hook_request_{call}" for call in ("begin", "end", "took")}
+    assert exported == (set(listed()) - called_only) | {"dlsym"} | nvmls | request_calls
 
 
 @pytest.mark.skipif(not headers(), reason="NVIDIA's cuda.h is not here: install nvidia-cuda-runtime")
 @pytest.mark.parametrize("include", headers(), ids=str)
-def test_prototypes_are_nvidias(include: Path, tmp_path: Path) -> None:
+def test_prototypes_equal_nvidias(include: Path, tmp_path: Path) -> None:
     """A second declaration that differs from the first is an error: the compiler compares for us."""
     head = "#define __CUDA_API_VERSION_INTERNAL\n#include <cuda.h>\n"
     done = subprocess.run(
@@ -106,8 +106,8 @@ def test_prototypes_are_nvidias(include: Path, tmp_path: Path) -> None:
     ours = listed()
     missing = set(ours) - declared - {"cuGetProcAddress_v2_ptsz"}  # exported by drivers, declared by no header
     assert len(missing) < 8, missing  # an older header lacks the newest calls
-    again = "\n".join(f"CUresult {name}({', '.join(ours[name])});" for name in ours if name in declared)
-    compiles(f"{head}{again}\n", tmp_path, include)
+    declarations = "\n".join(f"CUresult {name}({', '.join(ours[name])});" for name in ours if name in declared)
+    assert_compiles(f"{head}{declarations}\n", tmp_path, include)
 
 
 LAYOUT = """
@@ -124,12 +124,12 @@ int main(void)
 """
 
 
-def test_both_sides_of_a_record_agree(tmp_path: Path) -> None:
+def test_record_layout_agrees_between_c_and_python(tmp_path: Path) -> None:
     source = tmp_path / "layout.c"
     source.write_text(LAYOUT)
     subprocess.run(["gcc", f"-I{ROOT / 'native'}", str(source), "-o", str(tmp_path / "layout")], check=True)
-    said = subprocess.run([tmp_path / "layout"], capture_output=True, text=True, check=True).stdout
-    sizes, buckets = said.split("\n")
+    output = subprocess.run([tmp_path / "layout"], capture_output=True, text=True, check=True).stdout
+    sizes, buckets = output.split("\n")
     assert [int(word) for word in sizes.split()] == [
         record._KERNEL_BYTES,
         record._INTERVAL_BYTES,

@@ -53,7 +53,7 @@ def test_suite_detects_each_kind_of_fault(tmp_path: Path) -> None:
     shutil.copy(ROOT / "CMakeLists.txt", tmp_path)
     folder = tmp_path / "native" / "tests"
     shutil.copytree(ROOT / "native" / "tests", folder)
-    # What the tests are of is left out: they have nothing to do with it, and it takes half a minute to build.
+    # The tested libraries are left out: these tests do not need them, and they take half a minute to build.
     (tmp_path / "native" / "CMakeLists.txt").write_text("add_subdirectory(tests)\n", encoding="utf-8")
     recipe, end, _ = (folder / "CMakeLists.txt").read_text(encoding="utf-8").partition("endfunction()\n")
     with (folder / "CMakeLists.txt").open("w", encoding="utf-8") as cmake:
@@ -62,7 +62,7 @@ def test_suite_detects_each_kind_of_fault(tmp_path: Path) -> None:
             text = f'#include "expect.h"\nint main(int argc, char **argv)\n{{\n(void)argv;\n{body}\nreturn 0;\n}}\n'
             (folder / f"fault_{number}.c").write_text(text, encoding="utf-8")
             cmake.write(f"native_test(fault_{number} fault_{number}.c)\n")
-            # The compiler would refuse some of these by itself; here the sanitizers are on trial.
+            # The compiler would refuse some of these by itself; here the sanitizers are tested.
             cmake.write(f"target_compile_options(fault_{number} PRIVATE -w)\n")
     done = run_native_tests(tmp_path, tmp_path / "build")
     assert done.returncode != 0

@@ -61,7 +61,7 @@ VERSIONS = {
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler")
-def test_layouts_and_versions_are_nvidias(tmp_path: Path) -> None:
+def test_struct_layouts_and_versions_equal_nvidias(tmp_path: Path) -> None:
     checks = []
     for ours, (theirs, renamed) in STRUCTS.items():
         struct = getattr(pynvml, theirs)
@@ -75,7 +75,10 @@ def test_layouts_and_versions_are_nvidias(tmp_path: Path) -> None:
     for name in ("version", "numMetrics", "sample1", "sample2", "metrics"):
         offset = getattr(metrics, name).offset
         checks.append(f'_Static_assert(__builtin_offsetof(nvmlGpmMetricsGet_t, {name}) == {offset}, "{name}");')
-    checks += [f'_Static_assert(NVML_VERSION({given}) == {number}u, "{given}");' for given, number in VERSIONS.items()]
+    checks += [
+        f'_Static_assert(NVML_VERSION({arguments}) == {number}u, "{arguments}");'
+        for arguments, number in VERSIONS.items()
+    ]
     source = tmp_path / "check.c"
     source.write_text('#include "softgpu/nvml/nvml.h"\n' + "\n".join(checks) + "\n")
     command = ["gcc", "-std=gnu11", "-fsyntax-only", f"-I{NATIVE}", str(source)]
@@ -83,7 +86,7 @@ def test_layouts_and_versions_are_nvidias(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[:4000]
 
 
-def test_every_code_is_nvidias_and_has_a_text_of_its_own() -> None:
+def test_error_codes_equal_nvidias_and_have_distinct_texts() -> None:
     rows = re.findall(r'NVML_ERROR\((\w+), (\d+), "(.+)"\)', (NVML / "errors.def").read_text())
     assert {name: int(code) for name, code, _ in rows} == {
         name: value
@@ -93,7 +96,7 @@ def test_every_code_is_nvidias_and_has_a_text_of_its_own() -> None:
     assert len({text for _, _, text in rows}) == len(rows)
 
 
-def test_every_function_that_nvidias_package_can_call_is_there() -> None:
+def test_library_has_every_function_that_nvidias_package_calls() -> None:
     library = ctypes.CDLL(str(manage.library(manage.NVML)))
     called = set(re.findall(r'_nvmlGetFunctionPointer\("(\w+)"\)', inspect.getsource(pynvml)))
     assert len(called) > 400
@@ -102,10 +105,10 @@ def test_every_function_that_nvidias_package_can_call_is_there() -> None:
 
 def test_each_library_has_its_own_soname_and_names() -> None:
     """A monitor that loads NVML must not be found to have loaded libcuda."""
-    faces = {name: ctypes.CDLL(str(manage.library(name))) for name in manage.LIBRARY_NAMES}
-    assert hasattr(faces["libcuda.so.1"], "cuInit")
-    assert not hasattr(faces["libcuda.so.1"], "nvmlInit_v2")
-    assert hasattr(faces[manage.NVML], "nvmlInit_v2")
-    assert not hasattr(faces[manage.NVML], "cuInit")
-    for name in faces:
+    libraries = {name: ctypes.CDLL(str(manage.library(name))) for name in manage.LIBRARY_NAMES}
+    assert hasattr(libraries["libcuda.so.1"], "cuInit")
+    assert not hasattr(libraries["libcuda.so.1"], "nvmlInit_v2")
+    assert hasattr(libraries[manage.NVML], "nvmlInit_v2")
+    assert not hasattr(libraries[manage.NVML], "cuInit")
+    for name in libraries:
         assert name.encode() + b"\0" in manage.library(name).read_bytes()

@@ -67,8 +67,8 @@ STRUCTS = {
 def headers() -> list[Path]:
     """Include directories that hold NVIDIA's cuda.h: of the registry package, or of a toolkit."""
     site = Path(sysconfig.get_paths()["purelib"])
-    places = [*sorted(site.glob("nvidia/*/include")), Path("/usr/local/cuda/include")]
-    return [place for place in places if (place / "cuda.h").exists()]
+    directories = [*sorted(site.glob("nvidia/*/include")), Path("/usr/local/cuda/include")]
+    return [directory for directory in directories if (directory / "cuda.h").exists()]
 
 
 pytestmark = [
@@ -78,10 +78,10 @@ pytestmark = [
 ]
 
 
-def compiles(source: str, tmp_path: Path, *include: Path) -> None:
+def assert_compiles(source: str, tmp_path: Path, *include: Path) -> None:
     file = tmp_path / "check.c"
     file.write_text(source)
-    flags = [f"-I{place}" for place in include]
+    flags = [f"-I{directory}" for directory in include]
     done = subprocess.run(
         ["gcc", "-std=gnu11", "-fsyntax-only", "-Werror", *flags, str(file)],
         capture_output=True,
@@ -94,43 +94,44 @@ def compiles(source: str, tmp_path: Path, *include: Path) -> None:
 def our_constants() -> dict[str, str]:
     """Every enumerator and macro of the abi headers and errors.def, with our number for it."""
     text = "".join(header.read_text() for header in sorted((SOFTGPU / "abi").glob("*.h")))
-    found = dict(re.findall(r"\b(CU(?:DA)?_[A-Z0-9_]+) = (-?\w+)", text))
-    found |= dict(re.findall(r"#define (CU\w+) (0x\w+)", text))
-    found |= dict(re.findall(r"#define (CU_\w+) \(\(CUstream\)(\w+)\)", text))
-    found |= dict(re.findall(r"ERROR\((\w+), (\d+),", (SOFTGPU / "abi" / "errors.def").read_text()))
-    return found
+    constants = dict(re.findall(r"\b(CU(?:DA)?_[A-Z0-9_]+) = (-?\w+)", text))
+    constants |= dict(re.findall(r"#define (CU\w+) (0x\w+)", text))
+    constants |= dict(re.findall(r"#define (CU_\w+) \(\(CUstream\)(\w+)\)", text))
+    constants |= dict(re.findall(r"ERROR\((\w+), (\d+),", (SOFTGPU / "abi" / "errors.def").read_text()))
+    return constants
 
 
 def prototypes() -> dict[str, str]:
     """Every function we define, as the compiler sees it after the macros."""
-    found = {}
+    functions = {}
     for source in sorted((SOFTGPU / "driver").rglob("*.c")):
         done = subprocess.run(
             ["gcc", "-E", "-P", f"-I{SOFTGPU.parent}", str(source)], capture_output=True, text=True, check=True
         )
         pattern = r'__attribute__\(\(visibility\("default"\)\)\)\s*CUresult\s+(cu\w+)\s*\(([^{;]*?)\)\s*\{'
         for name, arguments in re.findall(pattern, done.stdout):
-            found[name] = " ".join(arguments.split())
-    return found
+            functions[name] = " ".join(arguments.split())
+    return functions
 
 
 @pytest.mark.parametrize("include", headers(), ids=str)
-def test_constants_are_nvidias(include: Path, tmp_path: Path) -> None:
+def test_constants_equal_nvidias(include: Path, tmp_path: Path) -> None:
     constants = our_constants()
     assert len(constants) > 180
     declared = (include / "cuda.h").read_text(errors="replace")
-    known = {name: number for name, number in constants.items() if re.search(rf"\b{name}\b", declared)}
+    declared_constants = {name: number for name, number in constants.items() if re.search(rf"\b{name}\b", declared)}
     # An older header lacks the newest errors; it never lacks more than a few of what we use.
-    assert len(constants) - len(known) < 12, sorted(set(constants) - set(known))
+    assert len(constants) - len(declared_constants) < 12, sorted(set(constants) - set(declared_constants))
     checks = "\n".join(
-        f'_Static_assert((long long)({name}) == (long long)({number}), "{name}");' for name, number in known.items()
+        f'_Static_assert((long long)({name}) == (long long)({number}), "{name}");'
+        for name, number in declared_constants.items()
     )
     checks = checks.replace("(long long)(CU_STREAM_", "(__INTPTR_TYPE__)(CU_STREAM_")
-    compiles(f"#include <cuda.h>\n{checks}\n", tmp_path, include)
+    assert_compiles(f"#include <cuda.h>\n{checks}\n", tmp_path, include)
 
 
 @pytest.mark.parametrize("include", headers(), ids=str)
-def test_layouts_are_nvidias(include: Path, tmp_path: Path) -> None:
+def test_layouts_equal_nvidias(include: Path, tmp_path: Path) -> None:
     probe = tmp_path / "probe.c"
     lines = []
     for name, fields in STRUCTS.items():
@@ -143,13 +144,13 @@ def test_layouts_are_nvidias(include: Path, tmp_path: Path) -> None:
         '#include "softgpu/abi/cuda.h"\n#include <stdio.h>\nint main(void) {\n' + "\n".join(lines) + "\n}\n"
     )
     subprocess.run(["gcc", f"-I{SOFTGPU.parent}", str(probe), "-o", str(tmp_path / "probe")], check=True)
-    said = subprocess.run([str(tmp_path / "probe")], capture_output=True, text=True, check=True).stdout.splitlines()
-    checks = "\n".join(f'_Static_assert({line}, "{line}");' for line in said)
-    compiles(f"#include <cuda.h>\n{checks}\n", tmp_path, include)
+    layouts = subprocess.run([str(tmp_path / "probe")], capture_output=True, text=True, check=True).stdout.splitlines()
+    checks = "\n".join(f'_Static_assert({line}, "{line}");' for line in layouts)
+    assert_compiles(f"#include <cuda.h>\n{checks}\n", tmp_path, include)
 
 
 @pytest.mark.parametrize("include", headers(), ids=str)
-def test_prototypes_are_nvidias(include: Path, tmp_path: Path) -> None:
+def test_prototypes_equal_nvidias(include: Path, tmp_path: Path) -> None:
     """A second declaration of a function that differs from the first is an error: the compiler compares for us."""
     ours = prototypes()
     assert len(ours) > 220
@@ -161,13 +162,13 @@ def test_prototypes_are_nvidias(include: Path, tmp_path: Path) -> None:
         ["gcc", "-E", "-P", f"-I{include}", "-x", "c", "-"], input=head, capture_output=True, text=True, check=True
     )
     declared = set(re.findall(r"\b(cu[A-Z]\w+)\s*\(", done.stdout))
-    again = "\n".join(
+    declarations = "\n".join(
         f"CUresult {name}({arguments or 'void'});" for name, arguments in ours.items() if name in declared
     )
-    compiles(f"{head}{again}\n", tmp_path, include)
+    assert_compiles(f"{head}{declarations}\n", tmp_path, include)
 
 
-def test_every_name_of_the_headers_is_ours() -> None:
+def test_every_name_of_the_headers_is_listed() -> None:
     listed = set(re.findall(r"^NAME\((\w+),", (SOFTGPU / "abi" / "names.def").read_text(), re.MULTILINE))
     assert set(prototypes()) <= listed
     for include in headers():

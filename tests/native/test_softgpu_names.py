@@ -21,8 +21,8 @@ LEGACY, PER_THREAD = 1, 2
 DRIVER_VERSION = 13000
 
 
-def older(base: str, twin: str) -> bool:
-    """Whether the driver has a form of this call: a newer one is then not given out."""
+def has_older_form(base: str, twin: str) -> bool:
+    """Return whether the driver has a form of this call, so that a newer one is not returned."""
     return any(row[1] == base and row[3] == twin and int(row[2]) <= DRIVER_VERSION for row in ROWS)
 
 
@@ -50,7 +50,7 @@ def test_every_name_has_its_own_address(library: ctypes.CDLL) -> None:
     assert len(set(addresses.values())) == len(addresses)
 
 
-def test_nothing_but_the_drivers_names_leaves_the_library() -> None:
+def test_library_exports_only_the_drivers_names() -> None:
     done = subprocess.run(
         ["nm", "-D", "--defined-only", str(manage.library())], capture_output=True, text=True, check=True
     )
@@ -58,9 +58,9 @@ def test_nothing_but_the_drivers_names_leaves_the_library() -> None:
     assert exported == {symbol for symbol, *_ in ROWS}
 
 
-def test_every_row_is_found_by_its_base(library: ctypes.CDLL) -> None:
+def test_every_symbol_is_found_by_its_base_name_and_version(library: ctypes.CDLL) -> None:
     for symbol, base, since, twin in ROWS:
-        if since == "0" or (int(since) > DRIVER_VERSION and older(base, twin)):
+        if since == "0" or (int(since) > DRIVER_VERSION and has_older_form(base, twin)):
             continue
         flags = PER_THREAD if twin == "1" else LEGACY
         assert ask(library, base, int(since), flags) == (0, address(library, symbol), 0), symbol
@@ -84,7 +84,9 @@ def test_every_row_is_found_by_its_base(library: ctypes.CDLL) -> None:
         ("cuGetProcAddress", 12000, 0, "cuGetProcAddress_v2"),
     ],
 )
-def test_versions_and_flags_choose(library: ctypes.CDLL, base: str, version: int, flags: int, symbol: str) -> None:
+def test_version_and_flags_select_the_symbol(
+    library: ctypes.CDLL, base: str, version: int, flags: int, symbol: str
+) -> None:
     assert ask(library, base, version, flags) == (0, address(library, symbol), 0)
 
 
@@ -107,7 +109,7 @@ def test_unimplemented_calls_return_not_supported_without_a_device() -> None:
     subprocess.run([sys.executable, "-c", program, str(manage.library())], env=environment, check=True, timeout=60)
 
 
-def test_its_own_calls_cannot_be_captured() -> None:
+def test_calls_within_the_library_cannot_be_interposed() -> None:
     done = subprocess.run(["readelf", "-dW", str(manage.library())], capture_output=True, text=True, check=True)
     assert "SYMBOLIC" in done.stdout
     assert "libcuda.so.1" in done.stdout

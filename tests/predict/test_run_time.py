@@ -41,7 +41,7 @@ measured = st.dictionaries(
 )
 
 
-def test_what_was_never_run_is_taken_from_the_sizes_around_it() -> None:
+def test_size_that_never_ran_is_interpolated_from_neighbouring_sizes() -> None:
     times = ServiceTimes()
     assert times.expected_ns(4, 1) == times.high_ns(4, 1) == 0
     times.learn(4, 1, 800)
@@ -50,7 +50,7 @@ def test_what_was_never_run_is_taken_from_the_sizes_around_it() -> None:
     assert tuple(times.expected_ns(rows, 1) for rows in (1, 2, 3)) == (500, 500, 650)
 
 
-def test_a_profile_is_believed_and_filled_between_its_points() -> None:
+def test_profile_is_used_as_given_and_interpolated_between_its_points() -> None:
     times = ServiceTimes(profile())
     assert times.widths == UNITS
     for units in UNITS:
@@ -63,30 +63,30 @@ def test_a_profile_is_believed_and_filled_between_its_points() -> None:
 
 
 @given(st.lists(st.integers(1, 10**9), min_size=1, max_size=30))
-def test_belief_stays_within_what_was_seen(seen: list[int]) -> None:
+def test_prediction_stays_within_the_observed_durations(durations: list[int]) -> None:
     times = ServiceTimes()
-    for took in seen:
+    for took in durations:
         times.learn(1, 1, took)
-    assert min(seen) - 1 <= times.expected_ns(1, 1) <= max(seen) + 1
+    assert min(durations) - 1 <= times.expected_ns(1, 1) <= max(durations) + 1
 
 
 @given(measured | st.none(), outcomes)
-def test_more_rows_never_take_less_and_the_rare_is_never_below_the_typical(
-    times: RunTimes | None, seen: list[tuple[int, int, int]]
+def test_durations_never_fall_with_rows_and_quantile_is_never_below_typical(
+    times: RunTimes | None, runs: list[tuple[int, int, int]]
 ) -> None:
     service = ServiceTimes(times)
-    for rows, units, took in [*seen, (1, 1, 1)]:
+    for rows, units, took in [*runs, (1, 1, 1)]:
         for width in (0, 1, 2, 3, 4, 8):
             typical = [service.expected_ns(size, width) for size in range(1, 20)]
             high = [service.high_ns(size, width) for size in range(1, 20)]
             assert typical == sorted(typical)
             assert high == sorted(high)
-            assert all(0 <= low <= rare for low, rare in zip(typical, high, strict=True))
+            assert all(0 <= low <= quantile for low, quantile in zip(typical, high, strict=True))
         service.learn(rows, units, took)
 
 
 @given(st.floats(0.1, 10), st.integers(0, 1 << 32))
-def test_a_change_of_speed_is_soon_believed(speed: float, seed: int) -> None:
+def test_prediction_follows_a_change_of_speed(speed: float, seed: int) -> None:
     rng = random.Random(seed)
     service = ServiceTimes(profile())
     for _ in range(120):
@@ -99,7 +99,7 @@ def test_a_change_of_speed_is_soon_believed(speed: float, seed: int) -> None:
 
 @settings(max_examples=20)
 @given(st.integers(0, 1 << 32), st.floats(0.02, 0.5))
-def test_what_is_rarely_exceeded_is_exceeded_rarely(seed: int, spread: float) -> None:
+def test_high_quantile_is_exceeded_about_as_often_as_stated(seed: int, spread: float) -> None:
     rng = random.Random(seed)
     service = ServiceTimes(profile())
     exceeded = 0
@@ -108,12 +108,14 @@ def test_what_is_rarely_exceeded_is_exceeded_rarely(seed: int, spread: float) ->
         took = round(law_ns(rows, units) * math.exp(rng.gauss(0, spread)))
         exceeded += number >= 500 and took > service.high_ns(rows, units)
         service.learn(rows, units, took)
-    assert exceeded <= 40  # of 1000; 10 in the long run, and one that is never exceeded would refuse too much
+    assert (
+        exceeded <= 40
+    )  # of 1000; 10 in the long run; a quantile that is never exceeded would reject too many requests
     assert exceeded >= 1
 
 
 @given(st.sampled_from(ROWS), st.sampled_from(UNITS), st.integers(2, 1000))
-def test_one_run_that_was_stopped_by_something_else_is_soon_forgotten(rows: int, units: int, times: int) -> None:
+def test_isolated_slow_run_is_soon_forgotten(rows: int, units: int, times: int) -> None:
     service = ServiceTimes(profile())
     service.learn(rows, units, times * law_ns(rows, units))
     assert service.expected_ns(rows, units) <= 1.07 * law_ns(rows, units)
@@ -130,7 +132,7 @@ def run_all(services: list[ServiceTimes], speeds: list[float], rounds: int) -> N
 
 
 @pytest.mark.parametrize("speed", [0.4, 2.5])
-def test_a_machine_that_changes_is_distinguished_from_a_model_that_changes(speed: float) -> None:
+def test_change_of_the_machine_is_distinguished_from_change_of_a_model(speed: float) -> None:
     drift = Drift()
     services = [ServiceTimes(profile(), 1, drift) for _ in range(4)]
     idle = services.pop()
@@ -144,7 +146,7 @@ def test_a_machine_that_changes_is_distinguished_from_a_model_that_changes(speed
     assert services[1].slower[1] == pytest.approx(1, rel=0.15)
 
 
-def test_one_model_alone_says_nothing_of_the_machine() -> None:
+def test_one_model_alone_does_not_move_the_machine_factor() -> None:
     drift = Drift()
     busy, idle = (ServiceTimes(profile(), 1, drift) for _ in range(2))
     run_all([busy], [0.2], 100)
@@ -152,8 +154,8 @@ def test_one_model_alone_says_nothing_of_the_machine() -> None:
     assert busy.expected_ns(4, 2) == pytest.approx(law_ns(4, 2, 0.2), rel=0.05)
 
 
-def test_who_comes_back_brings_its_own_difference_along() -> None:
-    """A model that is always slower than measured is no news of the machine."""
+def test_returning_model_keeps_its_own_difference() -> None:
+    """A model that is always slower than measured does not change the machine's factor."""
     drift = Drift()
     services = [ServiceTimes(profile(), 1, drift) for _ in range(3)]
     run_all(services[:1], [0.5], 100)

@@ -21,51 +21,51 @@ means = st.floats(1e5, 1e9)
 tails = st.floats(1.0, 8.0)
 duties = st.floats(0.05, 1.0)
 rates = st.floats(0.0, 2000.0)
-more = st.floats(1.0, 10.0)
-wanted = st.builds(Objective, st.sampled_from([0.9, 0.95, 0.99]), st.floats(0.0, 0.5), st.floats(1.0, 5.0))
+factors = st.floats(1.0, 10.0)
+objectives = st.builds(Objective, st.sampled_from([0.9, 0.95, 0.99]), st.floats(0.0, 0.5), st.floats(1.0, 5.0))
 
 
 def alone(mean_ns: float, tail: float, duty: float = 1.0) -> AloneLatency:
     return AloneLatency(mean_ns, mean_ns * tail, duty=duty)
 
 
-def exactly(value: float) -> Estimate:
+def certain(value: float) -> Estimate:
     return Estimate(value, value, value)
 
 
-@given(means, tails, duties, rates, means, more, wanted)
+@given(means, tails, duties, rates, means, factors, objectives)
 def test_need_never_falls_with_load_or_latency_and_never_rises_with_the_objective(
-    mean_ns: float, tail: float, duty: float, rate: float, slo_ns: float, more: float, objective: Objective
+    mean_ns: float, tail: float, duty: float, rate: float, slo_ns: float, factor: float, objective: Objective
 ) -> None:
-    known = alone(mean_ns, tail, duty)
-    base = need_ppm(known, int(slo_ns), around(rate, 0.1), objective)
-    busier = need_ppm(known, int(slo_ns), around(rate * more, 0.1), objective)
-    slower = need_ppm(alone(mean_ns * more, tail, duty), int(slo_ns), around(rate, 0.1), objective)
-    looser = need_ppm(known, int(slo_ns * more), around(rate, 0.1), objective)
+    latency = alone(mean_ns, tail, duty)
+    base = need_ppm(latency, int(slo_ns), around(rate, 0.1), objective)
+    busier = need_ppm(latency, int(slo_ns), around(rate * factor, 0.1), objective)
+    slower = need_ppm(alone(mean_ns * factor, tail, duty), int(slo_ns), around(rate, 0.1), objective)
+    looser = need_ppm(latency, int(slo_ns * factor), around(rate, 0.1), objective)
     for harder, easier in ((busier, base), (slower, base), (base, looser)):
-        for which in ("low", "point", "high"):
-            assert getattr(harder.share, which) >= getattr(easier.share, which) * (1 - _TOLERANCE)
+        for bound in ("low", "point", "high"):
+            assert getattr(harder.share, bound) >= getattr(easier.share, bound) * (1 - _TOLERANCE)
         assert easier.is_within_reach or not harder.is_within_reach
 
 
-@given(means, tails, duties, rates, means, wanted)
-def test_need_is_enough_and_a_little_less_is_not(
+@given(means, tails, duties, rates, means, objectives)
+def test_need_is_sufficient_and_slightly_less_is_not(
     mean_ns: float, tail: float, duty: float, rate: float, slo_ns: float, objective: Objective
 ) -> None:
-    known = alone(mean_ns, tail, duty)
-    need = need_ppm(known, int(slo_ns), exactly(rate), objective)
+    latency = alone(mean_ns, tail, duty)
+    need = need_ppm(latency, int(slo_ns), certain(rate), objective)
     target_ns = int(slo_ns) * (1 - objective.headroom)
     share = need.share.point / WHOLE_PPM
     assert need.share.low <= need.share.point <= need.share.high <= WHOLE_PPM
     if not need.is_within_reach:
         assert share == 1
         assert "beyond reach" in need.why
-        # A latency of exactly the target is out of reach as well: the search needs at least one step of room.
-        assert latency_ns(known, 1.0, rate, objective) >= target_ns
+        # A latency of exactly the target is out of reach as well: the search needs at least one step of headroom.
+        assert latency_ns(latency, 1.0, rate, objective) >= target_ns
         return
-    assert latency_ns(known, share, rate, objective) <= target_ns * (1 + _TOLERANCE)
+    assert latency_ns(latency, share, rate, objective) <= target_ns * (1 + _TOLERANCE)
     if share > objective.least:
-        assert latency_ns(known, share * 0.999, rate, objective) > target_ns * (1 - 1e-3)
+        assert latency_ns(latency, share * 0.999, rate, objective) > target_ns * (1 - 1e-3)
 
 
 @given(
@@ -73,29 +73,31 @@ def test_need_is_enough_and_a_little_less_is_not(
     st.floats(0.01, 1.0),
     st.floats(0.01, 1.0),
 )
-def test_stretch_never_rises_with_the_share_whatever_was_measured(
-    points: list[tuple[float, float]], one: float, other: float
+def test_stretch_of_any_curve_never_rises_with_the_share(
+    points: list[tuple[float, float]], first_share: float, second_share: float
 ) -> None:
-    known = AloneLatency(1e6, 1e6, curve=tuple(sorted(points)))
-    low, high = sorted((one, other))
-    assert known.stretch(low) >= known.stretch(high) * (1 - _TOLERANCE)
-    assert known.stretch(high) >= 1
+    latency = AloneLatency(1e6, 1e6, curve=tuple(sorted(points)))
+    low, high = sorted((first_share, second_share))
+    assert latency.stretch(low) >= latency.stretch(high) * (1 - _TOLERANCE)
+    assert latency.stretch(high) >= 1
 
 
-def played(mean_ns: float, tail: float, rate: float, *, burst: int, requests: int = 120_000) -> list[float]:
-    """Latencies of one server, first come first served; a fixed part and an exponential one; groups of `burst`."""
+def simulated_latencies(
+    mean_ns: float, tail: float, rate: float, *, burst: int, requests: int = 120_000
+) -> list[float]:
+    """Return latencies of one FIFO server with fixed plus exponential services, and arrivals in groups of `burst`."""
     rng = random.Random(7)
-    varies_ns = (tail - 1) * mean_ns / (math.log(100) - 1)
-    fixed_ns = mean_ns - varies_ns
+    variable_ns = (tail - 1) * mean_ns / (math.log(100) - 1)
+    fixed_ns = mean_ns - variable_ns
     now_ns = free_ns = 0.0
-    found = []
+    latencies = []
     for number in range(requests):
         if number % burst == 0:
             now_ns += rng.expovariate(rate / burst) * SECOND_NS
-        service_ns = fixed_ns + (rng.expovariate(1 / varies_ns) if varies_ns else 0.0)
+        service_ns = fixed_ns + (rng.expovariate(1 / variable_ns) if variable_ns else 0.0)
         free_ns = max(free_ns, now_ns) + service_ns
-        found.append(free_ns - now_ns)
-    return found
+        latencies.append(free_ns - now_ns)
+    return latencies
 
 
 def p99(latencies: list[float]) -> float:
@@ -104,25 +106,25 @@ def p99(latencies: list[float]) -> float:
 
 @pytest.mark.parametrize("tail", [1.0, 1.25, 3.0])
 @pytest.mark.parametrize("busy", [0.02, 0.3, 0.6, 0.85])
-def test_the_tail_is_that_of_a_queue_that_is_played(tail: float, busy: float) -> None:
+def test_predicted_tail_matches_a_simulated_queue(tail: float, busy: float) -> None:
     mean_ns = 5 * MILLISECOND_NS
     rate = busy * SECOND_NS / mean_ns
     reported_ns = latency_ns(alone(mean_ns, tail), 1.0, rate)
-    assert reported_ns == pytest.approx(p99(played(mean_ns, tail, rate, burst=1)), rel=0.12)
+    assert reported_ns == pytest.approx(p99(simulated_latencies(mean_ns, tail, rate, burst=1)), rel=0.12)
 
 
 @pytest.mark.parametrize("busy", [0.1, 0.3, 0.6])
 @pytest.mark.parametrize("burst", [2, 4])
-def test_bursts_are_not_made_light_of(busy: float, burst: int) -> None:
-    """Groups of so many that come at once have that dispersion; the answer is at most half as much again."""
+def test_predicted_tail_of_bursts_is_not_below_the_simulated_one(busy: float, burst: int) -> None:
+    """Groups of `burst` requests have this dispersion; the prediction is at most half as much again."""
     mean_ns = 5 * MILLISECOND_NS
     rate = busy * SECOND_NS / mean_ns
     reported_ns = latency_ns(alone(mean_ns, 1.25), 1.0, rate, Objective(dispersion=float(burst)))
-    met_ns = p99(played(mean_ns, 1.25, rate, burst=burst))
-    assert met_ns * 0.9 <= reported_ns <= met_ns * 1.5
+    simulated_ns = p99(simulated_latencies(mean_ns, 1.25, rate, burst=burst))
+    assert simulated_ns * 0.9 <= reported_ns <= simulated_ns * 1.5
 
 
-def test_a_belief_is_replaced_by_what_is_measured() -> None:
+def test_measured_duration_replaces_that_of_the_profile() -> None:
     use = TaskUse(duty_ppm=500_000, round_ns=10 * MILLISECOND_NS)
     believed = alone_of(use)
     measured = [
@@ -141,7 +143,7 @@ def test_a_belief_is_replaced_by_what_is_measured() -> None:
 
 
 @given(st.floats(1e5, 1e9), st.floats(0.5, 100), st.floats(0, 1.5), st.integers(500_000, 999_000))
-def test_what_is_tolerable_is_never_more_than_may_be_and_less_the_wider_the_objective(
+def test_tolerable_share_is_bounded_and_falls_with_a_wider_objective(
     mean_ns: float, times: float, busy: float, most_ppm: int
 ) -> None:
     def tolerable(times: float, busy: float) -> int:
@@ -149,10 +151,12 @@ def test_what_is_tolerable_is_never_more_than_may_be_and_less_the_wider_the_obje
 
     assert min(900_000, most_ppm) <= tolerable(times, busy) <= most_ppm
     assert tolerable(times + 1, busy) <= tolerable(times, busy) <= tolerable(times, busy + 0.1)
-    assert tolerable(times, 1.0) == tolerable(1.0, busy) == most_ppm, "in overload, or where nothing can be spared, all"
+    assert tolerable(times, 1.0) == tolerable(1.0, busy) == most_ppm, (
+        "in overload, or where nothing can be spared, the maximum"
+    )
 
 
-def test_what_is_tolerable_costs_as_much_of_the_objective_as_the_most_does_of_a_request() -> None:
+def test_tolerable_share_costs_the_same_part_of_the_objective_as_the_maximum_of_a_request() -> None:
     mean_ns, slo_ns, most_ppm = 10_000_000, 30_000_000, 980_000
     lost_ns = mean_ns * (1_000_000 / tolerable_ppm(mean_ns, slo_ns, 0.0, most_ppm) - 1)
     assert lost_ns / slo_ns == pytest.approx(1_000_000 / most_ppm - 1, rel=1e-3)

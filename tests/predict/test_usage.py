@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from cotenant.predict.profile_usage import assumed, rounds_of, sms_of, use_of
+from cotenant.predict.profile_usage import assumed_use, rounds_of, sms_of, use_of
 from cotenant.predict.slowdown import UNKNOWN
 from cotenant.predict.usage import WIDTHS_LIMIT, TaskUse
 from cotenant.profile.profile import KernelTiming, Profile
@@ -43,7 +43,7 @@ SERVICE = Profile(
 )
 
 
-def test_a_service_is_its_requests_without_the_pauses_between_them() -> None:
+def test_use_of_a_service_excludes_pauses_between_requests() -> None:
     use = use_of(SERVICE, sms_of(SERVICE.device), is_online=True)
     assert use is not None
     assert rounds_of(SERVICE) == 10
@@ -56,7 +56,7 @@ def test_a_service_is_its_requests_without_the_pauses_between_them() -> None:
     assert use.longest_ns == pytest.approx(300 * US, rel=0.02)
 
 
-def test_a_training_has_no_pauses() -> None:
+def test_use_of_a_training_has_no_pauses() -> None:
     use = use_of(SERVICE, 80, is_online=False)
     assert use is not None
     assert use.active_ppm == WHOLE_PPM
@@ -69,12 +69,12 @@ def test_a_training_has_no_pauses() -> None:
     [("Tesla V100-SXM2-16GB", 80), ("NVIDIA A100-SXM4-80GB", 108), ("NVIDIA H100 PCIe", 114),
      ("NVIDIA H100 80GB HBM3", 132), ("NVIDIA L40S", 0), ("NVIDIA L4", 58), ("Tesla T4", 40), ("", 0), ("A1000", 0)],
 )  # fmt: skip
-def test_a_device_has_its_sms(name: str, sms: int) -> None:
+def test_device_name_determines_the_number_of_sms(name: str, sms: int) -> None:
     assert sms_of(name) == sms
 
 
 @given(profiles)
-def test_whatever_was_recorded_fits_the_wire(profile: Profile) -> None:
+def test_use_of_any_profile_fits_the_wire(profile: Profile) -> None:
     for is_online in (False, True):
         use = use_of(profile, 80, is_online=is_online)
         if use is None:
@@ -84,8 +84,8 @@ def test_whatever_was_recorded_fits_the_wire(profile: Profile) -> None:
         assert use.round_ns * rounds_of(profile) <= profile.span_ns + rounds_of(profile)
 
 
-def test_what_is_not_known_is_all_of_it() -> None:
-    assert assumed(None) == UNKNOWN
-    assert assumed(TaskUse()).duty == 1
-    assert assumed(TaskUse()).widths == UNKNOWN.widths
-    assert assumed(TaskUse()).active == 1
+def test_unknown_use_is_assumed_to_be_the_whole_device() -> None:
+    assert assumed_use(None) == UNKNOWN
+    assert assumed_use(TaskUse()).duty == 1
+    assert assumed_use(TaskUse()).widths == UNKNOWN.widths
+    assert assumed_use(TaskUse()).active == 1

@@ -26,8 +26,8 @@ needs_data = pytest.mark.skipif(
 )
 TABLES = sorted(path.name for path in DATA.glob("*.csv.gz"))
 
-# Which table was made from which trace, as the data's own summary says.
-SAME = {
+# The tables made from each trace, according to the summary of the data.
+TABLES_OF_TRACE = {
     "critical_path_alexnet_benchmark_result_2869224_1695835535_trace.json.gz": ["a100_alexnet_forward"],
     "ns_resolution_trace_rank-0.Apr_03_18_51_38.1102.pt.trace.json.gz": ["v100_resnet50_ddp_train_ns"],
     "resnet50_num_workers_4_worker0.1623213129365.pt.trace.json.gz": ["v100_resnet50_train_bs32_loader4_b"],
@@ -41,9 +41,9 @@ NAME_LIMIT = 200
 
 
 def timelines(path: Path) -> list[Timeline]:
-    found = list(read_recordings(path))
-    assert all(isinstance(one, Timeline) for one in found)
-    return [one for one in found if isinstance(one, Timeline)]
+    recordings = list(read_recordings(path))
+    assert all(isinstance(recording, Timeline) for recording in recordings)
+    return [recording for recording in recordings if isinstance(recording, Timeline)]
 
 
 @needs_data
@@ -61,32 +61,35 @@ def test_every_timeline_imports_with_the_numbers_of_its_summary() -> None:
 
 
 @needs_data
-@pytest.mark.parametrize("name", SAME)
-def test_a_raw_trace_imports_to_the_same_numbers(name: str) -> None:
+@pytest.mark.parametrize("name", TABLES_OF_TRACE)
+def test_raw_trace_imports_to_the_same_numbers_as_its_table(name: str) -> None:
     traces = timelines(DATA / "raw" / name)
-    tables = [timelines(DATA / f"{table}.csv.gz")[0] for table in SAME[name]]
+    tables = [timelines(DATA / f"{table}.csv.gz")[0] for table in TABLES_OF_TRACE[name]]
     assert len(traces) == len(tables)
     for trace, table in zip(traces, tables, strict=True):
         first_ns = trace.activities[0].start_ns
         assert len(trace.activities) == len(table.activities)
-        order = [(one.start_ns - first_ns, one.device_ns, one.stream) for one in trace.activities]
+        order = [(activity.start_ns - first_ns, activity.device_ns, activity.stream) for activity in trace.activities]
         assert [stream for _, _, stream in sorted(order)] == [
-            stream for _, _, stream in sorted((one.start_ns, one.device_ns, one.stream) for one in table.activities)
+            stream
+            for _, _, stream in sorted(
+                (activity.start_ns, activity.device_ns, activity.stream) for activity in table.activities
+            )
         ]
-        for one, other in zip(trace.activities, table.activities, strict=True):
-            assert abs(one.start_ns - first_ns - other.start_ns) <= ROUNDING_NS
-            assert abs(one.device_ns - other.device_ns) <= 1
+        for activity, table_activity in zip(trace.activities, table.activities, strict=True):
+            assert abs(activity.start_ns - first_ns - table_activity.start_ns) <= ROUNDING_NS
+            assert abs(activity.device_ns - table_activity.device_ns) <= 1
         profiles = as_profile(trace), as_profile(table)
         assert profiles[0].busy_ns == pytest.approx(profiles[1].busy_ns, rel=1e-3, abs=ROUNDING_NS)
         assert _totals(trace) == pytest.approx(_totals(table), abs=1000)
 
 
 def _totals(timeline: Timeline) -> dict[tuple[object, ...], int]:
-    """Device time by kernel, named as far as the tables name them."""
+    """Return the device time by kernel; names are truncated as in the tables."""
     totals: dict[tuple[object, ...], int] = {}
-    for one in timeline.activities:
-        key = (one.kernel.function[:NAME_LIMIT], one.kernel.grid, one.kernel.block, one.kernel.work)
-        totals[key] = totals.get(key, 0) + one.device_ns
+    for activity in timeline.activities:
+        key = (activity.kernel.function[:NAME_LIMIT], activity.kernel.grid, activity.kernel.block, activity.kernel.work)
+        totals[key] = totals.get(key, 0) + activity.device_ns
     return totals
 
 

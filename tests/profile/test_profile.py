@@ -53,30 +53,30 @@ def by_history(profile: Profile) -> dict[tuple[KernelIdentity, ...], Histogram]:
 
 
 @given(profiles, profiles)
-def test_merging_is_commutative_in_what_it_counts(one: Profile, other: Profile) -> None:
-    there, back = one.merged(other), other.merged(one)
-    assert by_kernel(there) == by_kernel(back)
-    assert by_history(there) == by_history(back)
-    assert (there.runs, there.span_ns, there.busy_ns) == (back.runs, back.span_ns, back.busy_ns)
+def test_merged_counts_do_not_depend_on_the_order(first: Profile, second: Profile) -> None:
+    merged, reversed_ = first.merged(second), second.merged(first)
+    assert by_kernel(merged) == by_kernel(reversed_)
+    assert by_history(merged) == by_history(reversed_)
+    assert (merged.runs, merged.span_ns, merged.busy_ns) == (reversed_.runs, reversed_.span_ns, reversed_.busy_ns)
 
 
 @given(profiles, profiles, profiles)
-def test_merging_is_associative(one: Profile, two: Profile, three: Profile) -> None:
-    assert one.merged(two).merged(three) == one.merged(two.merged(three))
+def test_merging_is_associative(first: Profile, second: Profile, third: Profile) -> None:
+    assert first.merged(second).merged(third) == first.merged(second.merged(third))
 
 
 @given(profiles)
-def test_merging_an_empty_profile_changes_nothing(one: Profile) -> None:
-    assert one.merged(Profile("task")) == one
-    assert merge([one], "task", "V100") == one
+def test_merging_an_empty_profile_changes_nothing(profile: Profile) -> None:
+    assert profile.merged(Profile("task")) == profile
+    assert merge([profile], "task", "V100") == profile
 
 
 @given(profiles, profiles)
-def test_every_launch_is_kept(one: Profile, other: Profile) -> None:
+def test_merging_keeps_every_launch(first: Profile, second: Profile) -> None:
     def launches(profile: Profile) -> int:
         return sum(timing.launches for timing in profile.timings)
 
-    assert launches(one.merged(other)) == launches(one) + launches(other)
+    assert launches(first.merged(second)) == launches(first) + launches(second)
 
 
 @given(kernels)
@@ -90,11 +90,16 @@ def test_different_grid_is_a_different_kernel(kernel: KernelIdentity) -> None:
 
 def test_means_and_derived_values() -> None:
     kernel = KernelIdentity("gemm", (100, 1, 1), (32, 1, 1))
-    seen = KernelTiming(kernel, 8, histogram([20, 30]), histogram([10, 20]), blocks_per_sm=4)
-    assert (seen.mean_device_ns, seen.mean_gap_ns, seen.expected_ns) == (25.0, 15.0, 200.0)
-    assert (seen.sms_needed(80), seen.sms_needed(10)) == (25, 10)
-    assert not seen.varies
+    timing = KernelTiming(kernel, 8, histogram([20, 30]), histogram([10, 20]), blocks_per_sm=4)
+    assert (timing.mean_device_ns, timing.mean_gap_ns, timing.expected_ns) == (25.0, 15.0, 200.0)
+    assert (timing.sms_needed(80), timing.sms_needed(10)) == (25, 10)
+    assert not timing.varies
     assert KernelTiming(kernel, 100, histogram([1] * 98 + [1000] * 2)).varies
-    never = KernelTiming(kernel)
-    assert (never.mean_device_ns, never.mean_gap_ns, never.expected_ns, never.sms_needed(80)) == (0.0, 0.0, 0.0, 0)
+    untimed = KernelTiming(kernel)
+    assert (untimed.mean_device_ns, untimed.mean_gap_ns, untimed.expected_ns, untimed.sms_needed(80)) == (
+        0.0,
+        0.0,
+        0.0,
+        0,
+    )
     assert Profile("task", span_ns=5, busy_ns=9).idle_ns == 0

@@ -16,18 +16,20 @@ from cotenant.workload.kernel import KernelIdentity, WorkKind
 from tests.profile.test_profile import histogram, profiles
 
 
-def within(profile: Profile) -> Profile:
-    """Without intervals after kernels that the profile does not time: a recording has none."""
-    known = {timing.kernel for timing in profile.timings}
-    kept = tuple(one for one in profile.intervals if known.issuperset(one.after))
-    return Profile(profile.task, profile.device, profile.runs, profile.timings, kept, profile.span_ns, profile.busy_ns)
+def without_untimed_intervals(profile: Profile) -> Profile:
+    """Return the profile without intervals after untimed kernels, which no recording has."""
+    kernels = {timing.kernel for timing in profile.timings}
+    intervals = tuple(interval for interval in profile.intervals if kernels.issuperset(interval.after))
+    return Profile(
+        profile.task, profile.device, profile.runs, profile.timings, intervals, profile.span_ns, profile.busy_ns
+    )
 
 
 @given(profiles)
 def test_file_round_trips_the_profile(profile: Profile) -> None:
     data = encode_profile(profile)
     assert looks_like_profile(data)
-    assert decode_profile(data, "here") == within(profile)
+    assert decode_profile(data, "here") == without_untimed_intervals(profile)
 
 
 @pytest.mark.parametrize("work", [WorkKind.COPY, WorkKind.MEMSET])
@@ -37,7 +39,7 @@ def test_an_engine_may_move_less_than_a_kilobyte(work: WorkKind) -> None:
     assert decode_profile(encode_profile(profile), "here") == profile
 
 
-ONE = Profile(
+PROFILE = Profile(
     "task",
     "V100",
     1,
@@ -65,17 +67,17 @@ BREAKS: dict[str, tuple[list[Any], Any, str]] = {
 @pytest.mark.parametrize("name", BREAKS)
 def test_error_names_the_fault(name: str) -> None:
     path, value, word = BREAKS[name]
-    file = json.loads(encode_profile(ONE))
-    place = file
+    file = json.loads(encode_profile(PROFILE))
+    parent = file
     for step in path[:-1]:
-        place = place[step]
-    place[path[-1]] = value
+        parent = parent[step]
+    parent[path[-1]] = value
     with pytest.raises(ConfigError, match=word):
         decode_profile(json.dumps(file).encode(), "here")
 
 
 def test_duplicate_kernel_is_refused() -> None:
-    file = json.loads(encode_profile(ONE))
+    file = json.loads(encode_profile(PROFILE))
     file["kernels"] *= 2
     with pytest.raises(ConfigError, match="twice"):
         decode_profile(json.dumps(file).encode(), "here")
@@ -89,9 +91,9 @@ def test_other_bytes_are_refused(data: bytes) -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(1, 255))
-def test_flipped_byte_is_refused_or_decodes_to_a_valid_profile(place: int, flip: int) -> None:
-    data = bytearray(encode_profile(ONE))
-    data[place % len(data)] ^= flip
+def test_flipped_byte_is_refused_or_decodes_to_a_valid_profile(offset: int, flip: int) -> None:
+    data = bytearray(encode_profile(PROFILE))
+    data[offset % len(data)] ^= flip
     try:
         profile = decode_profile(bytes(data), "here")
     except ConfigError:

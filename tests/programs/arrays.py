@@ -1,4 +1,4 @@
-"""Arrays of every shape hold what was copied in, refuse what a driver refuses, and give back what they took."""
+"""Arrays of every shape keep their content, reject invalid arguments, and release their memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from cuda.bindings import driver
-from face import Gpu, code, ok
+from cuda_helpers import Gpu, code, ok
 
 gpu = Gpu()
 Format = driver.CUarray_format
@@ -30,14 +30,14 @@ def free_bytes() -> int:
 
 
 def shape(width: int, height: int, depth: int, form: Any, channels: int, flags: int = 0) -> Any:
-    made = driver.CUDA_ARRAY3D_DESCRIPTOR()
-    made.Width, made.Height, made.Depth = width, height, depth
-    made.Format, made.NumChannels, made.Flags = form, channels, flags
-    return made
+    descriptor = driver.CUDA_ARRAY3D_DESCRIPTOR()
+    descriptor.Width, descriptor.Height, descriptor.Depth = width, height, depth
+    descriptor.Format, descriptor.NumChannels, descriptor.Flags = form, channels, flags
+    return descriptor
 
 
-def create(*of: Any) -> Any:
-    return ok(driver.cuArray3DCreate(shape(*of)))
+def create(*arguments: Any) -> Any:
+    return ok(driver.cuArray3DCreate(shape(*arguments)))
 
 
 def solid(size: tuple[int, int, int], **sides: Any) -> Any:
@@ -86,7 +86,7 @@ for (form, kind), channels, (width, height, depth) in itertools.product(
     assert code(driver.cuArrayDestroy(first)) == "CUDA_ERROR_INVALID_HANDLE"
 assert free_bytes() == start_bytes
 
-# A piece of an array, by two-dimensional copies, through pitched device memory; in stream order.
+# A part of an array, by two-dimensional copies, through pitched device memory; in stream order.
 stream = ok(driver.cuStreamCreate(0))
 picture = create(64, 32, 0, Format.CU_AD_FORMAT_FLOAT, 1)
 pointer, pitch = ok(driver.cuMemAllocPitch(64 * 4, 32, 4))
@@ -102,14 +102,14 @@ across.srcMemoryType, across.srcArray, across.srcXInBytes, across.srcY = ARRAY, 
 across.dstMemoryType, across.dstDevice, across.dstPitch = DEVICE, pointer, pitch
 across.WidthInBytes, across.Height = 80, 7
 ok(driver.cuMemcpy2DAsync(across, stream))
-piece = np.zeros((7, 20), np.float32)
+part = np.zeros((7, 20), np.float32)
 out = driver.CUDA_MEMCPY2D()
 out.srcMemoryType, out.srcDevice, out.srcPitch = DEVICE, pointer, pitch
-out.dstMemoryType, out.dstHost, out.dstPitch = HOST, piece, 80
+out.dstMemoryType, out.dstHost, out.dstPitch = HOST, part, 80
 out.WidthInBytes, out.Height = 80, 7
 ok(driver.cuStreamSynchronize(stream))
 ok(driver.cuMemcpy2DUnaligned(out))
-assert (piece == image[3:10, 10:30]).all()
+assert (part == image[3:10, 10:30]).all()
 across.srcXInBytes = 42  # in the middle of an element
 assert code(driver.cuMemcpy2D(across)) == "CUDA_ERROR_INVALID_VALUE"
 across.srcXInBytes, across.WidthInBytes = 240, 80  # past the end of the row
@@ -118,24 +118,27 @@ across.srcXInBytes, across.srcY = 0, 26  # past the last row
 assert code(driver.cuMemcpy2D(across)) == "CUDA_ERROR_INVALID_VALUE"
 
 # Lines: the older calls, from and to the host, the device and another array.
-one, two = create(100, 0, 0, Format.CU_AD_FORMAT_UNSIGNED_INT32, 1), create(100, 0, 0, Format.CU_AD_FORMAT_FLOAT, 1)
+line_a, line_b = (
+    create(100, 0, 0, Format.CU_AD_FORMAT_UNSIGNED_INT32, 1),
+    create(100, 0, 0, Format.CU_AD_FORMAT_FLOAT, 1),
+)
 numbers = np.arange(100, dtype=np.uint32)
 back = np.zeros(100, np.uint32)
-ok(driver.cuMemcpyHtoA(one, 0, numbers, 400))
-ok(driver.cuMemcpyAtoA(two, 40, one, 0, 360))
-ok(driver.cuMemcpyAtoD(pointer, two, 40, 200))
-ok(driver.cuMemcpyDtoA(one, 200, pointer, 200))
-ok(driver.cuMemcpyAtoHAsync(back, one, 0, 400, stream))
+ok(driver.cuMemcpyHtoA(line_a, 0, numbers, 400))
+ok(driver.cuMemcpyAtoA(line_b, 40, line_a, 0, 360))
+ok(driver.cuMemcpyAtoD(pointer, line_b, 40, 200))
+ok(driver.cuMemcpyDtoA(line_a, 200, pointer, 200))
+ok(driver.cuMemcpyAtoHAsync(back, line_a, 0, 400, stream))
 ok(driver.cuStreamSynchronize(stream))
 assert (back == np.concatenate([numbers[:50], numbers[:50]])).all()
-ok(driver.cuMemcpyHtoAAsync(one, 4, numbers, 8, stream))
-ok(driver.cuMemcpyAtoH(back, one, 0, 16))
+ok(driver.cuMemcpyHtoAAsync(line_a, 4, numbers, 8, stream))
+ok(driver.cuMemcpyAtoH(back, line_a, 0, 16))
 assert list(back[:4]) == [0, 0, 1, 3]
-assert code(driver.cuMemcpyAtoH(back, one, 0, 404)) == "CUDA_ERROR_INVALID_VALUE"
-assert code(driver.cuMemcpyAtoH(back, one, 2, 4)) == "CUDA_ERROR_INVALID_VALUE"
+assert code(driver.cuMemcpyAtoH(back, line_a, 0, 404)) == "CUDA_ERROR_INVALID_VALUE"
+assert code(driver.cuMemcpyAtoH(back, line_a, 2, 4)) == "CUDA_ERROR_INVALID_VALUE"
 assert code(driver.cuMemcpyAtoH(back, picture, 0, 4)) == "CUDA_ERROR_INVALID_VALUE"  # not a line
 
-# Mipmaps: each level half as large, all of them one piece of memory.
+# Mipmaps: each level half as large, all of them in one allocation.
 mipmap = ok(driver.cuMipmappedArrayCreate(shape(32, 16, 0, Format.CU_AD_FORMAT_UNSIGNED_INT8, 4), 99))
 sizes = []
 for level in itertools.count():
@@ -148,7 +151,7 @@ assert sizes == [(32, 16), (16, 8), (8, 4), (4, 2), (2, 1), (1, 1)], sizes
 level_one = ok(driver.cuMipmappedArrayGetLevel(mipmap, 1))
 assert code(driver.cuArrayDestroy(level_one)) == "CUDA_ERROR_INVALID_HANDLE"
 
-# What a driver refuses.
+# Invalid arguments are rejected.
 layered, surface, cube, gather, sparse, deferred = 1, 2, 4, 8, 0x40, 0x80
 float1 = (Format.CU_AD_FORMAT_FLOAT, 1)
 for bad in [
@@ -169,8 +172,8 @@ for bad in [
     assert code(driver.cuArray3DCreate(shape(*bad))) == "CUDA_ERROR_INVALID_VALUE", bad
 for later in (sparse, deferred):
     assert code(driver.cuArray3DCreate(shape(4, 4, 0, *float1, later))) == "CUDA_ERROR_NOT_SUPPORTED"
-assert code(driver.cuArrayGetMemoryRequirements(one, gpu.device)) == "CUDA_ERROR_INVALID_VALUE"
-assert code(driver.cuArrayGetSparseProperties(one)) == "CUDA_ERROR_INVALID_VALUE"
+assert code(driver.cuArrayGetMemoryRequirements(line_a, gpu.device)) == "CUDA_ERROR_INVALID_VALUE"
+assert code(driver.cuArrayGetSparseProperties(line_a)) == "CUDA_ERROR_INVALID_VALUE"
 huge = shape(16384, 16384, 16384, Format.CU_AD_FORMAT_FLOAT, 4)
 assert code(driver.cuArray3DCreate(huge)) == "CUDA_ERROR_OUT_OF_MEMORY"
 assert code(driver.cuArray3DGetDescriptor(driver.CUarray(0x1234))) == "CUDA_ERROR_INVALID_HANDLE"
@@ -204,17 +207,17 @@ resource.resType = driver.CUresourcetype.CU_RESOURCE_TYPE_MIPMAPPED_ARRAY
 resource.res.mipmap.hMipmappedArray = mipmap
 view = driver.CUDA_RESOURCE_VIEW_DESC()
 view.lastMipmapLevel, view.width, view.height = 5, 32, 16
-viewed = ok(driver.cuTexObjectCreate(resource, texture, view))
-assert ok(driver.cuTexObjectGetResourceViewDesc(viewed)).lastMipmapLevel == 5
+view_object = ok(driver.cuTexObjectCreate(resource, texture, view))
+assert ok(driver.cuTexObjectGetResourceViewDesc(view_object)).lastMipmapLevel == 5
 view.lastMipmapLevel = 6
 assert code(driver.cuTexObjectCreate(resource, texture, view)) == "CUDA_ERROR_INVALID_VALUE"
-for made in (texture_object, linear_object, viewed):
+for made in (texture_object, linear_object, view_object):
     ok(driver.cuTexObjectDestroy(made))
 ok(driver.cuSurfObjectDestroy(surface_object))
 
 
-# Whatever is made and ended, the books hold what the shapes say: rows of 64 bytes, 8 rows, units of 512 bytes.
-def taken_bytes(width: int, height: int, depth: int, texel_bytes: int) -> int:
+# Used memory always equals the sum of the shapes: rows of 64 bytes, 8 rows, units of 512 bytes.
+def array_bytes(width: int, height: int, depth: int, texel_bytes: int) -> int:
     pitch = -(-width * texel_bytes // 64) * 64
     rows = -(-height // 8) * 8 if height > 1 else 1
     return -(-pitch * rows * max(depth, 1) // 512) * 512
@@ -242,14 +245,14 @@ for _ in range(300):
         live.append((True, ok(driver.cuMipmappedArrayCreate(bytes1, levels)), mipmap_bytes(width, height, levels)))
     else:
         depth = depth if rng.integers(2) else 0
-        live.append((False, create(width, height, depth, *float1), taken_bytes(width, height, depth, 4)))
+        live.append((False, create(width, height, depth, *float1), array_bytes(width, height, depth, 4)))
     assert base_bytes - free_bytes() == sum(taken for *_, taken in live)
 for is_mipmap, handle, _ in live:
     ok(driver.cuMipmappedArrayDestroy(handle) if is_mipmap else driver.cuArrayDestroy(handle))
 assert free_bytes() == base_bytes
 
-# All of it is given back, the last of it by the context.
-for array in (picture, one, two):
+# All memory is released, the last of it with the context.
+for array in (picture, line_a, line_b):
     ok(driver.cuArrayDestroy(array))
 ok(driver.cuMipmappedArrayDestroy(mipmap))
 assert code(driver.cuMipmappedArrayDestroy(mipmap)) == "CUDA_ERROR_INVALID_HANDLE"

@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 from cuda.bindings import driver
-from face import Gpu, code, ok
+from cuda_helpers import Gpu, code, ok
 
 HOUR_NS = 3500 * 10**9
 RING_SLOTS = 1024
@@ -26,12 +26,12 @@ traits = driver.CUmemAllocationProp()
 traits.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
 traits.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
 physical = ok(driver.cuMemCreate(2 << 20, traits, 0))
-ran: list[int] = []
+calls: list[int] = []
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 def function(_data: int) -> None:
-    ran.append(1)
+    calls.append(1)
 
 
 def graph() -> str:
@@ -53,7 +53,7 @@ def value() -> str:
 
 
 def ring() -> str:
-    """Launches until the ring is full, and then waits for room in it."""
+    """Launch until the ring is full, and then wait for a free entry."""
     gpu.spin(HOUR_NS, stream)
     answer = "CUDA_SUCCESS"
     spin, types = gpu.function("spin"), (ctypes.c_uint64,)
@@ -69,12 +69,12 @@ def ring() -> str:
 def after_spin() -> str:
     gpu.spin(HOUR_NS, stream)
     ok(driver.cuEventRecord(event, stream))
-    if how == "function":
+    if kind == "function":
         ok(driver.cuLaunchHostFunc(stream, ctypes.cast(function, ctypes.c_void_p).value, 0))
-    if how == "copy":
+    if kind == "copy":
         gpu.spin(HOUR_NS)
     print("at work", flush=True)
-    match how:
+    match kind:
         case "event":
             return code(driver.cuEventSynchronize(event))
         case "context":
@@ -87,6 +87,6 @@ def after_spin() -> str:
             return code(driver.cuStreamSynchronize(stream))
 
 
-how = sys.argv[1]
-answer = {"graph": graph, "value": value, "ring": ring}.get(how, after_spin)()
-print(answer, code(driver.cuCtxSynchronize()), len(ran), flush=True)
+kind = sys.argv[1]
+answer = {"graph": graph, "value": value, "ring": ring}.get(kind, after_spin)()
+print(answer, code(driver.cuCtxSynchronize()), len(calls), flush=True)

@@ -6,7 +6,7 @@ import ctypes
 
 import numpy as np
 from cuda.bindings import driver
-from face import Gpu, ok
+from cuda_helpers import Gpu, ok
 
 gpu = Gpu()
 NONBLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
@@ -37,7 +37,7 @@ def kinds(graph: object) -> list[Kind]:
     return [ok(driver.cuGraphNodeGetType(node)) for node in nodes[:count]]
 
 
-# Two streams side by side, joined, copied out, and told to the host.
+# Two concurrent streams, joined, copied to the host, followed by a host function.
 host[:] = 0
 ok(driver.cuStreamBeginCapture(first, GLOBAL))
 assert ok(driver.cuStreamIsCapturing(first)) == ACTIVE
@@ -68,10 +68,10 @@ assert kinds(graph) == [K, K, S, K, C, H]
 ok(driver.cuCtxSynchronize())
 assert (host == 0).all()  # nothing of it was done
 assert calls == []
-launched = ok(driver.cuGraphInstantiate(graph, 0))
+exec_graph = ok(driver.cuGraphInstantiate(graph, 0))
 ok(driver.cuGraphDestroy(graph))
 for _ in range(2):
-    ok(driver.cuGraphLaunch(launched, third))
+    ok(driver.cuGraphLaunch(exec_graph, third))
 ok(driver.cuStreamSynchronize(third))
 assert (host == 5).all()
 assert calls == [5.0, 5.0]
@@ -107,7 +107,7 @@ for _ in range(3):
 ok(driver.cuStreamSynchronize(first))
 assert (host == 6).all()
 
-# Events of the world outside: a node that records, a node that waits.
+# External events: a node that records one, and a node that waits for one.
 outside = ok(driver.cuEventCreate(0))
 ok(driver.cuStreamBeginCapture(first, GLOBAL))
 ok(driver.cuStreamWaitEvent(first, outside, 1))
@@ -124,15 +124,15 @@ ok(driver.cuEventQuery(outside))
 ok(driver.cuMemcpyDtoH(out, a, out.nbytes))
 assert (out == 12).all()
 
-# Into a graph that is already there, behind a node of it; and nodes of one's own among the captured ones.
+# Capture into an existing graph after one of its nodes, with a manually added node among the captured ones.
 graph = ok(driver.cuGraphCreate(0))
 begin = ok(driver.cuGraphAddEmptyNode(graph, None, 0))
 ok(driver.cuStreamBeginCaptureToGraph(first, graph, [begin], None, 1, GLOBAL))
 gpu.launch(fill, (int(a), 1.0, COUNT), (U64, F32, U64), stream=first)
-_, _, its_graph, tips, _, count = ok(driver.cuStreamGetCaptureInfo(first))
-assert int(its_graph) == int(graph)
-mine = ok(driver.cuGraphAddEmptyNode(graph, tips, count))
-ok(driver.cuStreamUpdateCaptureDependencies(first, [mine], None, 1, 1))
+_, _, capture_graph, tips, _, count = ok(driver.cuStreamGetCaptureInfo(first))
+assert int(capture_graph) == int(graph)
+own_node = ok(driver.cuGraphAddEmptyNode(graph, tips, count))
+ok(driver.cuStreamUpdateCaptureDependencies(first, [own_node], None, 1, 1))
 gpu.launch(fill, (int(a), 2.0, COUNT), (U64, F32, U64), stream=first)
 assert int(ok(driver.cuStreamEndCapture(first))) == int(graph)
 E = Kind.CU_GRAPH_NODE_TYPE_EMPTY

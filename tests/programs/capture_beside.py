@@ -1,4 +1,4 @@
-"""One thread captures, which forbids all others to ask after events; another one launches and asks nothing."""
+"""One thread captures globally, which forbids event queries to all threads; another one only launches."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import sys
 import threading
 
 from cuda.bindings import driver
-from face import Gpu, ok
+from cuda_helpers import Gpu, ok
 
 CAPTURES = 600
 
 gpu = Gpu()
 spin = gpu.function("spin")
 mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
-mine, other = (ok(driver.cuStreamCreate(int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))) for _ in range(2))
+captured, other = (ok(driver.cuStreamCreate(int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))) for _ in range(2))
 is_over = threading.Event()
 sys.setswitchinterval(1e-5)
 
@@ -24,15 +24,15 @@ def launch() -> None:
         gpu.spin(2_000, other)
 
 
-beside = threading.Thread(target=launch)
-beside.start()
-whole = 0
+launcher = threading.Thread(target=launch)
+launcher.start()
+complete = 0
 for _ in range(CAPTURES):
-    ok(driver.cuStreamBeginCapture(mine, mode))
-    gpu.spin(1_000, mine)
-    gpu.spin(1_000, mine)
-    whole += driver.cuStreamEndCapture(mine)[0] == driver.CUresult.CUDA_SUCCESS
+    ok(driver.cuStreamBeginCapture(captured, mode))
+    gpu.spin(1_000, captured)
+    gpu.spin(1_000, captured)
+    complete += driver.cuStreamEndCapture(captured)[0] == driver.CUresult.CUDA_SUCCESS
 is_over.set()
-beside.join()
+launcher.join()
 ok(driver.cuCtxSynchronize())
-print(f"{whole} of {CAPTURES} captures are whole")
+print(f"{complete} of {CAPTURES} captures are whole")

@@ -1,4 +1,4 @@
-"""What a capture does not bear: each call gets the driver's code, and the capture is void where it should be."""
+"""Calls that a capture forbids: each gets the driver's code, and invalidates the capture where it should."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from cuda.bindings import driver
-from face import Gpu, code, ok
+from cuda_helpers import Gpu, code, ok
 
 gpu = Gpu()
 NONBLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
@@ -23,39 +23,39 @@ pointer = ok(driver.cuMemAlloc(4096))
 UNSUPPORTED, INVALIDATED = "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"
 
 
-def voids(stream: Any, answer: str, call: Any, mode: Any = GLOBAL) -> None:
-    """The call gets the answer while the stream is captured, and nothing comes of the capture."""
+def assert_voids(stream: Any, expected: str, call: Any, mode: Any = GLOBAL) -> None:
+    """Assert that the call returns this code during a capture and invalidates the capture."""
     ok(driver.cuStreamBeginCapture(stream, mode))
     ok(driver.cuMemsetD8Async(pointer, 1, 16, stream))
-    got = code(call())
-    assert got == answer, got
+    result = code(call())
+    assert result == expected, result
     assert ok(driver.cuStreamIsCapturing(stream)) == VOID
     assert code(driver.cuMemsetD8Async(pointer, 1, 16, stream)) == INVALIDATED
     assert code(driver.cuStreamEndCapture(stream)) == INVALIDATED
     ok(driver.cuStreamSynchronize(stream))  # and the stream is a stream again
 
 
-def elsewhere(call: Any) -> str:
-    """What another thread gets."""
-    got: list[str] = []
+def in_other_thread(call: Any) -> str:
+    """Return the result of the call in another thread."""
+    results: list[str] = []
 
     def run() -> None:
         ok(driver.cuCtxSetCurrent(gpu.context))
-        got.append(code(call()))
+        results.append(code(call()))
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    return got[0]
+    return results[0]
 
 
-# Waiting for what is only being captured, or for all of its context.
-voids(first, UNSUPPORTED, lambda: driver.cuStreamSynchronize(first))
-voids(first, UNSUPPORTED, lambda: driver.cuStreamQuery(first), RELAXED)
-voids(first, UNSUPPORTED, driver.cuCtxSynchronize, RELAXED)
+# Waiting for captured work, or for the whole context.
+assert_voids(first, UNSUPPORTED, lambda: driver.cuStreamSynchronize(first))
+assert_voids(first, UNSUPPORTED, lambda: driver.cuStreamQuery(first), RELAXED)
+assert_voids(first, UNSUPPORTED, driver.cuCtxSynchronize, RELAXED)
 
 # The legacy stream waits for blocking ones; beside others it may be used.
-voids(blocking, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", lambda: driver.cuMemsetD8Async(pointer, 1, 16, 0), RELAXED)
+assert_voids(blocking, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", lambda: driver.cuMemsetD8Async(pointer, 1, 16, 0), RELAXED)
 ok(driver.cuStreamBeginCapture(blocking, RELAXED))
 assert code(driver.cuStreamIsCapturing(0)) == "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"
 ok(driver.cuStreamEndCapture(blocking))
@@ -64,17 +64,17 @@ ok(driver.cuMemsetD8Async(pointer, 1, 16, 0))
 ok(driver.cuStreamEndCapture(first))
 
 # Calls that might wait: forbidden by the mode.
-voids(first, UNSUPPORTED, lambda: driver.cuMemAlloc(64))
-voids(first, UNSUPPORTED, lambda: driver.cuEventQuery(other))
-voids(first, UNSUPPORTED, lambda: driver.cuMemFree(pointer), LOCAL)
+assert_voids(first, UNSUPPORTED, lambda: driver.cuMemAlloc(64))
+assert_voids(first, UNSUPPORTED, lambda: driver.cuEventQuery(other))
+assert_voids(first, UNSUPPORTED, lambda: driver.cuMemFree(pointer), LOCAL)
 ok(driver.cuStreamBeginCapture(first, RELAXED))
 ok(driver.cuMemFree(ok(driver.cuMemAlloc(64))))
 ok(driver.cuStreamEndCapture(first))
 ok(driver.cuStreamBeginCapture(first, LOCAL))
-assert elsewhere(lambda: driver.cuMemAlloc(64)) == "CUDA_SUCCESS"
+assert in_other_thread(lambda: driver.cuMemAlloc(64)) == "CUDA_SUCCESS"
 ok(driver.cuStreamEndCapture(first))
 ok(driver.cuStreamBeginCapture(first, GLOBAL))
-assert elsewhere(lambda: driver.cuMemAlloc(64)) == UNSUPPORTED
+assert in_other_thread(lambda: driver.cuMemAlloc(64)) == UNSUPPORTED
 assert code(driver.cuStreamEndCapture(first)) == INVALIDATED
 assert ok(driver.cuThreadExchangeStreamCaptureMode(RELAXED)) == GLOBAL
 ok(driver.cuStreamBeginCapture(first, GLOBAL))
@@ -84,7 +84,7 @@ assert ok(driver.cuThreadExchangeStreamCaptureMode(GLOBAL)) == RELAXED
 
 # Events: none from outside, none of another capture, and none that was captured can be asked about.
 ok(driver.cuEventRecord(other, second))
-voids(first, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION", lambda: driver.cuStreamWaitEvent(first, other, 0))
+assert_voids(first, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION", lambda: driver.cuStreamWaitEvent(first, other, 0))
 ok(driver.cuStreamBeginCapture(first, RELAXED))
 ok(driver.cuEventRecord(event, first))
 assert code(driver.cuEventQuery(event)) == "CUDA_ERROR_CAPTURED_EVENT"
@@ -120,14 +120,14 @@ fork()
 assert code(driver.cuStreamEndCapture(first)) == "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"
 ok(driver.cuStreamSynchronize(second))
 ok(driver.cuStreamBeginCapture(first, GLOBAL))
-assert elsewhere(lambda: driver.cuStreamEndCapture(first)) == "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD"
+assert in_other_thread(lambda: driver.cuStreamEndCapture(first)) == "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD"
 ok(driver.cuStreamEndCapture(first))
 ok(driver.cuStreamBeginCapture(first, RELAXED))
-assert elsewhere(lambda: driver.cuStreamEndCapture(first)) == "CUDA_SUCCESS"
+assert in_other_thread(lambda: driver.cuStreamEndCapture(first)) == "CUDA_SUCCESS"
 
 # A graph cannot be launched into a captured stream; a stream that ends leaves its work to be joined.
 empty = ok(driver.cuGraphInstantiate(ok(driver.cuGraphCreate(0)), 0))
-voids(first, UNSUPPORTED, lambda: driver.cuGraphLaunch(empty, first))
+assert_voids(first, UNSUPPORTED, lambda: driver.cuGraphLaunch(empty, first))
 fork()
 ok(driver.cuStreamDestroy(second))
 assert code(driver.cuStreamEndCapture(first)) == "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"

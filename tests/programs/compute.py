@@ -6,7 +6,7 @@ import ctypes
 
 import numpy as np
 from cuda.bindings import driver
-from face import IMAGE, Gpu, ok
+from cuda_helpers import IMAGE, Gpu, ok
 
 U64, F32 = ctypes.c_uint64, ctypes.c_float
 gpu = Gpu()

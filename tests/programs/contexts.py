@@ -1,4 +1,4 @@
-"""Contexts that other threads end: a new one in the same place is not the one they had, and events keep to theirs."""
+"""Contexts destroyed by another thread: a new one at the same address is different, and events keep their context."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import threading
 from collections.abc import Callable
 
 from cuda.bindings import driver
-from face import code, ok
+from cuda_helpers import code, ok
 
 ok(driver.cuInit(0))
 device = ok(driver.cuDeviceGet(0))
 
 
-def elsewhere(context: driver.CUcontext, change: Callable[[], None]) -> list[str]:
-    """What a thread with this current context gets once `change` has happened in the main one."""
+def in_other_thread(context: driver.CUcontext, change: Callable[[], None]) -> list[str]:
+    """Return the results of a thread with this current context after `change` ran in the main thread."""
     ready, changed, answers = threading.Event(), threading.Event(), []
 
     def body() -> None:
@@ -40,7 +40,7 @@ def replace() -> None:
 
 
 first = ok(driver.cuCtxCreate(None, 0, device))
-assert elsewhere(first, replace) == ["CUDA_ERROR_CONTEXT_IS_DESTROYED"] * 3
+assert in_other_thread(first, replace) == ["CUDA_ERROR_CONTEXT_IS_DESTROYED"] * 3
 ok(driver.cuMemAlloc(16))  # the new one is current here
 
 # An event is recorded in streams of its own context; streams of any may wait for it.
@@ -66,8 +66,8 @@ def renew() -> None:
     assert int(ok(driver.cuDevicePrimaryCtxRetain(device))) == int(primary)
 
 
-# A primary context is the device's: reset it is gone, retained again it is back.
+# A primary context belongs to the device: a reset destroys it, and a retain creates it again.
 primary = ok(driver.cuDevicePrimaryCtxRetain(device))
-assert elsewhere(primary, renew) == ["CUDA_SUCCESS"] * 3
-assert elsewhere(primary, reset) == ["CUDA_ERROR_CONTEXT_IS_DESTROYED"] * 3
+assert in_other_thread(primary, renew) == ["CUDA_SUCCESS"] * 3
+assert in_other_thread(primary, reset) == ["CUDA_ERROR_CONTEXT_IS_DESTROYED"] * 3
 print("told apart")

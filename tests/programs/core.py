@@ -1,11 +1,11 @@
-"""cuda-core as far as it goes: device, streams, events, buffers, kernels. Its graphs are core_graphs.py's."""
+"""cuda-core: device, streams, events, buffers, kernels. core_graphs.py covers graphs."""
 
 from __future__ import annotations
 
 import numpy as np
 from cuda.bindings import driver
 from cuda.core import Device, LaunchConfig, LegacyPinnedMemoryResource, ObjectCode, launch
-from face import IMAGE, ok
+from cuda_helpers import IMAGE, ok
 
 device = Device()
 device.set_current()

@@ -1,4 +1,4 @@
-"""cuda-core's ways to graphs: a builder that captures, splits and joins, and definitions node by node."""
+"""cuda-core's graph APIs: a builder that captures, splits and joins, and definitions node by node."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from cuda.bindings import driver
 from cuda.core import Device, LaunchConfig, LegacyPinnedMemoryResource, ObjectCode, launch
 from cuda.core.graph import GraphBuilder, GraphDefinition
-from face import IMAGE, ok
+from cuda_helpers import IMAGE, ok
 
 device = Device()
 device.set_current()
@@ -34,9 +34,9 @@ assert (result == 5).all()
 
 
 def chain(value: float) -> GraphBuilder:
-    one = device.create_graph_builder().begin_building()
-    launch(one, config, fill, c, np.float32(value), COUNT)
-    return one.end_building()
+    chain_builder = device.create_graph_builder().begin_building()
+    launch(chain_builder, config, fill, c, np.float32(value), COUNT)
+    return chain_builder.end_building()
 
 
 # A change of the whole, and a graph within a graph.
@@ -63,29 +63,29 @@ graph.launch(stream)
 stream.sync()
 assert (result == 21).all()
 
-# Memory of its own, functions on the host, and waits for events; what a callback needs lives as long as the graph.
-seen: list[float] = []
+# Graph memory, host functions and event waits; objects of a callback live as long as the graph.
+values: list[float] = []
 definition = GraphDefinition()
-made = definition.allocate(int(COUNT) * 4)
-zeroed = made.memset(made.dptr, 0, int(COUNT) * 4)
-copied = zeroed.memcpy(c, made.dptr, int(COUNT) * 4)
-freed = copied.deallocate(made.dptr)
+allocation = definition.allocate(int(COUNT) * 4)
+zeroed = allocation.memset(allocation.dptr, 0, int(COUNT) * 4)
+copied = zeroed.memcpy(c, allocation.dptr, int(COUNT) * 4)
+freed = copied.deallocate(allocation.dptr)
 event = stream.device.create_stream().record()
-freed.wait(event).callback(lambda: seen.append(float(result[0])))
+freed.wait(event).callback(lambda: values.append(float(result[0])))
 graph = definition.instantiate()
-del definition, made, zeroed, copied, freed
+del definition, allocation, zeroed, copied, freed
 for _ in range(2):
     graph.launch(stream)
 stream.sync()
-assert seen == [0.0, 0.0]
+assert values == [0.0, 0.0]
 builder = device.create_graph_builder().begin_building()
 launch(builder, config, fill, c, np.float32(30), COUNT)
-builder.callback(lambda: seen.append(float(result[0])))
+builder.callback(lambda: values.append(float(result[0])))
 graph = builder.end_building().complete()
 builder.close()
 graph.launch(stream)
 graph.close()  # in flight
 stream.sync()
-assert seen == [0.0, 0.0, 30.0]
+assert values == [0.0, 0.0, 30.0]
 ok(driver.cuCtxSynchronize())
 print("core builds")

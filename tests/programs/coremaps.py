@@ -27,13 +27,13 @@ assert buffer.size == 10 << 20
 buffer.close()
 
 pool = DeviceMemoryResource(device)
-one = pool.allocate(1 << 20, stream=stream)
-two = pool.allocate(1 << 20, stream=stream)
-one.fill(5, stream=stream)
-two.copy_from(one, stream=stream)
+first = pool.allocate(1 << 20, stream=stream)
+second = pool.allocate(1 << 20, stream=stream)
+first.fill(5, stream=stream)
+second.copy_from(first, stream=stream)
 assert pool.attributes.used_mem_current == 2 << 20
-one.close(stream)
-two.close(stream)
+first.close(stream)
+second.close(stream)
 stream.sync()
 assert pool.attributes.used_mem_current == 0
 

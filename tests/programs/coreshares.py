@@ -11,15 +11,15 @@ SIZE = 4096
 
 
 def child(resource: DeviceMemoryResource, buffer: Buffer, event: Any, done: Any) -> None:
-    """Gets everything pickled; writes into the parent's memory after the parent's event."""
+    """Receive the pickled objects, and write into the parent's memory after the parent's event."""
     device = Device()
     device.set_current()
     stream = device.create_stream()
     stream.wait(event)
     assert resource.is_mapped
     assert buffer.is_mapped
-    mine = DeviceMemoryResource(device).allocate(SIZE, stream=stream)
-    mine.copy_from(buffer, stream=stream)
+    own_buffer = DeviceMemoryResource(device).allocate(SIZE, stream=stream)
+    own_buffer.copy_from(buffer, stream=stream)
     buffer.fill(9, stream=stream)
     stream.sync()
     buffer.close(stream)

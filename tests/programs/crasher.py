@@ -30,22 +30,22 @@ for stream, event in zip(streams, events, strict=True):
 memory: list[ctypes.c_uint64] = []
 note = ctypes.CFUNCTYPE(None, P)(lambda _: None)
 while True:
-    what, which = rng.randrange(8), rng.randrange(4)
-    if what < 3:
-        ok(cuda.cuLaunchKernel(kernel, rng.randrange(1, 400), 1, 1, 128, 1, 1, 0, streams[which], None, None))
-    elif what == 3:
+    choice, index = rng.randrange(8), rng.randrange(4)
+    if choice < 3:
+        ok(cuda.cuLaunchKernel(kernel, rng.randrange(1, 400), 1, 1, 128, 1, 1, 0, streams[index], None, None))
+    elif choice == 3:
         pointer = U64()
         ok(cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(rng.randrange(1, 1 << 22))))
         memory.append(pointer)
         if len(memory) > 20:
             ok(cuda.cuMemFree_v2(memory.pop(0)))
-    elif what == 4:
-        ok(cuda.cuEventRecord(events[which], streams[which]))
-        ok(cuda.cuStreamWaitEvent(streams[rng.randrange(4)], events[which], 0))
-    elif what == 5:
-        ok(cuda.cuStreamSynchronize(streams[which]))
-    elif what == 6:
-        ok(cuda.cuLaunchHostFunc(streams[which], note, None))
+    elif choice == 4:
+        ok(cuda.cuEventRecord(events[index], streams[index]))
+        ok(cuda.cuStreamWaitEvent(streams[rng.randrange(4)], events[index], 0))
+    elif choice == 5:
+        ok(cuda.cuStreamSynchronize(streams[index]))
+    elif choice == 6:
+        ok(cuda.cuLaunchHostFunc(streams[index], note, None))
     elif memory:
         values = (P * 3)(*(ctypes.cast(ctypes.byref(v), P) for v in (memory[0], ctypes.c_float(1), U64(1))))
-        ok(cuda.cuLaunchKernel(fill, 1, 1, 1, 32, 1, 1, 0, streams[which], values, None))
+        ok(cuda.cuLaunchKernel(fill, 1, 1, 1, 32, 1, 1, 0, streams[index], values, None))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from cuda.bindings import driver
-from face import Gpu, code, ok
+from cuda_helpers import Gpu, code, ok
 
 DEEP = 1500  # more than the device takes at once, less than that and a ring
 

@@ -6,7 +6,7 @@ import ctypes
 
 import numpy as np
 from cuda.bindings import driver
-from face import Gpu, code, ok
+from cuda_helpers import Gpu, code, ok
 
 assert code(driver.cuDeviceGet(0)) == "CUDA_ERROR_NOT_INITIALIZED"
 assert code(driver.cuInit(1)) == "CUDA_ERROR_INVALID_VALUE"
@@ -18,7 +18,10 @@ assert code(driver.cuMemAlloc(0)) == "CUDA_ERROR_INVALID_VALUE"
 assert code(driver.cuMemAlloc(1 << 40)) == "CUDA_ERROR_OUT_OF_MEMORY"
 assert code(driver.cuMemFree(12345)) == "CUDA_ERROR_INVALID_VALUE"
 assert code(driver.cuModuleLoadData(b"not an image\0")) == "CUDA_ERROR_INVALID_IMAGE"
-for lines in (b"builtin fill\nparams 4096 4096 8", b"params 8 4 8\nbuiltin fill"):  # would not fit what is kept of them
+for lines in (
+    b"builtin fill\nparams 4096 4096 8",
+    b"params 8 4 8\nbuiltin fill",
+):  # parameters do not fit
     assert code(driver.cuModuleLoadData(b"softgpu-image 1\nkernel fill\n" + lines)) == "CUDA_ERROR_INVALID_IMAGE"
 assert code(driver.cuModuleLoad(b"/nonexistent")) == "CUDA_ERROR_FILE_NOT_FOUND"
 assert code(driver.cuModuleGetFunction(gpu.module, b"absent")) == "CUDA_ERROR_NOT_FOUND"
@@ -36,7 +39,7 @@ assert code(driver.cuLaunchKernel(spin, 1, 1, 1, 2048, 1, 1, 0, 0, ((1,), (U64,)
 assert code(driver.cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 1 << 20, 0, ((1,), (U64,)), 0)) == "CUDA_ERROR_INVALID_VALUE"
 assert code(driver.cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0)) == "CUDA_ERROR_INVALID_VALUE"
 assert code(driver.cuGraphicsUnregisterResource(0)) == "CUDA_ERROR_NOT_SUPPORTED"
-# What would change when kernels run is refused and counted, not taken and forgotten.
+# Attributes that would change kernel execution are refused and counted, not ignored.
 NAMES, attribute = driver.CUlaunchAttributeID, driver.CUlaunchAttribute()
 config = driver.CUlaunchConfig()
 config.gridDimX = config.gridDimY = config.gridDimZ = config.blockDimX = config.blockDimY = config.blockDimZ = 1
@@ -53,7 +56,7 @@ ok(driver.cuStreamSetAttribute(0, attribute.id, driver.CUstreamAttrValue()))
 assert code(driver.cuGetErrorName(driver.CUresult.CUDA_ERROR_NOT_READY)) == "CUDA_SUCCESS"
 assert ok(driver.cuGetErrorString(driver.CUresult.CUDA_ERROR_INVALID_VALUE)) == b"invalid argument"
 
-# A kernel that leads nowhere is fatal for the process: all of its contexts on the device say so, and no new one helps.
+# An illegal address is fatal for the process: all its contexts on the device report it, and no new one can be created.
 other = ok(driver.cuCtxCreate(None, 0, gpu.device))
 ok(driver.cuCtxSetCurrent(gpu.context))
 gpu.launch(gpu.function("fill"), (0x1000, 1.0, 10), (U64, ctypes.c_float, U64))

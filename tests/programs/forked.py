@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from cuda.bindings import driver
-from face import Gpu, code, ok
+from cuda_helpers import Gpu, code, ok
 
 gpu = Gpu()
 gpu.spin(2_000_000)

@@ -1,11 +1,11 @@
-"""Memory freed in stream order is taken until its own stream has come that far, and given back when it has."""
+"""Memory freed in stream order stays allocated until its stream reaches the free."""
 
 from __future__ import annotations
 
 import os
 
 from cuda.bindings import driver
-from face import Gpu, ok
+from cuda_helpers import Gpu, ok
 
 MANY = 64 << 20
 

@@ -1,4 +1,4 @@
-"""Graphs and contexts: nodes of two contexts in one graph, and what is left of a graph when one of them ends."""
+"""Graphs and contexts: nodes of two contexts in one graph, and a graph after one of its contexts is destroyed."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 from cuda.bindings import driver
-from face import Gpu, code, ok
+from cuda_helpers import Gpu, code, ok
 
-mine, other = Gpu(), Gpu()
+own, other = Gpu(), Gpu()
 COUNT = 256
 U64, F32 = ctypes.c_uint64, ctypes.c_float
-theirs = ok(driver.cuMemAlloc(COUNT * 4))
-their_fill = other.function("fill")
-ok(driver.cuCtxSetCurrent(mine.context))
+other_pointer = ok(driver.cuMemAlloc(COUNT * 4))
+other_fill = other.function("fill")
+ok(driver.cuCtxSetCurrent(own.context))
 pointer = ok(driver.cuMemAlloc(COUNT * 4))
-fill = mine.function("fill")
+fill = own.function("fill")
 stream = ok(driver.cuStreamCreate(0))
 out = np.zeros(2 * COUNT, np.float32)
 
@@ -38,13 +38,13 @@ def line(target: int, source: Any) -> Any:
     return copy
 
 
-# There and back again: each node in its own context, in the order of the edges.
+# Nodes alternate between contexts, in the order of the edges.
 graph = ok(driver.cuGraphCreate(0))
-first = ok(driver.cuGraphAddKernelNode(graph, None, 0, kernel(fill, mine.context, pointer, 1.0)))
-second = ok(driver.cuGraphAddKernelNode(graph, [first], 1, kernel(their_fill, other.context, theirs, 2.0)))
-third = ok(driver.cuGraphAddKernelNode(graph, [second], 1, kernel(fill, mine.context, pointer, 3.0)))
-copied = ok(driver.cuGraphAddMemcpyNode(graph, [third], 1, line(out.ctypes.data, pointer), mine.context))
-ok(driver.cuGraphAddMemcpyNode(graph, [copied], 1, line(out.ctypes.data + COUNT * 4, theirs), other.context))
+first = ok(driver.cuGraphAddKernelNode(graph, None, 0, kernel(fill, own.context, pointer, 1.0)))
+second = ok(driver.cuGraphAddKernelNode(graph, [first], 1, kernel(other_fill, other.context, other_pointer, 2.0)))
+third = ok(driver.cuGraphAddKernelNode(graph, [second], 1, kernel(fill, own.context, pointer, 3.0)))
+copied = ok(driver.cuGraphAddMemcpyNode(graph, [third], 1, line(out.ctypes.data, pointer), own.context))
+ok(driver.cuGraphAddMemcpyNode(graph, [copied], 1, line(out.ctypes.data + COUNT * 4, other_pointer), other.context))
 exec_graph = ok(driver.cuGraphInstantiate(graph, 0))
 for handle in (stream, 0):
     out[:] = 0
@@ -53,34 +53,34 @@ for handle in (stream, 0):
     assert (float(out[0]), float(out[COUNT])) == (3.0, 2.0)
 
 # A function in a context that is not its own.
-wrong = kernel(fill, other.context, pointer, 1.0)
-assert code(driver.cuGraphAddKernelNode(graph, None, 0, wrong)) == "CUDA_ERROR_INVALID_VALUE"
+mismatched = kernel(fill, other.context, pointer, 1.0)
+assert code(driver.cuGraphAddKernelNode(graph, None, 0, mismatched)) == "CUDA_ERROR_INVALID_VALUE"
 
-# Launched from the other side: the same nodes, placed anew.
+# Launched from the other context: the same nodes.
 ok(driver.cuCtxSetCurrent(other.context))
 out[:] = 0
 ok(driver.cuGraphLaunch(exec_graph, 0))
 ok(driver.cuCtxSynchronize())
 assert (float(out[0]), float(out[COUNT])) == (3.0, 2.0)
 
-# One of them ends: no launch any more, but all can be taken apart.
-ok(driver.cuCtxSetCurrent(mine.context))
+# After one context is destroyed, launches fail, but all objects can be destroyed.
+ok(driver.cuCtxSetCurrent(own.context))
 ok(driver.cuCtxDestroy(other.context))
 assert code(driver.cuGraphLaunch(exec_graph, stream)) == "CUDA_ERROR_CONTEXT_IS_DESTROYED"
 ok(driver.cuGraphExecDestroy(exec_graph))
 ok(driver.cuGraphDestroy(graph))
 
-# A module that is gone takes its nodes' meaning along.
+# Nodes of an unloaded module are invalid.
 graph = ok(driver.cuGraphCreate(0))
-ok(driver.cuGraphAddKernelNode(graph, None, 0, kernel(fill, mine.context, pointer, 1.0)))
+ok(driver.cuGraphAddKernelNode(graph, None, 0, kernel(fill, own.context, pointer, 1.0)))
 exec_graph = ok(driver.cuGraphInstantiate(graph, 0))
-ok(driver.cuModuleUnload(mine.module))
+ok(driver.cuModuleUnload(own.module))
 assert code(driver.cuGraphLaunch(exec_graph, stream)) == "CUDA_ERROR_INVALID_HANDLE"
 
 # A capture ends with its context.
 ok(driver.cuStreamBeginCapture(stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL))
 ok(driver.cuMemsetD32Async(pointer, 0, COUNT, stream))
-ok(driver.cuCtxDestroy(mine.context))
+ok(driver.cuCtxDestroy(own.context))
 last = Gpu()
 ok(driver.cuMemFree(ok(driver.cuMemAlloc(64))))
 print("taken apart")

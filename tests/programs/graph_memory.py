@@ -1,4 +1,4 @@
-"""Memory of graphs: one address, memory behind it from alloc to free; and user objects kept as long as used."""
+"""Graph memory: a fixed address with memory from alloc to free; and user objects that live as long as their users."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 from typing import Any
 
 from cuda.bindings import driver
-from face import Gpu, code, ok
+from cuda_helpers import Gpu, code, ok
 
 gpu = Gpu()
 stream = ok(driver.cuStreamCreate(1))
@@ -30,7 +30,7 @@ params.poolProps.location.id = 0
 params.bytesize = BYTES
 untouched = free_bytes()
 graph = ok(driver.cuGraphCreate(0))
-made = ok(driver.cuGraphAddMemAllocNode(graph, None, 0, params))
+alloc_node = ok(driver.cuGraphAddMemAllocNode(graph, None, 0, params))
 pointer = int(params.dptr)
 assert pointer
 assert free_bytes() == untouched  # an address is not yet memory
@@ -40,7 +40,7 @@ assert code(driver.cuMemsetD8(pointer, 1, 16)) == "CUDA_ERROR_INVALID_VALUE"
 exec_graph = ok(driver.cuGraphInstantiate(graph, 0))
 assert code(driver.cuGraphInstantiate(graph, 0)) == "CUDA_ERROR_INVALID_VALUE"
 assert code(driver.cuGraphClone(graph)) == "CUDA_ERROR_NOT_SUPPORTED"
-assert code(driver.cuGraphDestroyNode(made)) == "CUDA_ERROR_NOT_SUPPORTED"
+assert code(driver.cuGraphDestroyNode(alloc_node)) == "CUDA_ERROR_NOT_SUPPORTED"
 ok(driver.cuGraphLaunch(exec_graph, stream))
 ok(driver.cuMemsetD8Async(pointer, 1, BYTES, stream))
 assert (memory(Used), free_bytes()) == (BYTES, untouched - BYTES)
@@ -57,7 +57,7 @@ assert memory(High) == 0
 ok(driver.cuDeviceGraphMemTrim(gpu.device))
 ok(driver.cuGraphExecDestroy(exec_graph))
 
-# Freed by each launch of itself, if so wished.
+# Freed by each launch of the graph itself, if requested.
 automatic = ok(driver.cuGraphInstantiate(graph, 1))
 for _ in range(3):
     ok(driver.cuGraphLaunch(automatic, stream))
@@ -75,7 +75,7 @@ ok(driver.cuStreamSynchronize(stream))
 assert (memory(Used), free_bytes()) == (0, untouched)
 assert code(driver.cuGraphLaunch(ends, stream)) == "CUDA_ERROR_INVALID_VALUE"
 
-# A user object goes with the last of those that hold it, and not while a launch still runs.
+# A user object is destroyed with its last holder, and not while a launch still runs.
 ended: list[int] = []
 
 
@@ -85,21 +85,21 @@ def end(_: object) -> None:
 
 
 destroy = driver.CUhostFn(ctypes.cast(end, ctypes.c_void_p).value)
-thing = ok(driver.cuUserObjectCreate(0, destroy, 1, 1))
+user_object = ok(driver.cuUserObjectCreate(0, destroy, 1, 1))
 holder = ok(driver.cuGraphCreate(0))
-ok(driver.cuGraphRetainUserObject(holder, thing, 1, 1))  # moved: the graph's from now on
-kept = ok(driver.cuGraphInstantiate(holder, 0))
+ok(driver.cuGraphRetainUserObject(holder, user_object, 1, 1))  # moved: owned by the graph from now on
+exec_holder = ok(driver.cuGraphInstantiate(holder, 0))
 ok(driver.cuGraphDestroy(holder))
 assert ended == []
-with gpu.held(stream):
-    ok(driver.cuGraphLaunch(kept, stream))
-    ok(driver.cuGraphExecDestroy(kept))
+with gpu.hold(stream):
+    ok(driver.cuGraphLaunch(exec_holder, stream))
+    ok(driver.cuGraphExecDestroy(exec_holder))
     assert ended == []
 ok(driver.cuCtxSynchronize())
 assert ended == [1]
-thing = ok(driver.cuUserObjectCreate(0, destroy, 2, 1))
-ok(driver.cuUserObjectRelease(thing, 1))
+user_object = ok(driver.cuUserObjectCreate(0, destroy, 2, 1))
+ok(driver.cuUserObjectRelease(user_object, 1))
 assert ended == [1]
-ok(driver.cuUserObjectRelease(thing, 1))
+ok(driver.cuUserObjectRelease(user_object, 1))
 assert ended == [1, 1]
 print("given back")

@@ -1,4 +1,4 @@
-"""Updates of executable graphs from graphs of the same shape; what else differs is named and nothing is changed."""
+"""Updates of executable graphs from graphs of the same shape; other differences are reported and change nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from cuda.bindings import driver
-from face import Gpu, code, ok
+from cuda_helpers import Gpu, code, ok
 
 gpu = Gpu()
 library = ctypes.CDLL("libcuda.so.1")
@@ -20,8 +20,8 @@ out = np.zeros(2 * COUNT, np.float32)
 fill = gpu.function("fill")
 
 
-def captured(values: tuple[float, float], *, order: str = "ab", copies: bool = True) -> Any:
-    """Fills of a and b, then both out to the host: as a capture."""
+def capture_fills(values: tuple[float, float], *, order: str = "ab", copies: bool = True) -> Any:
+    """Return a captured graph that fills a and b and copies both to the host."""
     ok(driver.cuStreamBeginCapture(stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL))
     for name in order:
         if name == "-":
@@ -36,12 +36,12 @@ def captured(values: tuple[float, float], *, order: str = "ab", copies: bool = T
 
 
 class Info(ctypes.Structure):
-    """Why an update failed: the bindings do not tell."""
+    """The reason why an update failed, which the bindings do not return."""
 
     _fields_ = (("result", ctypes.c_int), ("node", ctypes.c_void_p), ("from_node", ctypes.c_void_p))
 
 
-def refused(graph: Any) -> Info:
+def assert_update_fails(graph: Any) -> Info:
     info = Info()
     result = library.cuGraphExecUpdate_v2(
         ctypes.c_void_p(int(exec_graph)), ctypes.c_void_p(int(graph)), ctypes.byref(info)
@@ -57,29 +57,29 @@ def launch() -> tuple[float, float]:
     return float(out[0]), float(out[COUNT])
 
 
-exec_graph = ok(driver.cuGraphInstantiate(captured((1.0, 2.0)), 0))
+exec_graph = ok(driver.cuGraphInstantiate(capture_fills((1.0, 2.0)), 0))
 assert launch() == (1.0, 2.0)
-info = ok(driver.cuGraphExecUpdate(exec_graph, captured((3.0, 4.0))))
+info = ok(driver.cuGraphExecUpdate(exec_graph, capture_fills((3.0, 4.0))))
 assert info.result == Why.CU_GRAPH_EXEC_UPDATE_SUCCESS
 assert launch() == (3.0, 4.0)
 
 for changed, why in (
-    (captured((5.0, 6.0), order="aba"), Why.CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED),
-    (captured((5.0, 6.0), copies=False), Why.CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED),
-    (captured((5.0, 6.0), order="-b"), Why.CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED),
+    (capture_fills((5.0, 6.0), order="aba"), Why.CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED),
+    (capture_fills((5.0, 6.0), copies=False), Why.CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED),
+    (capture_fills((5.0, 6.0), order="-b"), Why.CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED),
 ):
-    assert refused(changed).result == int(why)
+    assert assert_update_fails(changed).result == int(why)
 
 # The same nodes with other edges.
-wide = captured((7.0, 8.0))
+wide = capture_fills((7.0, 8.0))
 nodes, count = ok(driver.cuGraphGetNodes(wide, 4))
 ok(driver.cuGraphAddDependencies(wide, [nodes[0]], [nodes[2]], [driver.CUgraphEdgeData()], 1))
-why = refused(wide)
+why = assert_update_fails(wide)
 assert why.result == int(Why.CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED)
 assert why.node == int(nodes[2])
 
 # One node at a time, and only as what it is.
-source = captured((1.0, 1.0))
+source = capture_fills((1.0, 1.0))
 nodes, count = ok(driver.cuGraphGetNodes(source, 4))
 exec_graph = ok(driver.cuGraphInstantiate(source, 0))
 params = ok(driver.cuGraphMemcpyNodeGetParams(nodes[3]))
@@ -99,12 +99,12 @@ assert code(driver.cuGraphExecMemsetNodeSetParams(exec_graph, nodes[0], zeros, g
 
 # A child graph as a whole.
 parent = ok(driver.cuGraphCreate(0))
-child = ok(driver.cuGraphAddChildGraphNode(parent, None, 0, captured((2.0, 2.0))))
+child = ok(driver.cuGraphAddChildGraphNode(parent, None, 0, capture_fills((2.0, 2.0))))
 exec_graph = ok(driver.cuGraphInstantiate(parent, 0))
 assert launch() == (2.0, 2.0)
-ok(driver.cuGraphExecChildGraphNodeSetParams(exec_graph, child, captured((9.0, 8.0))))
+ok(driver.cuGraphExecChildGraphNodeSetParams(exec_graph, child, capture_fills((9.0, 8.0))))
 assert launch() == (9.0, 8.0)
-assert code(driver.cuGraphExecChildGraphNodeSetParams(exec_graph, child, captured((1.0, 1.0), order="a"))) == (
+assert code(driver.cuGraphExecChildGraphNodeSetParams(exec_graph, child, capture_fills((1.0, 1.0), order="a"))) == (
     "CUDA_ERROR_INVALID_VALUE"
 )
 assert launch() == (9.0, 8.0)

@@ -1,4 +1,4 @@
-"""Graphs built node by node: what they compute, in which order, how often, and how they are asked about and changed."""
+"""Graphs built node by node: results, order, repeated launches, queries and changes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from cuda.bindings import driver
-from face import Gpu, code, ok
+from cuda_helpers import Gpu, code, ok
 
 gpu = Gpu()
 NONBLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
@@ -22,7 +22,7 @@ FILL, ADD, SPIN = (gpu.function(name) for name in ("fill", "vecadd", "spin"))
 
 
 def kernel(function: Any, values: tuple[Any, ...], types: tuple[Any, ...]) -> Any:
-    """The parameters of a kernel node; the values are kept alive with them."""
+    """Return the parameters of a kernel node; they keep the values alive."""
     params = driver.CUDA_KERNEL_NODE_PARAMS()
     params.func = function
     params.gridDimX, params.gridDimY, params.gridDimZ = 4, 1, 1
@@ -36,7 +36,7 @@ def fill(pointer: Any, value: float) -> Any:
 
 
 def line(target: int, source: int, count: int) -> Any:
-    """A copy of so many bytes, whichever side each is on."""
+    """Return parameters of a copy of `count` bytes between any two memories."""
     copy = driver.CUDA_MEMCPY3D()
     copy.srcMemoryType = copy.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_UNIFIED
     copy.srcDevice, copy.dstDevice = source, target
@@ -62,8 +62,8 @@ for _ in range(3):
     ok(driver.cuStreamSynchronize(first))
     assert (out == 5).all()
 
-# What stands behind it in the stream waits for all of it; the same graph in another stream waits its turn.
-with gpu.held(first):
+# Later work of the stream waits for the whole graph; the same executable in another stream waits for its turn.
+with gpu.hold(first):
     ok(driver.cuGraphLaunch(exec_graph, first))
     ok(driver.cuGraphLaunch(exec_graph, second))
     assert code(driver.cuStreamQuery(second)) == "CUDA_ERROR_NOT_READY"
@@ -73,7 +73,7 @@ ok(driver.cuMemcpyDtoH(out, c, out.nbytes))
 assert (out == 0).all()
 ok(driver.cuStreamQuery(first))
 
-# Asked about: nodes in the order made, roots, edges, neighbours, kinds, parameters.
+# Queries: nodes in the order of creation, roots, edges, neighbours, kinds, parameters.
 _, count = ok(driver.cuGraphGetNodes(graph, 0))
 assert count == 5
 nodes, _ = ok(driver.cuGraphGetNodes(graph, count))
@@ -91,7 +91,7 @@ assert ok(driver.cuGraphNodeGetType(start)) == driver.CUgraphNodeType.CU_GRAPH_N
 assert int(ok(driver.cuGraphKernelNodeGetParams(left)).func) == int(FILL)
 assert ok(driver.cuGraphMemcpyNodeGetParams(copied)).WidthInBytes == out.nbytes
 
-# A change of the graph is none of what was made of it before; a change of that is none of the graph.
+# Changing a graph does not change its executable, and changing the executable does not change the graph.
 ok(driver.cuGraphKernelNodeSetParams(left, fill(a, 10.0)))
 ok(driver.cuGraphLaunch(exec_graph, first))
 ok(driver.cuStreamSynchronize(first))
@@ -100,7 +100,7 @@ ok(driver.cuGraphExecKernelNodeSetParams(exec_graph, right, fill(b, 30.0)))
 ok(driver.cuGraphLaunch(exec_graph, first))
 ok(driver.cuStreamSynchronize(first))
 assert (out == 32).all()
-with gpu.held(first):
+with gpu.hold(first):
     ok(driver.cuGraphLaunch(exec_graph, first))
     ok(driver.cuGraphExecKernelNodeSetParams(exec_graph, right, fill(b, 50.0)))  # not of the launch that still waits
 ok(driver.cuStreamSynchronize(first))
@@ -125,13 +125,13 @@ ok(driver.cuGraphLaunch(of_clone, first))
 ok(driver.cuStreamSynchronize(first))
 assert (out == 17).all()
 
-# A graph in a graph: a copy of it, run between what is before and behind.
-seen: list[float] = []
+# A child graph is a copy, and runs between its dependencies and dependents.
+values: list[float] = []
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 def note(_: object) -> None:
-    seen.append(float(out[0]))
+    values.append(float(out[0]))
 
 
 host = driver.CUDA_HOST_NODE_PARAMS()
@@ -142,32 +142,32 @@ child = ok(driver.cuGraphAddChildGraphNode(parent, [early], 1, graph))
 late = ok(driver.cuGraphAddHostNode(parent, [child], 1, host))
 assert int(ok(driver.cuGraphChildGraphNodeGetGraph(child))) != int(graph)
 ok(driver.cuGraphDestroy(graph))
-whole = ok(driver.cuGraphInstantiate(parent, 0))
-ok(driver.cuGraphLaunch(whole, first))
+parent_exec = ok(driver.cuGraphInstantiate(parent, 0))
+ok(driver.cuGraphLaunch(parent_exec, first))
 ok(driver.cuStreamSynchronize(first))
-assert seen == [17.0, 13.0], seen
+assert values == [17.0, 13.0], values
 
-# Destroyed in flight: it still ends what it began.
-seen.clear()
-with gpu.held(second):
-    ok(driver.cuGraphLaunch(whole, second))
-    ok(driver.cuGraphExecDestroy(whole))
+# Destroyed in flight: the launch still completes.
+values.clear()
+with gpu.hold(second):
+    ok(driver.cuGraphLaunch(parent_exec, second))
+    ok(driver.cuGraphExecDestroy(parent_exec))
     ok(driver.cuGraphDestroy(parent))
 ok(driver.cuStreamSynchronize(second))
-assert seen == [13.0, 13.0], seen
+assert values == [13.0, 13.0], values
 
 # Events: a graph waits for one and records another.
-event, mark = ok(driver.cuEventCreate(0)), ok(driver.cuEventCreate(0))
+event, recorded = ok(driver.cuEventCreate(0)), ok(driver.cuEventCreate(0))
 graph = ok(driver.cuGraphCreate(0))
 waits = ok(driver.cuGraphAddEventWaitNode(graph, None, 0, event))
 filled = ok(driver.cuGraphAddKernelNode(graph, [waits], 1, fill(a, 21.0)))
-ok(driver.cuGraphAddEventRecordNode(graph, [filled], 1, mark))
+ok(driver.cuGraphAddEventRecordNode(graph, [filled], 1, recorded))
 exec_graph = ok(driver.cuGraphInstantiate(graph, 0))
-with gpu.held(second):
+with gpu.hold(second):
     ok(driver.cuEventRecord(event, second))
     ok(driver.cuGraphLaunch(exec_graph, first))
-    assert code(driver.cuEventQuery(mark)) == "CUDA_ERROR_NOT_READY"
-ok(driver.cuEventSynchronize(mark))
+    assert code(driver.cuEventQuery(recorded)) == "CUDA_ERROR_NOT_READY"
+ok(driver.cuEventSynchronize(recorded))
 ok(driver.cuStreamQuery(second))
 ok(driver.cuMemcpyDtoH(out, a, out.nbytes))
 assert (out == 21).all()
@@ -176,36 +176,36 @@ assert (out == 21).all()
 graph = ok(driver.cuGraphCreate(0))
 for _ in range(2):
     ok(driver.cuGraphAddKernelNode(graph, None, 0, kernel(SPIN, (50_000_000,), (U64,))))
-both = ok(driver.cuGraphInstantiate(graph, 0))
-start_mark, end_mark = ok(driver.cuEventCreate(0)), ok(driver.cuEventCreate(0))
-with gpu.held(first):  # so that the host has no part in what lies between the marks
+exec_branches = ok(driver.cuGraphInstantiate(graph, 0))
+start_event, end_event = ok(driver.cuEventCreate(0)), ok(driver.cuEventCreate(0))
+with gpu.hold(first):  # so that the host does not affect the time between the events
     gpu.spin(1_000_000, first)
-    ok(driver.cuEventRecord(start_mark, first))
-    ok(driver.cuGraphLaunch(both, first))
-    ok(driver.cuEventRecord(end_mark, first))
+    ok(driver.cuEventRecord(start_event, first))
+    ok(driver.cuGraphLaunch(exec_branches, first))
+    ok(driver.cuEventRecord(end_event, first))
 ok(driver.cuStreamSynchronize(first))
-assert 50.0 <= ok(driver.cuEventElapsedTime(start_mark, end_mark)) < 100.0
+assert 50.0 <= ok(driver.cuEventElapsedTime(start_event, end_event)) < 100.0
 
-# A circle is refused when it is to be made executable, and the node is named.
+# A cycle is refused at instantiation, and the node is reported.
 graph = ok(driver.cuGraphCreate(0))
-one, two = ok(driver.cuGraphAddEmptyNode(graph, None, 0)), ok(driver.cuGraphAddEmptyNode(graph, None, 0))
+first_node, second_node = ok(driver.cuGraphAddEmptyNode(graph, None, 0)), ok(driver.cuGraphAddEmptyNode(graph, None, 0))
 edge = [driver.CUgraphEdgeData()]
-ok(driver.cuGraphAddDependencies(graph, [one], [two], edge, 1))
-assert code(driver.cuGraphAddDependencies(graph, [one], [two], edge, 1)) == "CUDA_ERROR_INVALID_VALUE"
-ok(driver.cuGraphAddDependencies(graph, [two], [one], edge, 1))
+ok(driver.cuGraphAddDependencies(graph, [first_node], [second_node], edge, 1))
+assert code(driver.cuGraphAddDependencies(graph, [first_node], [second_node], edge, 1)) == "CUDA_ERROR_INVALID_VALUE"
+ok(driver.cuGraphAddDependencies(graph, [second_node], [first_node], edge, 1))
 assert code(driver.cuGraphInstantiate(graph, 0)) == "CUDA_ERROR_INVALID_VALUE"
 params = driver.CUDA_GRAPH_INSTANTIATE_PARAMS()
 assert code(driver.cuGraphInstantiateWithParams(graph, params)) == "CUDA_ERROR_INVALID_VALUE"
 assert params.result_out == driver.CUgraphInstantiateResult.CUDA_GRAPH_INSTANTIATE_INVALID_STRUCTURE
-assert int(params.hErrNode_out) in {int(one), int(two)}
-ok(driver.cuGraphRemoveDependencies(graph, [two], [one], edge, 1))
+assert int(params.hErrNode_out) in {int(first_node), int(second_node)}
+ok(driver.cuGraphRemoveDependencies(graph, [second_node], [first_node], edge, 1))
 ok(driver.cuGraphInstantiate(graph, 0))
 
-# A picture; and what is gone is gone.
+# Dot output; and destroyed objects are invalid.
 with tempfile.NamedTemporaryFile() as picture:
     ok(driver.cuGraphDebugDotPrint(graph, picture.name.encode(), 0))
     assert Path(picture.name).read_text().count("->") == 1
 ok(driver.cuGraphDestroy(graph))
 assert code(driver.cuGraphDestroy(graph)) == "CUDA_ERROR_INVALID_VALUE"
-assert code(driver.cuGraphNodeGetType(one)) == "CUDA_ERROR_INVALID_VALUE"
+assert code(driver.cuGraphNodeGetType(first_node)) == "CUDA_ERROR_INVALID_VALUE"
 print("graphs go")

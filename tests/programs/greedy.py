@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cuda.bindings import driver
-from face import Gpu, code
+from cuda_helpers import Gpu, code
 
 gpu = Gpu()
 

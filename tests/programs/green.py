@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 from cuda.bindings import driver
-from face import IMAGE, code, ok
+from cuda_helpers import IMAGE, code, ok
 
 least, step = (int(word) for word in sys.argv[1:3])
 ok(driver.cuInit(0))
@@ -19,29 +19,29 @@ SM = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
 INVALID = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_INVALID
 NONBLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
 DEFAULT = int(driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM)
-whole = ok(driver.cuDeviceGetDevResource(device, SM))
-count = whole.sm.smCount
+device_resource = ok(driver.cuDeviceGetDevResource(device, SM))
+count = device_resource.sm.smCount
 attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 assert count == ok(driver.cuDeviceGetAttribute(attribute, device))
 
-# Parts are rounded up to the architecture's grain; what is left over is told, nothing is lost.
+# Parts are rounded up to the architecture's granularity; the remainder is returned, and no SM is lost.
 for wanted in (0, 1, least, least + 1, count // 2):
     size = max(least, -(-wanted // step) * step)
-    parts, made, rest = ok(driver.cuDevSmResourceSplitByCount(count, whole, 0, wanted))
-    assert made == count // size, (wanted, made)
-    assert all(part.sm.smCount == size for part in parts[:made])
-    left = rest.sm.smCount if rest.type == SM else 0
-    assert made * size + left == count
-    assert (rest.type == INVALID) == (left == 0)
-assert code(driver.cuDevSmResourceSplitByCount(1, whole, 0, count + 1)) == "CUDA_ERROR_INVALID_VALUE"
+    parts, groups, rest = ok(driver.cuDevSmResourceSplitByCount(count, device_resource, 0, wanted))
+    assert groups == count // size, (wanted, groups)
+    assert all(part.sm.smCount == size for part in parts[:groups])
+    rest_sms = rest.sm.smCount if rest.type == SM else 0
+    assert groups * size + rest_sms == count
+    assert (rest.type == INVALID) == (rest_sms == 0)
+assert code(driver.cuDevSmResourceSplitByCount(1, device_resource, 0, count + 1)) == "CUDA_ERROR_INVALID_VALUE"
 
 # One part and the rest of it, a green context of each.
-parts, made, rest = ok(driver.cuDevSmResourceSplitByCount(1, whole, 0, least))
-assert made == 1
+parts, groups, rest = ok(driver.cuDevSmResourceSplitByCount(1, device_resource, 0, least))
+assert groups == 1
 answer = driver.cuDevSmResourceSplitByCount(1, parts[0], 0, least)
 assert code(answer) == "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"  # not without a green context between
-small_desc, large_desc = (ok(driver.cuDevResourceGenerateDesc([one], 1)) for one in (parts[0], rest))
-answer = driver.cuDevResourceGenerateDesc([parts[0], whole], 2)
+small_desc, large_desc = (ok(driver.cuDevResourceGenerateDesc([item], 1)) for item in (parts[0], rest))
+answer = driver.cuDevResourceGenerateDesc([parts[0], device_resource], 2)
 assert code(answer) == "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"
 assert code(driver.cuGreenCtxCreate(small_desc, device, 0)) == "CUDA_ERROR_INVALID_VALUE"
 small, large = (ok(driver.cuGreenCtxCreate(desc, device, DEFAULT)) for desc in (small_desc, large_desc))
@@ -50,9 +50,9 @@ context = ok(driver.cuCtxFromGreenCtx(small))
 assert ok(driver.cuCtxGetDevResource(context, SM)).sm.smCount == parts[0].sm.smCount
 assert code(driver.cuCtxDestroy(context)) == "CUDA_ERROR_INVALID_CONTEXT"
 assert code(driver.cuGreenCtxStreamCreate(small, 0, 0)) == "CUDA_ERROR_INVALID_VALUE"
-narrow, wide = (ok(driver.cuGreenCtxStreamCreate(one, NONBLOCKING, 0)) for one in (small, large))
+narrow, wide = (ok(driver.cuGreenCtxStreamCreate(item, NONBLOCKING, 0)) for item in (small, large))
 assert int(ok(driver.cuStreamGetGreenCtx(narrow))) == int(small)
-assert [int(each) for each in ok(driver.cuStreamGetCtx_v2(narrow))] == [int(primary), int(small)]
+assert [int(handle) for handle in ok(driver.cuStreamGetCtx_v2(narrow))] == [int(primary), int(small)]
 
 # The primary context's code runs on a green context's stream, on as many SMs as it has: a grid of one block per SM of
 # the whole device takes one wave on the device and as many more as the part is smaller.
@@ -70,7 +70,7 @@ GATE = int(memory) + 2048
 
 
 def milliseconds(stream: object) -> float:
-    """Of the kernel alone: all is queued behind a gate, so that a late submission does not count."""
+    """Return the time of the kernel alone: all work is queued behind a gate, so submission time does not count."""
     begin, end = ok(driver.cuEventCreate(0)), ok(driver.cuEventCreate(0))
     ok(driver.cuStreamWaitValue32(stream, GATE, 1, 0))
     ok(driver.cuEventRecord(begin, stream))
@@ -91,9 +91,9 @@ fill = ok(driver.cuModuleGetFunction(module, b"fill"))
 types = (ctypes.c_uint64, ctypes.c_float, ctypes.c_uint64)
 event = ok(driver.cuEventCreate(0))
 second = ok(driver.cuGreenCtxStreamCreate(small, NONBLOCKING, 0))
-for place, stream in enumerate((narrow, second)):
+for index, stream in enumerate((narrow, second)):
     ok(driver.cuLaunchKernel(gemm, count, 1, 1, 1024, 1, 1, 0, stream, values, 0))
-    ok(driver.cuLaunchKernel(fill, 1, 1, 1, 32, 1, 1, 0, stream, ((int(memory) + 1024 + 4 * place, 1.0, 1), types), 0))
+    ok(driver.cuLaunchKernel(fill, 1, 1, 1, 32, 1, 1, 0, stream, ((int(memory) + 1024 + 4 * index, 1.0, 1), types), 0))
 ok(driver.cuGreenCtxRecordEvent(small, event))
 ok(driver.cuGreenCtxWaitEvent(large, event))
 back = np.zeros(2, np.float32)
@@ -102,21 +102,21 @@ ok(driver.cuStreamSynchronize(wide))
 assert list(back) == [1.0, 1.0]
 assert code(driver.cuEventQuery(event)) == "CUDA_SUCCESS"
 
-# What a green context allocates is the primary's, and outlives it.
+# Memory allocated in a green context belongs to the primary context, and outlives the green one.
 ok(driver.cuCtxPushCurrent(context))
 assert (
     ok(driver.cuCtxGetExecAffinity(driver.CUexecAffinityType.CU_EXEC_AFFINITY_TYPE_SM_COUNT)).param.smCount.val == least
 )
-kept = ok(driver.cuMemAlloc(1 << 20))
-ok(driver.cuMemsetD8(kept, 7, 16))
+allocation = ok(driver.cuMemAlloc(1 << 20))
+ok(driver.cuMemsetD8(allocation, 7, 16))
 ok(driver.cuCtxPopCurrent())
 ok(driver.cuGreenCtxDestroy(small))
 assert code(driver.cuGreenCtxDestroy(small)) == "CUDA_ERROR_INVALID_HANDLE"
 assert code(driver.cuStreamQuery(narrow)) == "CUDA_ERROR_INVALID_HANDLE"
 out = np.zeros(16, np.uint8)
-ok(driver.cuMemcpyDtoH(out, kept, 16))
+ok(driver.cuMemcpyDtoH(out, allocation, 16))
 assert (out == 7).all()
-ok(driver.cuMemFree(kept))
+ok(driver.cuMemFree(allocation))
 ok(driver.cuMemFree(memory))
 ok(driver.cuGreenCtxDestroy(large))
 assert ok(driver.cuMemGetInfo())[0] == start_bytes

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cuda.bindings import driver
-from face import Gpu, code, ok
+from cuda_helpers import Gpu, code, ok
 
 UNIT = 2 << 20
 gpu = Gpu()
@@ -26,22 +26,22 @@ pool = ok(driver.cuMemPoolCreate(pool_props))
 Release = Callable[[], Any]
 
 
-def taken(answer: tuple[Any, ...]) -> Any:
-    """What a call gave; None if the device is full."""
+def value_unless_full(answer: tuple[Any, ...]) -> Any:
+    """Return the value of a call; None if the device is full."""
     return None if code(answer) == FULL else ok(answer)
 
 
 def plain(size: int) -> Release | None:
-    pointer = taken(driver.cuMemAlloc(size))
+    pointer = value_unless_full(driver.cuMemAlloc(size))
     return None if pointer is None else lambda: ok(driver.cuMemFree(pointer))
 
 
 def pooled(size: int) -> Release | None:
     stream = rng.choice(streams)
     if rng.random() < 0.5:
-        pointer = taken(driver.cuMemAllocFromPoolAsync(size, pool, stream))
+        pointer = value_unless_full(driver.cuMemAllocFromPoolAsync(size, pool, stream))
     else:
-        pointer = taken(driver.cuMemAllocAsync(size, stream))
+        pointer = value_unless_full(driver.cuMemAllocAsync(size, stream))
     if pointer is None:
         return None
     ok(driver.cuMemsetD8Async(pointer, 1, 64, stream))
@@ -52,82 +52,82 @@ def array(size: int) -> Release | None:
     shape = driver.CUDA_ARRAY_DESCRIPTOR()
     shape.Width, shape.Height, shape.NumChannels = 16384, max(1, min(size // 262144, 16384)), 4
     shape.Format = driver.CUarray_format.CU_AD_FORMAT_UNSIGNED_INT32
-    made = taken(driver.cuArrayCreate(shape))
-    return None if made is None else lambda: ok(driver.cuArrayDestroy(made))
+    handle = value_unless_full(driver.cuArrayCreate(shape))
+    return None if handle is None else lambda: ok(driver.cuArrayDestroy(handle))
 
 
 def mapped(size: int) -> Release | None:
     size = -(-size // UNIT) * UNIT
     props = driver.CUmemAllocationProp()
     props.type, props.location.type = PINNED, DEVICE
-    handle = taken(driver.cuMemCreate(size, props, 0))
+    handle = value_unless_full(driver.cuMemCreate(size, props, 0))
     if handle is None:
         return None
-    places = [int(ok(driver.cuMemAddressReserve(size, UNIT, 0, 0))) for _ in range(rng.randrange(3))]
-    for place in places:
-        ok(driver.cuMemMap(place, size, 0, handle, 0))
+    addresses = [int(ok(driver.cuMemAddressReserve(size, UNIT, 0, 0))) for _ in range(rng.randrange(3))]
+    for address in addresses:
+        ok(driver.cuMemMap(address, size, 0, handle, 0))
 
     def end() -> None:
         if rng.random() < 0.5:
             ok(driver.cuMemRelease(handle))
-            for place in places:
-                ok(driver.cuMemUnmap(place, size))
+            for address in addresses:
+                ok(driver.cuMemUnmap(address, size))
         else:
-            for place in places:
-                ok(driver.cuMemUnmap(place, size))
+            for address in addresses:
+                ok(driver.cuMemUnmap(address, size))
             ok(driver.cuMemRelease(handle))
-        for place in places:
-            ok(driver.cuMemAddressFree(place, size))
+        for address in addresses:
+            ok(driver.cuMemAddressFree(address, size))
 
     return end
 
 
 def of_graph(size: int) -> Release | None:
-    """Three pieces, of which a launch frees the middle one; it takes all or nothing."""
-    stream, abroad = rng.sample(streams, 2)
+    """Launch a graph with three allocations of which it frees the middle one; it allocates all or none."""
+    stream, other_stream = rng.sample(streams, 2)
     ok(driver.cuStreamBeginCapture(stream, RELAXED))
-    pieces = [ok(driver.cuMemAllocFromPoolAsync(size // 3 + 1, pool, stream)) for _ in range(3)]
-    ok(driver.cuMemsetD8Async(pieces[1], 1, 64, stream))
-    ok(driver.cuMemFreeAsync(pieces[1], stream))
+    allocations = [ok(driver.cuMemAllocFromPoolAsync(size // 3 + 1, pool, stream)) for _ in range(3)]
+    ok(driver.cuMemsetD8Async(allocations[1], 1, 64, stream))
+    ok(driver.cuMemFreeAsync(allocations[1], stream))
     graph = ok(driver.cuStreamEndCapture(stream))
     run = ok(driver.cuGraphInstantiate(graph, 0))
-    is_there = code(driver.cuGraphLaunch(run, stream)) != FULL
-    is_first = rng.random() < 0.5
+    has_launched = code(driver.cuGraphLaunch(run, stream)) != FULL
+    destroys_graph_first = rng.random() < 0.5
 
     def end_graph() -> None:
         ok(driver.cuGraphExecDestroy(run))
         ok(driver.cuGraphDestroy(graph))
 
     def end() -> None:
-        if is_first:
+        if destroys_graph_first:
             end_graph()
         ok(driver.cuStreamSynchronize(stream))
-        ok(driver.cuMemFree(pieces[0]))
-        ok(driver.cuMemFreeAsync(pieces[2], abroad))
-        if not is_first:
+        ok(driver.cuMemFree(allocations[0]))
+        ok(driver.cuMemFreeAsync(allocations[2], other_stream))
+        if not destroys_graph_first:
             end_graph()
 
-    if is_there:
+    if has_launched:
         return end
     end_graph()
     return None
 
 
 kinds = (plain, pooled, array, mapped, of_graph)
-held: list[Release] = []
+releases: list[Release] = []
 refused = dict.fromkeys(kinds, 0)
 for _ in range(400):
-    if held and rng.random() < 0.3:
-        held.pop(rng.randrange(len(held)))()
+    if releases and rng.random() < 0.3:
+        releases.pop(rng.randrange(len(releases)))()
         continue
     kind = rng.choice(kinds)
     end = kind(rng.randrange(1, total_bytes // 12))
     refused[kind] += end is None
     if end:
-        held.append(end)
+        releases.append(end)
 assert all(refused.values()), refused
-rng.shuffle(held)
-for end in held:
+rng.shuffle(releases)
+for end in releases:
     end()
 ok(driver.cuCtxSynchronize())
 ok(driver.cuMemPoolDestroy(pool))

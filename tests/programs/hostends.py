@@ -1,4 +1,4 @@
-"""Loses contexts to a fault with a host function still to run, one after another; the last one has its turn."""
+"""Lose contexts with a pending host function to faults, one after another; a host function of the last one runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import threading
 
 from cuda.bindings import driver
-from face import Gpu, code, ok
+from cuda_helpers import Gpu, code, ok
 
 ran = threading.Event()
 note = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: ran.set())

@@ -1,4 +1,4 @@
-"""Many host functions that wait in one stream hold up none in another."""
+"""Many host functions that wait in one stream do not block one in another stream."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 import os
 
 from cuda.bindings import driver
-from face import Gpu, code, ok
+from cuda_helpers import Gpu, code, ok
 
 ran: list[int] = []
 note = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda number: ran.append(number or 0))

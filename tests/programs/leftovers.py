@@ -1,9 +1,9 @@
-"""A program that gave its context back and frees what it still has, as garbage collectors do."""
+"""Free remaining objects without a current context, as garbage collectors do."""
 
 from __future__ import annotations
 
 from cuda.bindings import driver
-from face import Gpu, code, ok
+from cuda_helpers import Gpu, code, ok
 
 gpu = Gpu()
 before = ok(driver.cuMemGetInfo())[0]

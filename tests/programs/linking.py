@@ -1,4 +1,4 @@
-"""Images of every kind become one, with the kernels and variables of all; a kernel twice is refused, and said."""
+"""Images of every kind are linked, with all kernels and variables; a duplicate kernel is rejected and logged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from cuda.bindings import driver
-from face import Gpu, code, ok
+from cuda_helpers import Gpu, code, ok
 
 gpu = Gpu()
 Kind, Option = driver.CUjitInputType, driver.CUjit_option
@@ -60,8 +60,8 @@ module = ok(driver.cuModuleLoadData(linked))
 assert ok(driver.cuModuleGetFunctionCount(module)) == 4
 for name in (b"first", b"second"):
     function = ok(driver.cuModuleGetFunction(module, name))
-    places = [tuple(ok(driver.cuFuncGetParamInfo(function, index))) for index in range(3)]
-    assert places == [(0, 8), (8, 1), (16, 8)], places
+    layouts = [tuple(ok(driver.cuFuncGetParamInfo(function, index))) for index in range(3)]
+    assert layouts == [(0, 8), (8, 1), (16, 8)], layouts
     assert ok(driver.cuFuncGetAttribute(driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PTX_VERSION, function)) == 70
 timed = ok(driver.cuModuleGetFunction(module, b"timed"))
 assert ok(driver.cuFuncGetAttribute(driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NUM_REGS, timed)) == 77
@@ -70,7 +70,7 @@ start = np.zeros(8, np.uint8)
 ok(driver.cuMemcpyDtoH(start, ok(driver.cuModuleGetGlobal(module, b"start"))[0], 8))
 assert list(start) == [1, 2, 3, 4, 5, 6, 7, 8]
 
-# What is linked computes, and can be linked again: the same comes out.
+# The linked image computes, and linking it again gives the same image.
 pointer, filled = ok(driver.cuMemAlloc(64)), np.zeros(16, np.float32)
 values = ((int(pointer), 2.5, 16), (ctypes.c_uint64, ctypes.c_float, ctypes.c_uint64))
 ok(driver.cuLaunchKernel(ok(driver.cuModuleGetFunction(module, b"fill")), 1, 1, 1, 32, 1, 1, 0, 0, values, 0))
@@ -78,18 +78,18 @@ ok(driver.cuMemcpyDtoH(filled, pointer, 64))
 assert (filled == 2.5).all()
 assert link((Kind.CU_JIT_INPUT_CUBIN, linked)) == linked
 
-# Refusals are said in the log, with as much of it as there is room for.
-log, room = ctypes.create_string_buffer(4096), 4096
+# Errors are written to the log, as far as the buffer allows.
+log, log_bytes = ctypes.create_string_buffer(4096), 4096
 numbers = (ctypes.c_int * 2)(int(Option.CU_JIT_ERROR_LOG_BUFFER), int(Option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES))
-answers = (ctypes.c_void_p * 2)(ctypes.addressof(log), room)
+answers = (ctypes.c_void_p * 2)(ctypes.addressof(log), log_bytes)
 raw = ctypes.c_void_p()
 assert library.cuLinkCreate_v2(2, numbers, answers, ctypes.byref(raw)) == 0
 state = driver.CUlinkState(raw.value)
 assert add(state, Kind.CU_JIT_INPUT_PTX, PTX, b"one.ptx") == "CUDA_SUCCESS"
 assert add(state, Kind.CU_JIT_INPUT_PTX, PTX, b"two.ptx") == "CUDA_ERROR_INVALID_IMAGE"
-said = log.value.decode()
-assert "Multiple definition of 'first' in 'two.ptx'" in said
-assert answers[1] == len(said)
+log_text = log.value.decode()
+assert "Multiple definition of 'first' in 'two.ptx'" in log_text
+assert answers[1] == len(log_text)
 assert add(state, Kind.CU_JIT_INPUT_PTX, b"nonsense") == "CUDA_ERROR_INVALID_PTX"
 assert add(state, Kind.CU_JIT_INPUT_CUBIN, b"\x7fELF nonsense") == "CUDA_ERROR_INVALID_IMAGE"
 assert add(state, Kind.CU_JIT_INPUT_FATBINARY, PTX) == "CUDA_ERROR_INVALID_IMAGE"
@@ -102,6 +102,6 @@ with tempfile.TemporaryDirectory() as directory:
     missing = driver.cuLinkAddFile(state, Kind.CU_JIT_INPUT_PTX, str(path).encode() + b".not", 0, [], [])
     assert code(missing) == "CUDA_ERROR_FILE_NOT_FOUND"
 image, size = ok(driver.cuLinkComplete(state))
-assert ctypes.string_at(image, size).count(b"kernel ") == 2  # what was refused left nothing behind
+assert ctypes.string_at(image, size).count(b"kernel ") == 2  # rejected inputs left nothing behind
 ok(driver.cuLinkDestroy(state))
 print("linked")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from cuda.bindings import driver
-from face import Gpu, code, ok
+from cuda_helpers import Gpu, code, ok
 
 gpu = Gpu()
 NONBLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
@@ -36,14 +36,14 @@ ok(driver.cuCtxSynchronize())
 
 
 def read(address: int) -> int:
-    back = np.zeros(1, np.uint32)
-    ok(driver.cuMemcpyDtoHAsync(back, address, 4, third))
+    data = np.zeros(1, np.uint32)
+    ok(driver.cuMemcpyDtoHAsync(data, address, 4, third))
     ok(driver.cuStreamSynchronize(third))
-    return int(back[0])
+    return int(data[0])
 
 
 def mark(stream: Any, address: int, value: int) -> None:
-    """Work behind a wait: a memset that shows when it has run."""
+    """Queue a memset that shows when work after a wait has run."""
     ok(driver.cuMemsetD32Async(address, value, 1, stream))
 
 
@@ -63,7 +63,7 @@ assert read(words) == 11
 # Another stream's write, behind a kernel; the write itself is seen by the host without asking the device.
 ok(driver.cuStreamWaitValue32(first, words + 8, 3, EQ))
 mark(first, words, 21)
-with gpu.held(second):
+with gpu.hold(second):
     gpu.spin(1_000_000, second)
     ok(driver.cuStreamWriteValue32(second, words + 8, 3, 0))
     ok(driver.cuStreamWriteValue64(second, mapped + 16, (1 << 40) + 1, 0))
@@ -75,8 +75,8 @@ while host64[2] == 0:
     pass
 assert host64[2] == (1 << 40) + 1
 
-# A copy and a kernel write the word, each with much behind it in its stream that nobody waits for; and a later stream's
-# synchronisation must not let the wait see it early.
+# A copy and a kernel write the word, each followed by long work in its stream; a synchronization of another stream must
+# not let the wait see the word early.
 for value, write in (
     (31, lambda: ok(driver.cuMemcpyHtoDAsync(words + 12, np.full(1, 31, np.uint32), 4, second))),
     (32, lambda: ok(driver.cuMemsetD32Async(words + 12, 32, 1, second))),
@@ -107,7 +107,7 @@ for value, write in (
     assert code(driver.cuEventQuery(gate)) == SUCCESS
     ok(driver.cuStreamSynchronize(second))
 
-# A kernel is long, the copy behind it writes the word: synchronising with later work elsewhere lets nobody see it.
+# A copy after a long kernel writes the word: synchronizing with later work elsewhere must not make it visible.
 gpu.spin(200_000_000, second)
 ok(driver.cuMemsetD32Async(words + 16, 1, 1, second))
 ok(driver.cuStreamWaitValue32(first, words + 16, 1, EQ))
@@ -120,36 +120,36 @@ ok(driver.cuStreamSynchronize(first))
 assert read(words + 20) == 1
 
 # All conditions, in both widths; counters may wrap.
-for flags, value, no, yes in (
+for flags, value, false_value, true_value in (
     (GEQ, 10, 9, 10),
     (GEQ, 2, 0xFFFFFFF0, 3),
     (EQ, 10, 11, 10),
     (AND, 6, 9, 4),
     (NOR, 0xFFFFFFF0, 0xF, 0x7),
 ):
-    host32[40] = no
+    host32[40] = false_value
     ok(driver.cuStreamWaitValue32(first, mapped + 160, value, flags))
     assert code(driver.cuStreamQuery(first)) == BUSY, (flags, value)
-    host32[40] = yes
+    host32[40] = true_value
     ok(driver.cuStreamSynchronize(first))
-for flags, value, no, yes in ((GEQ, 1 << 40, 5, 1 << 41), (NOR, (1 << 64) - 2, 1, 0)):
-    host64[30] = no
+for flags, value, false_value, true_value in ((GEQ, 1 << 40, 5, 1 << 41), (NOR, (1 << 64) - 2, 1, 0)):
+    host64[30] = false_value
     ok(driver.cuStreamWaitValue64(first, mapped + 240, value, flags))
     assert code(driver.cuStreamQuery(first)) == BUSY, (flags, value)
-    host64[30] = yes
+    host64[30] = true_value
     ok(driver.cuStreamSynchronize(first))
 
-# Two streams hand a counter to and fro, in order; a batch is in the order of its array, or not at all.
+# Two streams alternately increment a counter, in order; a batch is in the order of its array, or not at all.
 host32[:] = 0
 rounds = 20
 
 
 def params(operation: Any, address: int, value: int, flags: int = 0) -> Any:
-    made = driver.CUstreamBatchMemOpParams()
-    made.operation = operation
-    side = made.waitValue if "WAIT" in operation.name else made.writeValue
+    operation_params = driver.CUstreamBatchMemOpParams()
+    operation_params.operation = operation
+    side = operation_params.waitValue if "WAIT" in operation.name else operation_params.writeValue
     side.operation, side.address, side.value, side.flags = operation, address, value, flags
-    return made
+    return operation_params
 
 
 for step in range(rounds):
@@ -173,7 +173,7 @@ assert host32[0] == 2 * rounds
 # Host functions and waits take turns in one stream, and the other thread's write ends the last of them.
 order: list[str] = []
 begun = threading.Event()
-KEPT = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 def begin(_: Any) -> None:
@@ -181,7 +181,7 @@ def begin(_: Any) -> None:
     begun.set()
 
 
-before, after = KEPT(begin), KEPT(lambda _: order.append("after"))
+before, after = HOST_FUNCTION(begin), HOST_FUNCTION(lambda _: order.append("after"))
 library = ctypes.CDLL("libcuda.so.1")
 
 
@@ -205,7 +205,7 @@ ok(driver.cuStreamSynchronize(first))
 thread.join()
 assert order == ["before", "release", "after"], order
 
-# What a driver refuses.
+# Invalid arguments are rejected.
 assert code(driver.cuStreamWaitValue32(first, mapped + 2, 1, EQ)) == "CUDA_ERROR_INVALID_VALUE"
 assert code(driver.cuStreamWaitValue64(first, mapped + 4, 1, EQ)) == "CUDA_ERROR_INVALID_VALUE"
 assert code(driver.cuStreamWaitValue32(first, 0x1000, 1, EQ)) == "CUDA_ERROR_INVALID_VALUE"

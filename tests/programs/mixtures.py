@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from cuda.bindings import driver
-from face import IMAGE, code, ok
+from cuda_helpers import IMAGE, code, ok
 
 UNIT = 2 << 20
 NONBLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
@@ -35,20 +35,20 @@ def read(address: int, count: int = 1) -> list[int]:
     back = np.zeros(count, np.uint32)
     ok(driver.cuMemcpyDtoHAsync(back, address, back.nbytes, other))
     ok(driver.cuStreamSynchronize(other))
-    return [int(each) for each in back]
+    return [int(word) for word in back]
 
 
-def voids(answer: str, call: Any) -> None:
-    """The call gets the answer while the stream is captured, and nothing comes of the capture."""
+def assert_voids(expected: str, call: Any) -> None:
+    """Assert that the call returns this code during a capture and invalidates the capture."""
     ok(driver.cuStreamBeginCapture(stream, RELAXED))
-    got = code(call())
-    assert got == answer, got
+    result = code(call())
+    assert result == expected, result
     assert ok(driver.cuStreamIsCapturing(stream)) == VOID
     assert code(driver.cuStreamEndCapture(stream)) == "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"
 
 
 def mapped_memory() -> tuple[int, Any]:
-    """A mapping that nobody may touch yet, and who is to be named for that."""
+    """Return a mapping without access, and the descriptor with which access is set."""
     props = driver.CUmemAllocationProp()
     props.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     props.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
@@ -62,8 +62,8 @@ def mapped_memory() -> tuple[int, Any]:
     return address, access
 
 
-def values_obey_access() -> None:
-    """A stream writes no word that its device may only read, and reads none that it may not."""
+def memory_values_respect_access() -> None:
+    """Value operations of a stream respect the read and write access of its device."""
     address, access = mapped_memory()
     assert code(driver.cuStreamWaitValue32(stream, address, 0, 0)) == INVALID
     assert code(driver.cuStreamWriteValue32(stream, address, 5, 0)) == INVALID
@@ -106,8 +106,8 @@ def values_obey_access() -> None:
     ok(driver.cuMemAddressFree(address, UNIT))
 
 
-def forecast_waits_still_wait() -> None:
-    """A wait whose turn is known beforehand, behind a kernel, is not over when the kernel is."""
+def predicted_waits_do_not_end_early() -> None:
+    """A wait that is predicted to follow a kernel does not end with the kernel."""
     word = int(ok(driver.cuMemAlloc(4096)))
     ok(driver.cuMemsetD32(word, 0, 16))
     ok(driver.cuCtxSynchronize())
@@ -129,31 +129,31 @@ def forecast_waits_still_wait() -> None:
     ok(driver.cuMemFree(word))
 
 
-def captures_refuse() -> None:
-    """What cannot become a node is refused, and nothing comes of the capture."""
+def captures_reject_unsupported_calls() -> None:
+    """Calls that cannot become a node are rejected and invalidate the capture."""
     word = int(ok(driver.cuMemAlloc(4096)))
-    voids(UNSUPPORTED, lambda: driver.cuStreamWaitValue32(stream, word, 0, 0))
-    voids(UNSUPPORTED, lambda: driver.cuStreamWriteValue32(stream, word, 0, 0))
+    assert_voids(UNSUPPORTED, lambda: driver.cuStreamWaitValue32(stream, word, 0, 0))
+    assert_voids(UNSUPPORTED, lambda: driver.cuStreamWriteValue32(stream, word, 0, 0))
     managed = ok(driver.cuMemAllocManaged(UNIT, 1))
     location = driver.CUmemLocation()
     location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    voids(UNSUPPORTED, lambda: driver.cuMemPrefetchAsync(managed, UNIT, location, 0, stream))
+    assert_voids(UNSUPPORTED, lambda: driver.cuMemPrefetchAsync(managed, UNIT, location, 0, stream))
     # An event of other processes cannot be a captured one; it is waited for as a node.
     flags = driver.CUevent_flags.CU_EVENT_INTERPROCESS | driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
     shared = ok(driver.cuEventCreate(int(flags)))
-    voids("CUDA_ERROR_STREAM_CAPTURE_ISOLATION", lambda: driver.cuStreamWaitEvent(stream, shared, 0))
+    assert_voids("CUDA_ERROR_STREAM_CAPTURE_ISOLATION", lambda: driver.cuStreamWaitEvent(stream, shared, 0))
     # An event that stands for all streams of a context would stand for a captured one, too.
     event = ok(driver.cuEventCreate(0))
-    voids(UNSUPPORTED, lambda: driver.cuCtxRecordEvent(primary, event))
-    voids(UNSUPPORTED, lambda: driver.cuCtxWaitEvent(primary, event))
+    assert_voids(UNSUPPORTED, lambda: driver.cuCtxRecordEvent(primary, event))
+    assert_voids(UNSUPPORTED, lambda: driver.cuCtxWaitEvent(primary, event))
     for each in (event, shared):
         ok(driver.cuEventDestroy(each))
     ok(driver.cuMemFree(managed))
     ok(driver.cuMemFree(word))
 
 
-def captures_take() -> None:
-    """Pools, arrays and shared events in a capture: the nodes do what the calls would have done."""
+def captures_support_pools_arrays_and_events() -> None:
+    """Pools, arrays and shared events in a capture: the nodes do the same as the calls."""
     flags = driver.CUevent_flags.CU_EVENT_INTERPROCESS | driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
     shared = ok(driver.cuEventCreate(int(flags)))
     props = driver.CUmemPoolProps()
@@ -162,7 +162,7 @@ def captures_take() -> None:
     pool = ok(driver.cuMemPoolCreate(props))
     props.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST
     host_pool = ok(driver.cuMemPoolCreate(props))
-    voids(UNSUPPORTED, lambda: driver.cuMemAllocFromPoolAsync(4096, host_pool, stream))
+    assert_voids(UNSUPPORTED, lambda: driver.cuMemAllocFromPoolAsync(4096, host_pool, stream))
     shape = driver.CUDA_ARRAY_DESCRIPTOR()
     shape.Width, shape.NumChannels = 16, 1
     shape.Format = driver.CUarray_format.CU_AD_FORMAT_UNSIGNED_INT32
@@ -203,7 +203,7 @@ def captures_take() -> None:
 
 
 def green_contexts_share_with_the_primary() -> None:
-    """Code, events and memory of the primary context in a green one's captured stream; what it made outlives it."""
+    """Code, events and memory of the primary context in a green one's captured stream; its allocations outlive it."""
     kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
     parts, _, _ = ok(driver.cuDevSmResourceSplitByCount(1, ok(driver.cuDeviceGetDevResource(device, kind)), 0, 8))
     green = ok(driver.cuGreenCtxCreate(ok(driver.cuDevResourceGenerateDesc(parts[:1], 1)), device, 1))
@@ -257,7 +257,7 @@ def green_contexts_share_with_the_primary() -> None:
     ok(driver.cuMemFree(memory))
 
 
-def green_contexts_let_go_of_what_they_kept() -> None:
+def green_context_does_not_release_a_new_primary() -> None:
     """A primary context made anew after a reset is not the green context's to release."""
     kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
     whole = ok(driver.cuDevResourceGenerateDesc([ok(driver.cuDeviceGetDevResource(device, kind))], 1))
@@ -271,12 +271,12 @@ def green_contexts_let_go_of_what_they_kept() -> None:
 
 
 for part in (
-    values_obey_access,
-    forecast_waits_still_wait,
-    captures_refuse,
-    captures_take,
+    memory_values_respect_access,
+    predicted_waits_do_not_end_early,
+    captures_reject_unsupported_calls,
+    captures_support_pools_arrays_and_events,
     green_contexts_share_with_the_primary,
-    green_contexts_let_go_of_what_they_kept,  # last: it resets the device
+    green_context_does_not_release_a_new_primary,  # last: it resets the device
 ):
     part()
     ok(driver.cuCtxSynchronize())

@@ -10,7 +10,7 @@ import pynvml as nv
 
 
 def memory_of(device: object) -> dict[str, int]:
-    """Both forms of the question."""
+    """Return the memory by both versions of the call."""
     plain = nv.nvmlDeviceGetMemoryInfo(device)
     later = nv.nvmlDeviceGetMemoryInfo(device, version=nv.nvmlMemory_v2)
     return {
@@ -20,7 +20,7 @@ def memory_of(device: object) -> dict[str, int]:
 
 
 def main() -> None:
-    """With an argument: the index of the device to ask about; the CUDA device is the first that is visible."""
+    """Print the report; the argument is the NVML index of the device, and CUDA uses the first visible one."""
     nv.nvmlInit()
     device = nv.nvmlDeviceGetHandleByIndex(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
     before = memory_of(device)

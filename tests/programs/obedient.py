@@ -1,4 +1,4 @@
-"""Begin and end requests as the lines of the input say, and repeat each line as the answer."""
+"""Begin and end requests as commanded by the lines of the input, and echo each line."""
 
 import sys
 import time

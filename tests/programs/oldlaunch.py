@@ -6,7 +6,7 @@ import ctypes
 
 import numpy as np
 from cuda.bindings import driver
-from face import Gpu, ok
+from cuda_helpers import Gpu, ok
 
 INVALID_VALUE, INVALID_HANDLE = 1, 400
 COUNT = 1000
@@ -26,9 +26,9 @@ assert libcuda.cuFuncSetBlockShape(function, 256, 1, 1) == 0
 assert libcuda.cuFuncSetSharedSize(function, 1 << 30) == INVALID_VALUE
 assert libcuda.cuFuncSetSharedSize(function, 0) == 0
 assert libcuda.cuLaunchGrid(function, 4, 1) == INVALID_VALUE, "no parameters yet"
-for place, pointer in enumerate(pointers):
+for index, pointer in enumerate(pointers):
     value = ctypes.c_uint64(pointer)
-    assert libcuda.cuParamSetv(function, 8 * place, ctypes.byref(value), 8) == 0
+    assert libcuda.cuParamSetv(function, 8 * index, ctypes.byref(value), 8) == 0
 assert libcuda.cuParamSeti(function, 24, COUNT) == 0
 assert libcuda.cuParamSeti(function, 28, 0) == 0
 assert libcuda.cuParamSeti(function, -4, 0) == INVALID_VALUE

@@ -7,7 +7,7 @@ import platform
 import select
 
 from cuda.bindings import driver
-from face import Gpu, ok
+from cuda_helpers import Gpu, ok
 
 gpu = Gpu()
 ok(driver.cuMemAlloc(1 << 20))

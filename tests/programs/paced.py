@@ -7,12 +7,12 @@ import sys
 import threading
 
 from cuda.bindings import driver
-from face import Gpu, ok
+from cuda_helpers import Gpu, ok
 
 gpu = Gpu()
 stream = ok(driver.cuStreamCreate(1))
 begin, end = ok(driver.cuEventCreate(0)), ok(driver.cuEventCreate(0))
-# Held back until all is queued: then the host's own slowness does not count.
+# The stream is held until all work is queued, so that the host's speed does not count.
 queued = threading.Event()
 hold = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: queued.wait() and None)
 address = ctypes.cast(hold, ctypes.c_void_p).value

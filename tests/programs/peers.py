@@ -1,10 +1,10 @@
-"""Two devices: peer access and the answer of each call about it."""
+"""Two devices: peer access and the result codes of its calls."""
 
 from __future__ import annotations
 
 import numpy as np
 from cuda.bindings import driver
-from face import code, ok
+from cuda_helpers import code, ok
 
 ok(driver.cuInit(0))
 assert ok(driver.cuDeviceGetCount()) == 2
@@ -19,43 +19,43 @@ ok(driver.cuCtxSetCurrent(first))
 assert code(driver.cuCtxDisablePeerAccess(second)) == "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED"
 assert code(driver.cuCtxEnablePeerAccess(first, 0)) == "CUDA_ERROR_INVALID_DEVICE"
 assert code(driver.cuCtxEnablePeerAccess(second, 1)) == "CUDA_ERROR_INVALID_VALUE"
-here = ok(driver.cuMemAlloc(64))
+first_memory = ok(driver.cuMemAlloc(64))
 ok(driver.cuCtxSetCurrent(second))
-there = ok(driver.cuMemAlloc(64))
+second_memory = ok(driver.cuMemAlloc(64))
 access = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_ACCESS_FLAGS
 ok(driver.cuCtxSetCurrent(first))
-assert int(ok(driver.cuPointerGetAttribute(access, there))) == 0
+assert int(ok(driver.cuPointerGetAttribute(access, second_memory))) == 0
 ok(driver.cuCtxEnablePeerAccess(second, 0))
-assert int(ok(driver.cuPointerGetAttribute(access, there))) == 3
+assert int(ok(driver.cuPointerGetAttribute(access, second_memory))) == 3
 assert code(driver.cuCtxEnablePeerAccess(second, 0)) == "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED"
 
 numbers = np.arange(64, dtype=np.uint8)
-ok(driver.cuMemcpyHtoD(here, numbers, 64))
-ok(driver.cuMemcpyPeer(there, second, here, first, 64))
+ok(driver.cuMemcpyHtoD(first_memory, numbers, 64))
+ok(driver.cuMemcpyPeer(second_memory, second, first_memory, first, 64))
 ok(driver.cuCtxSynchronize())
 back = np.zeros(64, np.uint8)
-ok(driver.cuMemcpyDtoH(back, there, 64))
+ok(driver.cuMemcpyDtoH(back, second_memory, 64))
 assert (back == numbers).all()
 ok(driver.cuCtxDisablePeerAccess(second))
 
-# A pool of one device, for the other: only once it is told so.
+# A pool of one device is accessible to the other only after access is set.
 pool = ok(driver.cuDeviceGetDefaultMemPool(1))
-place = driver.CUmemLocation()
-place.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-place.id = 0
+device_location = driver.CUmemLocation()
+device_location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+device_location.id = 0
 Access = driver.CUmemAccess_flags
-assert ok(driver.cuMemPoolGetAccess(pool, place)) == Access.CU_MEM_ACCESS_FLAGS_PROT_NONE
+assert ok(driver.cuMemPoolGetAccess(pool, device_location)) == Access.CU_MEM_ACCESS_FLAGS_PROT_NONE
 lent = ok(driver.cuMemAllocFromPoolAsync(64, pool, 0))
 assert code(driver.cuMemcpyHtoD(lent, numbers, 64)) == "CUDA_ERROR_INVALID_VALUE"
 access_desc = driver.CUmemAccessDesc()
-access_desc.location = place
+access_desc.location = device_location
 access_desc.flags = Access.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 ok(driver.cuMemPoolSetAccess(pool, [access_desc], 1))
 ok(driver.cuMemcpyHtoD(lent, numbers, 64))
 ok(driver.cuMemFreeAsync(lent, 0))
-assert ok(driver.cuMemPoolGetAccess(pool, place)) == Access.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-place.id = 1
-access_desc.location = place
+assert ok(driver.cuMemPoolGetAccess(pool, device_location)) == Access.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+device_location.id = 1
+access_desc.location = device_location
 access_desc.flags = Access.CU_MEM_ACCESS_FLAGS_PROT_NONE
 assert code(driver.cuMemPoolSetAccess(pool, [access_desc], 1)) == "CUDA_ERROR_INVALID_VALUE"
 print("peers")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cuda.bindings import driver
-from face import Gpu, code, ok
+from cuda_helpers import Gpu, code, ok
 
 UNIT = 2 << 20
 PINNED = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
@@ -13,11 +13,11 @@ Attribute = driver.CUmemPool_attribute
 gpu = Gpu()
 
 
-def place(kind: driver.CUmemLocationType, number: int = 0) -> driver.CUmemLocation:
-    made = driver.CUmemLocation()
-    made.type = kind
-    made.id = number
-    return made
+def location(kind: driver.CUmemLocationType, number: int = 0) -> driver.CUmemLocation:
+    result = driver.CUmemLocation()
+    result.type = kind
+    result.id = number
+    return result
 
 
 def pool_props(
@@ -25,7 +25,7 @@ def pool_props(
 ) -> driver.CUmemPoolProps:
     props = driver.CUmemPoolProps()
     props.allocType = PINNED
-    props.location = place(kind, number)
+    props.location = location(kind, number)
     props.handleTypes = driver.CUmemAllocationHandleType(handles)
     props.maxSize = limit
     return props
@@ -35,7 +35,7 @@ def get(pool: driver.CUmemoryPool, name: str) -> int:
     return int(ok(driver.cuMemPoolGetAttribute(pool, getattr(Attribute, f"CU_MEMPOOL_ATTR_{name}"))))
 
 
-device = place(Kind.CU_MEM_LOCATION_TYPE_DEVICE)
+device = location(Kind.CU_MEM_LOCATION_TYPE_DEVICE)
 default = ok(driver.cuDeviceGetDefaultMemPool(0))
 assert int(ok(driver.cuMemGetDefaultMemPool(device, PINNED))) == int(default)
 assert code(driver.cuMemPoolDestroy(default)) == "CUDA_ERROR_INVALID_VALUE"
@@ -51,9 +51,9 @@ ok(driver.cuMemPoolDestroy(own))
 assert int(ok(driver.cuDeviceGetMemPool(0))) == int(default)
 ok(driver.cuMemFreeAsync(pointer, 0))
 
-# Other places have pools of their own, which are none of the device's.
-host = place(Kind.CU_MEM_LOCATION_TYPE_HOST)
-anywhere = place(Kind.CU_MEM_LOCATION_TYPE_NONE)
+# Other locations have their own pools, separate from the device's.
+host = location(Kind.CU_MEM_LOCATION_TYPE_HOST)
+anywhere = location(Kind.CU_MEM_LOCATION_TYPE_NONE)
 pools = {
     int(ok(driver.cuMemGetDefaultMemPool(*one))) for one in ((device, PINNED), (host, PINNED), (anywhere, MANAGED))
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from cuda.bindings import driver
-from face import Gpu, code, ok
+from cuda_helpers import Gpu, code, ok
 
 PAGE, READ, WRITE, PRIVATE_ANONYMOUS = 4096, 1, 2, 0x22
 INVALID = "CUDA_ERROR_INVALID_VALUE"
@@ -50,7 +50,7 @@ ok(driver.cuMemcpyHtoD(pointer, np.full(2 * PAGE, 7, dtype=np.uint8), 2 * PAGE))
 ok(driver.cuMemcpyDtoH(both, pointer, PAGE))
 assert ctypes.string_at(both, PAGE) == bytes([7]) * PAGE
 
-# Rows that are far apart: what lies between them does not matter, the rows do.
+# Rows that are far apart: only the rows must be accessible, not the memory between them.
 rows = pages(5, READ | WRITE)
 assert libc.mprotect(rows + PAGE, PAGE, 0) == 0
 ok(driver.cuMemcpy2D(tiles(pointer, rows, 2 * PAGE, 3)))
@@ -58,7 +58,7 @@ assert ctypes.string_at(rows + 4 * PAGE, 17) == bytes([7]) * 16 + b"\0"
 assert libc.mprotect(rows + 4 * PAGE, PAGE, READ) == 0
 assert code(driver.cuMemcpy2D(tiles(pointer, rows, 2 * PAGE, 3))) == INVALID
 
-# Registered memory stays the program's: it may take it away.
+# The program may unmap registered memory.
 assert code(driver.cuMemHostRegister(readable, PAGE, 0)) == INVALID
 ok(driver.cuMemHostRegister(readable, PAGE, driver.CU_MEMHOSTREGISTER_READ_ONLY))
 ok(driver.cuMemcpyHtoD(pointer, readable, PAGE))

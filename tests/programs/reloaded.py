@@ -1,11 +1,11 @@
-"""Loads and unloads modules, so that the driver may give the same handle to another kernel."""
+"""Load and unload modules, so that the driver may give the same handle to another kernel."""
 
 from __future__ import annotations
 
 import ctypes
 
 from cuda.bindings import driver
-from face import ok
+from cuda_helpers import ok
 
 ok(driver.cuInit(0))
 context = ok(driver.cuCtxCreate(None, 0, ok(driver.cuDeviceGet(0))))

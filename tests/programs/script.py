@@ -9,7 +9,7 @@ import threading
 from typing import Any
 
 from cuda.bindings import driver
-from face import ok
+from cuda_helpers import ok
 
 # From the test: {"kernels": {name: image lines}, "priorities": [...], "ops": [[stream, name, blocks, threads], ...]};
 # the op "copy" has bytes for blocks, and an op may wait for an earlier one: [..., earlier].

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from cuda.bindings import driver
-from face import Gpu, ok
+from cuda_helpers import Gpu, ok
 
 import cotenant
 

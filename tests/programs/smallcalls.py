@@ -7,14 +7,14 @@ import sys
 
 import numpy as np
 from cuda.bindings import driver
-from face import IMAGE, Gpu, code, ok
+from cuda_helpers import IMAGE, Gpu, code, ok
 
 has_tensor_maps = sys.argv[1] == "tensors"
 gpu = Gpu()
 stream = ok(driver.cuStreamCreate(1))
 library = ctypes.CDLL("libcuda.so.1")
 
-# A batch of copies is as many copies; the attributes say who may read when, and every copy has some.
+# A batch equals the same number of copies; attributes set the access order, and every copy has some.
 pointers = [int(ok(driver.cuMemAlloc(64))) for _ in range(4)]
 sources = [np.full(16, index, np.uint32) for index in range(4)]
 U64, SIZE = ctypes.c_uint64 * 4, ctypes.c_size_t * 4
@@ -43,12 +43,12 @@ assert batch(2, 2)[0] == 1  # the second entry begins behind the last copy
 assert batch(4, 0)[0] == 1
 assert batch(4, 2, 0)[0] == 1  # not in the legacy stream
 to[2] = 0x1000
-assert batch(4, 2) == (1, 2)  # the third copy was wrong, and that is said
+assert batch(4, 2) == (1, 2)  # the third copy was invalid, and its index is returned
 
-# A tensor map is checked and kept on devices that have them, and refused on those that have not.
+# A tensor map is checked and kept on devices that have them, and refused on others.
 matrix = int(ok(driver.cuMemAlloc(1 << 16)))
-room = ctypes.create_string_buffer(256)
-aligned = (ctypes.addressof(room) + 127) // 128 * 128
+buffer = ctypes.create_string_buffer(256)
+aligned = (ctypes.addressof(buffer) + 127) // 128 * 128
 FLOAT32 = 7
 
 

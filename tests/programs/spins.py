@@ -1,4 +1,4 @@
-"""Launches a short and a long kernel in turn, waiting now and then: spins.py ROUNDS [ask | die]."""
+"""Launch a short and a long kernel in turn, and synchronize sometimes: spins.py ROUNDS [ask | die]."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import sys
 
 from cuda.bindings import driver
-from face import Gpu, ok
+from cuda_helpers import Gpu, ok
 
 gpu = Gpu()
 function = gpu.function("spin")

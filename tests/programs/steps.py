@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from cuda.bindings import driver
-from face import Gpu, ok
+from cuda_helpers import Gpu, ok
 
 steps, kernel_ns = int(sys.argv[1]), int(sys.argv[2])
 gpu = Gpu()

@@ -1,11 +1,11 @@
-"""A launch into a stream of another context is refused, and everything goes on."""
+"""A launch into a stream of another context is refused, and later launches work."""
 
 from __future__ import annotations
 
 import ctypes
 
 from cuda.bindings import driver
-from face import Gpu, code, ok
+from cuda_helpers import Gpu, code, ok
 
 gpu = Gpu()
 spin = gpu.function("spin")

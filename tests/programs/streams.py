@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 from cuda.bindings import driver
-from face import Gpu, code, ok
+from cuda_helpers import Gpu, code, ok
 
 gpu = Gpu()
 NONBLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
@@ -20,7 +20,7 @@ fill, U64, F32 = gpu.function("fill"), ctypes.c_uint64, ctypes.c_float
 
 # A later stream sees an earlier one's work through an event, however long that takes.
 event = ok(driver.cuEventCreate(0))
-with gpu.held(first):
+with gpu.hold(first):
     gpu.launch(fill, (int(pointer), 5.0, count), (U64, F32, U64), stream=first)
     ok(driver.cuEventRecord(event, first))
     ok(driver.cuStreamWaitEvent(second, event, 0))
@@ -34,15 +34,15 @@ ok(driver.cuEventQuery(event))
 # Time between events is the device's.
 start, end = ok(driver.cuEventCreate(0)), ok(driver.cuEventCreate(0))
 ok(driver.cuEventRecord(start, first))
-with gpu.held(first):
+with gpu.hold(first):
     gpu.spin(20_000_000, first)
     ok(driver.cuEventRecord(end, first))
     assert code(driver.cuEventElapsedTime(start, end)) == "CUDA_ERROR_NOT_READY"
 ok(driver.cuEventSynchronize(end))
 assert ok(driver.cuEventElapsedTime(start, end)) >= 20.0
 
-# To the nanosecond, where the host has no part in it: all of it is queued before any of it begins.
-with gpu.held(first):
+# Exact to the nanosecond if the host has no influence: all work is queued before any of it begins.
+with gpu.hold(first):
     gpu.spin(1_000_000, first)
     ok(driver.cuEventRecord(start, first))
     gpu.spin(2_500_000, first)
@@ -51,8 +51,8 @@ ok(driver.cuEventSynchronize(end))
 assert ok(driver.cuEventElapsedTime(start, end)) == 2.5
 assert ok(driver.cuEventElapsedTime(end, start)) == -2.5
 
-# What is known of one record says nothing of the next.
-with gpu.held(first):
+# The result of one record is not used for the next one.
+with gpu.hold(first):
     gpu.spin(20_000_000, first)
     ok(driver.cuEventRecord(end, first))
     assert code(driver.cuEventElapsedTime(start, end)) == "CUDA_ERROR_NOT_READY"
@@ -62,7 +62,7 @@ ok(driver.cuStreamSynchronize(first))
 ok(driver.cuEventQuery(end))
 assert ok(driver.cuEventElapsedTime(start, end)) >= 22.5
 
-# Host functions run in their turn, on another thread, and hold up what is behind them.
+# Host functions run in order, on another thread, and delay later work.
 order: list[str] = []
 callback_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -99,7 +99,7 @@ ok(driver.cuMemcpyDtoHAsync(int(pinned), pointer, count * 4, first))
 ok(driver.cuStreamSynchronize(first))
 assert (host == 3).all()
 
-# Destroyed with work queued: the work is still done.
+# A stream destroyed with queued work: the work is still done.
 gpu.spin(1_000_000, first)
 gpu.launch(fill, (int(pointer), 11.0, count), (U64, F32, U64), stream=first)
 ok(driver.cuStreamDestroy(first))

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from cuda.bindings import driver
-from face import Gpu, ok
+from cuda_helpers import Gpu, ok
 
 gpu = Gpu()
 streams = [ok(driver.cuStreamCreate(1)) for _ in range(3)]
@@ -16,7 +16,7 @@ print("at work", flush=True)
 
 
 def must(answer: tuple[Any, ...]) -> Any:
-    """The first call that fails ends the program, which says how it failed."""
+    """Print the result code and exit if the call failed; otherwise return its value."""
     if answer[0] != driver.CUresult.CUDA_SUCCESS:
         print(answer[0].name, flush=True)
         sys.exit(0)

@@ -1,4 +1,4 @@
-"""Per-thread default streams do not wait for each other; the legacy one waits for them. By plain ctypes: the twins."""
+"""Per-thread default streams do not wait for each other; the legacy one waits for them (_ptsz symbols by ctypes)."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ ok(cuda.cuMemHostGetDevicePointer_v2(ctypes.byref(gate), pinned, 0))
 ok(cuda.cuStreamWaitValue32_v2_ptsz(None, gate, ctypes.c_uint32(1), 0))
 launch(cuda.cuLaunchKernel_ptsz, spin, U64(1_000_000))
 assert cuda.cuStreamQuery_ptsz(None) == 600
-seen: list[int] = []
+results: list[int] = []
 
 
-def elsewhere() -> None:
+def in_other_thread() -> None:
     ok(cuda.cuCtxSetCurrent(context))
     launch(cuda.cuLaunchKernel_ptsz, fill, pointer, ctypes.c_float(2), U64(1024))
     ok(cuda.cuStreamSynchronize_ptsz(None))
-    seen.append(cuda.cuStreamQuery_ptsz(None))
+    results.append(cuda.cuStreamQuery_ptsz(None))
 
 
-thread = threading.Thread(target=elsewhere)
+thread = threading.Thread(target=in_other_thread)
 thread.start()
 thread.join()
-assert seen == [0]
-assert cuda.cuStreamQuery_ptsz(None) == 600, "the other thread's work has waited for ours"
-# What goes to the legacy stream stands behind both.
+assert results == [0]
+assert cuda.cuStreamQuery_ptsz(None) == 600, "the other thread's work waited for this thread's"
+# Work of the legacy stream runs after both.
 launch(cuda.cuLaunchKernel, fill, pointer, ctypes.c_float(3), U64(1024))
 assert cuda.cuStreamQuery(None) == 600
 word[0] = 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from cuda.bindings import driver
-from face import IMAGE, ok
+from cuda_helpers import IMAGE, ok
 
 ok(driver.cuInit(0))
 assert ok(driver.cuDeviceGetCount()) == 2

@@ -1,4 +1,4 @@
-"""Variables of modules and libraries, and what a program that asks for a compiler's log gets."""
+"""Variables of modules and libraries, and the compiler log of a program that requests it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 
 import numpy as np
 from cuda.bindings import driver
-from face import Gpu, code, ok
+from cuda_helpers import Gpu, code, ok
 
 PTX = b"""
 .version 8.0
@@ -51,7 +51,7 @@ ok(driver.cuModuleUnload(module))
 assert ok(driver.cuMemGetInfo())[0] == before
 assert code(driver.cuMemcpyDtoH(got, pointer, size)) == "CUDA_ERROR_INVALID_VALUE"
 
-# A library's variable is another one in each context, and outlives none of them.
+# A library's variable is separate in each context, and ends with the context.
 library = ok(driver.cuLibraryLoadData(PTX, [], [], 0, [], [], 0))
 first, _ = ok(driver.cuLibraryGetGlobal(library, b"number"))
 context = ok(driver.cuDevicePrimaryCtxRetain(0))

@@ -6,7 +6,7 @@ import ctypes
 
 import numpy as np
 from cuda.bindings import driver
-from face import Gpu, code, ok
+from cuda_helpers import Gpu, code, ok
 
 UNIT = 2 << 20
 gpu = Gpu()
@@ -35,7 +35,7 @@ assert (result[:1000] == 2.5).all()
 assert result[1000] == 0
 
 attribute = driver.CUpointer_attribute
-wanted = {
+expected = {
     attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE: 2,
     attribute.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: address,
     attribute.CU_POINTER_ATTRIBUTE_RANGE_SIZE: UNIT,
@@ -43,13 +43,13 @@ wanted = {
     attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: 0,
     attribute.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: False,
 }
-for name, value in wanted.items():
+for name, value in expected.items():
     assert int(ok(driver.cuPointerGetAttribute(name, address + 5))) == int(value), name
 assert code(driver.cuPointerGetAttribute(attribute.CU_POINTER_ATTRIBUTE_HOST_POINTER, address)) != "CUDA_SUCCESS"
 assert code(driver.cuIpcGetMemHandle(address)) == "CUDA_ERROR_INVALID_VALUE"
 assert code(driver.cuMemExportToShareableHandle(handle, driver.CUmemAllocationHandleType(1), 0)) != "CUDA_SUCCESS"
 
-# What is queued is done before its memory goes.
+# Queued work completes before its memory is unmapped.
 gpu.launch(fill, (address, 4.0, 10), types)
 ok(driver.cuMemUnmap(address, UNIT))
 ok(driver.cuMemMap(address + UNIT, UNIT, 0, handle, 0))

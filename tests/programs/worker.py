@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 from cuda.bindings import driver
-from face import Gpu, ok
+from cuda_helpers import Gpu, ok
 
 
 def main() -> None:

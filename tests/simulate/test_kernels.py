@@ -65,17 +65,17 @@ def kernel_of(launch: Launch) -> Kernel:
 
 @given(st.lists(loads(), min_size=1, max_size=3), st.booleans())
 @settings(max_examples=40)
-def test_hosts_with_an_open_gate_match_the_batch_driver(programs: list[Workload], together: bool) -> None:
+def test_hosts_with_an_open_gate_match_the_batch_driver(programs: list[Workload], share_group: bool) -> None:
     """Two drivers of the same model, one in C and one here: every request ends at the same instant."""
-    groups = [0 if together else place for place in range(len(programs))]
+    groups = [0 if share_group else index for index in range(len(programs))]
     clients = [Client(load, group) for load, group in zip(programs, groups, strict=True)]
-    world = DeviceSimulation(V100, clients, [OpenGate() for _ in programs], FREE, 0)
-    played = world.play()
+    simulation = DeviceSimulation(V100, clients, [OpenGate() for _ in programs], FREE, 0)
+    played = simulation.play()
     kernels = [kernel_of(launch) for load in programs for launch in load.launches]
     scripts, first = [], 0
     for load, group in zip(programs, groups, strict=True):
         waits = [0, *(0 if load.graph else launch.interval_ns for launch in load.launches)]
-        steps = [Step(wait_ns, first + place) for place, wait_ns in enumerate(waits[:-1])]
+        steps = [Step(wait_ns, first + index) for index, wait_ns in enumerate(waits[:-1])]
         steps.append(Step(waits[-1], None, sync=True))
         scripts.append(ScriptClient(steps=tuple(steps), repeats=load.requests, group_label=group))
         first += len(load.launches)
@@ -89,35 +89,37 @@ def test_hosts_with_an_open_gate_match_the_batch_driver(programs: list[Workload]
     st.lists(st.integers(1, 25), min_size=1, max_size=4),
     st.integers(0, 30),
 )
-def test_nothing_does_more_than_the_oracle(gaps: list[tuple[int, int]], durations: list[int], allowance: int) -> None:
-    """By trying every number of kernels in every gap."""
-    at, placed = 0, []
+def test_oracle_plan_is_at_least_the_best_of_an_exhaustive_search(
+    gaps: list[tuple[int, int]], durations: list[int], allowance: int
+) -> None:
+    """Compare with a search over every number of kernels in every gap."""
+    at, gap_spans = 0, []
     for pause, length in gaps:
         at += pause + 1
-        placed.append((at, at + length))
+        gap_spans.append((at, at + length))
         at += length
     no_poll = msgspec.structs.replace(FREE, poll_ns=0)
-    below = OfflineKernels(durations_ns=tuple(durations), intervals_ns=(0,) * len(durations))
-    plan = plan_of(tuple(placed), below, allowance, 0, no_poll)
-    most = _brute_force([length for _, length in gaps], durations, allowance)
-    # What the oracle's allowance buys after the last gap may be spent at any instant, so it is never below.
-    assert plan.done_ns >= most
-    without = plan_of(tuple(placed), below, 0, 0, no_poll)
-    assert without.done_ns == _brute_force([length for _, length in gaps], durations, 0)
-    assert without.delay_ns == 0
+    offline = OfflineKernels(durations_ns=tuple(durations), intervals_ns=(0,) * len(durations))
+    plan = plan_of(tuple(gap_spans), offline, allowance, 0, no_poll)
+    best = _brute_force([length for _, length in gaps], durations, allowance)
+    # The oracle may spend the rest of its allowance at any instant, so its plan is never below.
+    assert plan.done_ns >= best
+    free_plan = plan_of(tuple(gap_spans), offline, 0, 0, no_poll)
+    assert free_plan.done_ns == _brute_force([length for _, length in gaps], durations, 0)
+    assert free_plan.delay_ns == 0
     assert plan.done_ns <= sum(length for _, length in gaps) + allowance
 
 
-def _brute_force(rooms: list[int], durations: list[int], allowance: int) -> int:
-    """The most of any number of kernels in each gap; what was found for a rest is remembered, or it takes for ever."""
+def _brute_force(gap_lengths: list[int], durations: list[int], allowance: int) -> int:
+    """Return the most kernel time of any number of kernels in each gap; cached, because the search is exponential."""
 
     @functools.cache
-    def most(gap: int, kernel: int, left: int) -> int:
-        if gap == len(rooms):
+    def most(gap: int, kernel: int, remaining: int) -> int:
+        if gap == len(gap_lengths):
             return 0
         best = used = count = 0
-        while (over := max(used - rooms[gap], 0) if count else 0) <= left:
-            best = max(best, used + most(gap + 1, (kernel + count) % len(durations), left - over))
+        while (over := max(used - gap_lengths[gap], 0) if count else 0) <= remaining:
+            best = max(best, used + most(gap + 1, (kernel + count) % len(durations), remaining - over))
             used += durations[(kernel + count) % len(durations)]
             count += 1
         return best
@@ -127,20 +129,20 @@ def _brute_force(rooms: list[int], durations: list[int], allowance: int) -> int:
 
 @given(loads(whole_device=True), loads(TRAINING, whole_device=True), st.sampled_from([STRICT, FILL]), st.integers(0, 3))
 @settings(max_examples=25)
-def test_the_gate_does_not_beat_the_oracle(online: Workload, offline: Workload, policy: Policy, seed: int) -> None:
+def test_gate_does_not_exceed_the_oracle(online: Workload, offline: Workload, policy: Policy, seed: int) -> None:
     """Kernels that fill the device and one group: offline time done is time that the online tenant left, or lost."""
     # A host that is slower than its device can launch while the other runs, which the oracle's rough host cannot.
-    assume(sum(one.interval_ns for one in offline.launches) <= offline.device_ns)
+    assume(sum(launch.interval_ns for launch in offline.launches) <= offline.device_ns)
     setting = RunSettings(device=V100, seed=seed)
     alone = play_alone(online, setting)
     shared = play(policy, [Tenant(load=online, priority=1), Tenant(load=offline, priority=7)], setting).played
     spent_ns = max(shared.clients[0].delayed_ns, shared.co_running_ns)
     plan = plan_oracle(alone, offline, setting, spent_ns, sliced=False)
-    one_ns = max(offline.device_ns if offline.graph else max(one.device_ns for one in offline.launches), 1)
+    longest_ns = max(offline.device_ns if offline.graph else max(launch.device_ns for launch in offline.launches), 1)
     # The window begins and ends within a kernel, a gap that grew by a delay is longer than it was alone, and what was
-    # submitted ahead begins a gap without the look that the oracle pays for.
+    # submitted ahead begins a gap without the poll that the oracle pays for.
     stretched_ns = max(shared.wall_ns - alone.wall_ns, 0) + setting.costs.poll_ns * len(alone.gaps_ns)
-    assert shared.clients[1].done_ns <= plan.done_ns + 2 * one_ns + stretched_ns
+    assert shared.clients[1].done_ns <= plan.done_ns + 2 * longest_ns + stretched_ns
     assert shared.clients[0].requests == alone.clients[0].requests
 
 
@@ -180,19 +182,19 @@ interval = "4us"
 
 
 @pytest.mark.parametrize("percent", [20, 50, 80])
-def test_equals_have_their_shares_in_the_simulated_world_too(percent: int) -> None:
-    """The same gate before a device of the same rules: who holds a share beside one that takes all it can get."""
+def test_tenant_gets_its_static_share_next_to_a_tenant_of_equal_priority(percent: int) -> None:
+    """A tenant with a static share gets it next to a tenant of equal priority without a limit."""
     kernel = KernelIdentity("k", (80, 1, 1), (1024, 1, 1))
     owner = Workload("owner", (Launch(kernel, 200 * US, 2 * US, registers=64),) * 8, BACK_TO_BACK, 200)
     other = Workload("other", (Launch(kernel, 300 * US, 2 * US, registers=64),) * 8, TRAINING, 1)
     setting = RunSettings(device=V100, costs=FREE, warm=0)
-    held = Tenant(load=owner, priority=7, limit_ppm=percent * 10_000, static=True)
-    played = play("fill-slice", [held, Tenant(load=other, priority=7)], setting).played
+    limited = Tenant(load=owner, priority=7, limit_ppm=percent * 10_000, static=True)
+    played = play("fill-slice", [limited, Tenant(load=other, priority=7)], setting).played
     took_ns = sum(played.clients[0].latencies_ns)
     assert abs(100 * 200 * 8 * 200 * US / took_ns - percent) < 3
 
 
-def test_a_scenario_is_a_function_of_its_seed(tmp_path: Path) -> None:
+def test_kernel_scenario_is_a_function_of_its_seed(tmp_path: Path) -> None:
     file = tmp_path / "kernels.toml"
     file.write_text(SCENARIO)
     outcomes = [
@@ -200,7 +202,7 @@ def test_a_scenario_is_a_function_of_its_seed(tmp_path: Path) -> None:
     ]
     assert outcomes[0] == outcomes[1]
     played = json.loads(outcomes[0][outcomes[0].index("{") :])
-    assert [one["policy"] for one in played["policies"]] == ["open-slice", "open-mps", "strict", "fill", "oracle"]
+    assert [row["policy"] for row in played["policies"]] == ["open-slice", "open-mps", "strict", "fill", "oracle"]
     other = simulate_kernels(decode_kernels(SCENARIO.replace("seed = 4", "seed = 5"), "x"), file, lambda _: None)
     assert other.policies[3].online_ms != played["policies"][3]["online_ms"]
 
@@ -217,7 +219,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("field", BAD)
-def test_a_bad_scenario_of_kernels_gets_one_sentence(field: str) -> None:
+def test_invalid_kernel_scenario_is_reported_with_its_field_and_line(field: str) -> None:
     assert is_of_kernels(BAD[field])
     with pytest.raises(ConfigError) as caught:
         decode_kernels(BAD[field], "s.toml")
@@ -225,7 +227,7 @@ def test_a_bad_scenario_of_kernels_gets_one_sentence(field: str) -> None:
     assert "s.toml:" in str(caught.value)
 
 
-def test_what_a_scenario_cannot_have_is_said(tmp_path: Path) -> None:
+def test_unknown_device_preset_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "kernels.toml"
     file.write_text(SCENARIO.replace('"v100"', '"v101"'))
     refused = run([*COTENANT, "simulate", file], tmp_path)
@@ -234,12 +236,12 @@ def test_what_a_scenario_cannot_have_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "scenarios").glob("kernels-*.toml")), ids=lambda path: path.stem)
-def test_the_scenarios_of_kernels_are_readable(file: Path) -> None:
+def test_kernel_scenarios_of_the_repository_are_valid(file: Path) -> None:
     assert is_of_kernels(file.read_text())
     assert len(decode_kernels(file.read_text(), str(file)).tenant) >= 2
 
 
 @given(loads())
-def test_a_launch_script_is_read_as_it_was_written(load: Workload) -> None:
+def test_launch_script_round_trips(load: Workload) -> None:
     written = script_text("made up", load.launches)
     assert script_text("made up", read_script(written.encode(), "script")) == written

@@ -26,13 +26,13 @@ from tests.support.effort import examples
 from tests.support.tools import ROOT, run, run_or_fail
 
 WORLD = 'seed = 1\nduration = "1s"\n'
-SORT = WORLD + '[[tenants]]\nname = "a"\ncount = 1\n'
+ONE_GROUP = WORLD + '[[tenants]]\nname = "a"\ncount = 1\n'
 
 # name: the text, the line of the mistake, its field
 BAD_SCENARIOS = {
-    "a priority that no tenant can have": (SORT + "priority = 42\n", 6, "tenants[0].priority"),
-    "a negative priority": (SORT + "priority = -1\n", 6, "tenants[0].priority"),
-    "an objective for offline work": (SORT + 'slo = "1s"\n', 6, "tenants[0].slo"),
+    "a priority that no tenant can have": (ONE_GROUP + "priority = 42\n", 6, "tenants[0].priority"),
+    "a negative priority": (ONE_GROUP + "priority = -1\n", 6, "tenants[0].priority"),
+    "an objective for offline work": (ONE_GROUP + 'slo = "1s"\n', 6, "tenants[0].slo"),
     "a name that no task can have": (WORLD + f'[[tenants]]\nname = "{"a" * 600}"\ncount = 1\n', 4, "tenants[0].name"),
     "no seed": ('duration = "1s"\n', None, "seed"),
     "a seed that is no number": ('seed = "a"\nduration = "1s"\n', 1, "seed"),
@@ -42,19 +42,23 @@ BAD_SCENARIOS = {
     "an unknown key among the faults": (WORLD + "[faults]\nkills = 3\n", 4, "faults.kills"),
     "a negative count": (WORLD + "[faults]\nnode_kills = -1\n", 4, "faults.node_kills"),
     "a count beyond its limit": (WORLD + "[faults]\nnode_kills = 1000001\n", 4, "faults.node_kills"),
-    "a count that is true": (SORT + '[[tenants]]\nname = "b"\ncount = true\n', 8, "tenants[1].count"),
-    "a bad unit in the second sort": (SORT + '[[tenants]]\nname = "b"\ncount = 1\nstay = "1x"\n', 9, "tenants[1].stay"),
+    "a count that is true": (ONE_GROUP + '[[tenants]]\nname = "b"\ncount = true\n', 8, "tenants[1].count"),
+    "a bad unit in the second group": (
+        ONE_GROUP + '[[tenants]]\nname = "b"\ncount = 1\nstay = "1x"\n',
+        9,
+        "tenants[1].stay",
+    ),
     "slots beyond their limit": (WORLD + "[node]\nslots = 5000\n", 4, "node.slots"),
     "a bad gpu": (WORLD + '[[gpu]]\nname = "a"\nmemory = "16"\n', 5, "gpu[0].memory"),
-    "an objective in the second sort": (
-        SORT + '[[tenants]]\nname = "b"\ncount = 1\nkind = "offline"\nslo = "5ms"\n',
+    "an objective in the second group": (
+        ONE_GROUP + '[[tenants]]\nname = "b"\ncount = 1\nkind = "offline"\nslo = "5ms"\n',
         10,
         "tenants[1].slo",
     ),
-    "a command for nothing": (WORLD + '[[commands]]\nat = "1s"\n', 4, "commands[0]"),
+    "a command without an effect": (WORLD + '[[commands]]\nat = "1s"\n', 4, "commands[0]"),
     "two commands in one": (WORLD + '[[commands]]\nat = "1s"\npause = true\ngate = "open"\n', 4, "commands[0]"),
-    "a priority for nobody": (WORLD + '[[commands]]\nat = "1s"\npriority = 3\n', 4, "commands[0]"),
-    "an objective for nobody": (WORLD + '[[commands]]\nat = "1s"\nslo = "5ms"\n', 4, "commands[0]"),
+    "a priority without a tenant": (WORLD + '[[commands]]\nat = "1s"\npriority = 3\n', 4, "commands[0]"),
+    "an objective without a tenant": (WORLD + '[[commands]]\nat = "1s"\nslo = "5ms"\n', 4, "commands[0]"),
     "an objective and a share": (
         WORLD + '[[commands]]\nat = "1s"\nname = "a"\nslo = "5ms"\nshare = "1%"\n',
         4,
@@ -68,7 +72,7 @@ BAD_SCENARIOS = {
 
 
 @pytest.mark.parametrize("name", BAD_SCENARIOS)
-def test_a_bad_scenario_gets_one_sentence(name: str) -> None:
+def test_invalid_scenario_is_reported_with_its_field_and_line(name: str) -> None:
     text, line, field = BAD_SCENARIOS[name]
     with pytest.raises(ConfigError) as caught:
         decode_scenario(text, "world.toml")
@@ -77,7 +81,7 @@ def test_a_bad_scenario_gets_one_sentence(name: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_share_and_an_objective_change_on_the_way_and_replay_says_the_same() -> None:
+def test_share_and_objective_commands_take_effect_and_replay() -> None:
     world = (
         WORLD
         + """
@@ -116,11 +120,11 @@ def test_a_share_and_an_objective_change_on_the_way_and_replay_says_the_same() -
         assert "confirm to peer" in line
     machine = NodeMachine()
     replay(machine, list(NodeJournalReader(io.BytesIO(journal).read)))
-    (web,) = [view.tenant for view in machine.tenants()] or [gone.tenant for gone in machine.registry.departed]
+    (web,) = [view.tenant for view in machine.tenants()] or [departed.tenant for departed in machine.registry.departed]
     assert (web.grant.slo_ns, web.spec.slo_ns, web.grant.share_ppm) == (0, 0, 300_000)
 
 
-def test_a_tenant_comes_back_once_from_two_quick_deaths_of_the_node() -> None:
+def test_tenants_resume_once_after_quick_restarts_of_the_node() -> None:
     world = """
         seed = 1
         duration = "1h"
@@ -140,14 +144,14 @@ def test_a_tenant_comes_back_once_from_two_quick_deaths_of_the_node() -> None:
     assert (outcome.granted, outcome.freed, outcome.refused, outcome.remaining) == (10, 10, 0, 0)
 
 
-def test_a_journal_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+def test_unwritable_journal_is_reported(tmp_path: Path) -> None:
     world = tmp_path / "world.toml"
-    world.write_text(SORT, encoding="utf-8")
+    world.write_text(ONE_GROUP, encoding="utf-8")
     with pytest.raises(ConfigError, match="cannot be written"):
         simulate_file(world, None, str(tmp_path / "nowhere" / "journal"), None)
 
 
-def test_a_scenario_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
+def test_unreadable_scenario_is_reported(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b"# \xff\n")
     for path in (tmp_path, tmp_path / "none.toml", tmp_path / "latin.toml"):
         with pytest.raises(ConfigError, match="cannot be read"):
@@ -166,17 +170,17 @@ def run_churn(seed: int | None = None, file: Path = CHURN) -> tuple[list[str], b
     return lines, journal
 
 
-# What every decision of this world was when somebody last looked at it. After a change that is meant to change them:
+# Every decision of these scenarios as last reviewed. After a change that is meant to change them:
 #   .venv/bin/cotenant simulate scenarios/node-churn.toml --log --json | grep -v '^{' > scenarios/node-churn.log
 # and read the diff as part of the change; likewise for the others.
 @pytest.mark.parametrize("name", ["node-churn", "gate-changes", "protection"])
-def test_the_golden_log_is_what_happens(name: str) -> None:
+def test_decisions_equal_the_golden_log(name: str) -> None:
     file = ROOT / "scenarios" / f"{name}.toml"
     golden = file.with_suffix(".log").read_text(encoding="utf-8")
     assert "\n".join(run_churn(file=file)[0]) + "\n" == golden
 
 
-def test_another_seed_is_another_world() -> None:
+def test_other_seeds_give_other_logs_and_journals() -> None:
     lines, journal = run_churn()
     others = [run_churn(seed) for seed in (8, 9)]
     assert len({tuple(lines), *(tuple(log) for log, _ in others)}) == 3
@@ -184,7 +188,7 @@ def test_another_seed_is_another_world() -> None:
 
 
 def test_log_and_journal_are_the_same_under_any_hash_seed(tmp_path: Path) -> None:
-    found = set()
+    outputs = set()
     for hash_seed in ("0", "1", "42", "4294967295"):
         journal = tmp_path / f"journal-{hash_seed}"
         command = [
@@ -199,15 +203,15 @@ def test_log_and_journal_are_the_same_under_any_hash_seed(tmp_path: Path) -> Non
             str(journal),
         ]
         log = run_or_fail(command, ROOT, {"PYTHONHASHSEED": hash_seed})
-        found.add((log, journal.read_bytes()))
-    assert len(found) == 1
-    ((log, content),) = found
+        outputs.add((log, journal.read_bytes()))
+    assert len(outputs) == 1
+    ((log, content),) = outputs
     *lines, outcome = log.splitlines()
     assert (lines, content) == run_churn()
     assert json.loads(outcome)["turns"] == len(lines)
 
 
-def test_the_journal_of_a_scenario_replays(tmp_path: Path) -> None:
+def test_journal_of_a_scenario_replays(tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     outcome = simulate_file(CHURN, None, str(journal), None)
     lines: list[str] = []
@@ -216,7 +220,7 @@ def test_the_journal_of_a_scenario_replays(tmp_path: Path) -> None:
     assert "\n".join(lines) + "\n" == CHURN.with_suffix(".log").read_text(encoding="utf-8")
 
 
-def test_a_journal_that_says_otherwise_names_the_turn(tmp_path: Path) -> None:
+def test_replay_of_a_different_journal_names_the_turn(tmp_path: Path) -> None:
     _, content = run_churn()
     turns = list(NodeJournalReader(io.BytesIO(content).read))
     refused = next(number for number, turn in enumerate(turns, 1) if "Refuse" in str(turn.actions))
@@ -224,22 +228,22 @@ def test_a_journal_that_says_otherwise_names_the_turn(tmp_path: Path) -> None:
     journal.write_bytes(content.replace(b"unreserved", b"not promised now", 1))
     report = replay_file(journal)
     assert (report.reproduced, report.turns, "checksum" in report.damage) == (False, refused - 1, True)
-    journal.write_bytes(recorded_otherwise(turns, refused))
+    journal.write_bytes(journal_with_empty_turn(turns, refused))
     report = replay_file(journal)
     assert (report.reproduced, report.diverged_at, report.damage) == (False, refused, "")
     assert report.recorded != report.actual
 
 
-def recorded_otherwise(turns: list[NodeTurn], number: int) -> bytes:
-    """The journal of a node that did nothing in one of these turns."""
+def journal_with_empty_turn(turns: list[NodeTurn], number: int) -> bytes:
+    """Return the journal with no actions in one of the turns."""
     return MAGIC + b"".join(
         encode_turn(turn.now, turn.event, [] if at == number else turn.actions) for at, turn in enumerate(turns, 1)
     )
 
 
-def test_a_bad_scenario_ends_the_command_with_one_line(tmp_path: Path) -> None:
+def test_invalid_scenario_ends_the_command_with_one_line(tmp_path: Path) -> None:
     world = tmp_path / "world.toml"
-    world.write_text(SORT + "priority = 42\n", encoding="utf-8")
+    world.write_text(ONE_GROUP + "priority = 42\n", encoding="utf-8")
     done = run([sys.executable, "-m", "cotenant", "simulate", world], ROOT)
     assert (done.returncode, done.stdout.count("\n")) == (2, 1)
     assert f"{world}:6: tenants[0].priority = 42: " in done.stdout
@@ -289,7 +293,7 @@ worlds = st.builds(
 
 @settings(max_examples=examples(30, 600))
 @given(worlds)
-def test_in_any_scenario_no_tenant_is_lost_or_counted_twice(world: Scenario) -> None:
+def test_no_tenant_is_lost_or_counted_twice_in_any_scenario(world: Scenario) -> None:
     outcome, journal = simulate(world)
     assert (outcome, journal) == simulate(world)
     machine = NodeMachine()
@@ -299,9 +303,9 @@ def test_in_any_scenario_no_tenant_is_lost_or_counted_twice(world: Scenario) -> 
     assert outcome.remaining == len(machine.tenants()) == outcome.granted - outcome.freed
     assert sum(outcome.endings.values()) == outcome.freed
     assert outcome.node_starts <= 1 + world.faults.node_kills
-    if world.duration > DurationNs(10**11):  # long after everybody's time
+    if world.duration > DurationNs(10**11):  # long after the last tenant has ended
         assert outcome.remaining == 0
-    if outcome.turns == len(turns):  # one segment: the journal is the whole story, count in it
+    if outcome.turns == len(turns):  # one segment: the journal is complete, so count in it
         done_actions = [action for turn in turns for action in turn.actions]
         granted = {
             (action.grant.slot, action.grant.generation)

@@ -13,7 +13,7 @@ pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (ext
 pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
 
 
-def test_arrays_hold_what_was_copied_in_and_give_back_what_they_took(softgpu: Path) -> None:
+def test_arrays_keep_their_content_and_release_their_memory(softgpu: Path) -> None:
     assert "arrays right" in run(softgpu, "arrays.py")
     counters = manage.inspect(softgpu, 0)
     assert counters["memory_free_bytes"] == counters["memory_bytes"]

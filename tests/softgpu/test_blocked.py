@@ -1,4 +1,4 @@
-"""Whatever a program waits for when its GPU goes: the wait ends, with the code that sticks, and nothing stays taken."""
+"""A program that waits when its GPU fails: every kind of wait ends with a sticky error code and frees all memory."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import pytest
 
 from cotenant.softgpu import manage
 from cotenant.softgpu.fault import KINDS, inject
-from tests.softgpu.test_crash import at_work, settled
+from tests.softgpu.test_crash import await_work, counters_after_deaths
 from tests.support.software_gpus import start
 
 pytestmark = pytest.mark.live
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
 
-HOOK_MODES = ("stream", "event", "context", "function", "copy", "free", "graph", "value", "ring")
+WAIT_KINDS = ("stream", "event", "context", "function", "copy", "free", "graph", "value", "ring")
 
 
 @pytest.mark.parametrize("fault", ["illegal-address", "device-lost", "destroyed"])
-def test_no_wait_outlives_a_fault(softgpu: Path, fault: str) -> None:
-    programs = {way: start(softgpu, "blocked.py", way) for way in HOOK_MODES}
+def test_every_wait_ends_with_a_fault(softgpu: Path, fault: str) -> None:
+    programs = {kind: start(softgpu, "blocked.py", kind) for kind in WAIT_KINDS}
     for program in programs.values():
-        at_work(program)
+        await_work(program)
     if fault == "destroyed":
         manage.destroy(softgpu)
         code = "CUDA_ERROR_DEVICE_UNAVAILABLE"
     else:
-        assert inject(softgpu, 0, KINDS[fault]) == len(HOOK_MODES)
+        assert inject(softgpu, 0, KINDS[fault]) == len(WAIT_KINDS)
         code = KINDS[fault].code
-    ends = {way: program.communicate(timeout=60)[0].split() for way, program in programs.items()}
-    assert ends == {way: [code, code, "0"] for way in HOOK_MODES}  # no host function ran for work that never ended
+    ends = {kind: program.communicate(timeout=60)[0].split() for kind, program in programs.items()}
+    assert ends == {kind: [code, code, "0"] for kind in WAIT_KINDS}  # no host function ran for work that never ended
     if fault != "destroyed":
-        counters = settled(softgpu)
+        counters = counters_after_deaths(softgpu)
         assert counters["memory_free_bytes"] == counters["memory_bytes"]

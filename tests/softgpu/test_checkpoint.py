@@ -30,15 +30,15 @@ A_SECOND_NS = 1_000_000_000
 
 @pytest.fixture
 def pair(softgpu: Path) -> Iterator[tuple[ScriptedProgram, ScriptedProgram]]:
-    """Who is suspended, and who does it."""
+    """The program that is suspended, and the one that suspends it."""
     with scripted_programs(softgpu, 1, SOFTGPU_ACCOUNT="t") as [target], scripted_programs(softgpu, 1) as [other]:
         target.do("sync")
         other.do("sync")
         yield target, other
 
 
-def counters_of(directory: Path, puppet: ScriptedProgram) -> dict[str, Any]:
-    return counters_of_pid(directory, puppet.process.pid)
+def counters_of(directory: Path, program: ScriptedProgram) -> dict[str, Any]:
+    return counters_of_pid(directory, program.process.pid)
 
 
 def counters_of_pid(directory: Path, pid: int) -> dict[str, Any]:
@@ -51,8 +51,8 @@ def used(directory: Path) -> int:
     return int(counters["memory_bytes"]) - int(counters["memory_free_bytes"])
 
 
-def is_silent(puppet: ScriptedProgram) -> bool:
-    return select.select([puppet.line], [], [], 0) == ([], [], [])
+def is_silent(program: ScriptedProgram) -> bool:
+    return select.select([program.line], [], [], 0) == ([], [], [])
 
 
 def suspend(other: ScriptedProgram, pid: int) -> None:
@@ -65,7 +65,7 @@ def resume(other: ScriptedProgram, pid: int) -> None:
     other.do("unlock", pid)
 
 
-def test_memory_leaves_and_returns_with_what_it_held(
+def test_memory_leaves_the_device_and_returns_with_its_content(
     softgpu: Path, pair: tuple[ScriptedProgram, ScriptedProgram], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, other = pair
@@ -75,7 +75,7 @@ def test_memory_leaves_and_returns_with_what_it_held(
     target.do("fill", plain, 7, 3 * MIB)
     assert used(softgpu) == 5 * MIB
     with device_of(softgpu, monkeypatch) as device:
-        before = {one.pid for one in nv.nvmlDeviceGetComputeRunningProcesses(device)}
+        before = {process.pid for process in nv.nvmlDeviceGetComputeRunningProcesses(device)}
         other.do("lock", pid)
         target.tell("read", plain + 2 * MIB, 2)
         assert (other.do("state", pid), used(softgpu)) == (LOCKED, 5 * MIB)
@@ -89,22 +89,20 @@ def test_memory_leaves_and_returns_with_what_it_held(
             5 * MIB,
             0,
         )
-        assert before - {one.pid for one in nv.nvmlDeviceGetComputeRunningProcesses(device)} == {pid}
+        assert before - {process.pid for process in nv.nvmlDeviceGetComputeRunningProcesses(device)} == {pid}
         assert other.do("restore_thread", pid) == pid
         other.do("restore", pid)
         assert (other.do("state", pid), used(softgpu)) == (LOCKED, 5 * MIB)
         assert is_silent(target)
         other.do("unlock", pid)
-        assert {one.pid for one in nv.nvmlDeviceGetComputeRunningProcesses(device)} == before
+        assert {process.pid for process in nv.nvmlDeviceGetComputeRunningProcesses(device)} == before
     assert target.receive()[:2] == (OK, ["0707"])
     assert other.do("state", pid) == RUNNING
     target.do("free", plain)
     assert used(softgpu) == 2 * MIB
 
 
-def test_what_was_launched_is_done_before_the_lock(
-    softgpu: Path, pair: tuple[ScriptedProgram, ScriptedProgram]
-) -> None:
+def test_lock_waits_for_launched_work(softgpu: Path, pair: tuple[ScriptedProgram, ScriptedProgram]) -> None:
     target, other = pair
     pid = target.process.pid
     fault.inject(softgpu, 0, fault.KINDS["hang"], client=pid)
@@ -112,7 +110,7 @@ def test_what_was_launched_is_done_before_the_lock(
     assert counters_of(softgpu, target)["counters"]["kernels"] == 0
     assert other.code("lock", pid, 1) == NOT_READY
     assert other.do("state", pid) == RUNNING
-    target.do("spin", 1000)  # it was let go
+    target.do("spin", 1000)  # the lock attempt was undone
     other.tell("lock", pid)
     while counters_of(softgpu, target)["state"] != "locking":
         pass
@@ -141,7 +139,9 @@ def test_calls_in_the_wrong_order_change_nothing(softgpu: Path, pair: tuple[Scri
         assert other.code(call, 1) == other.code(call, -1) == INVALID
 
 
-def test_without_room_it_stays_checkpointed(softgpu: Path, pair: tuple[ScriptedProgram, ScriptedProgram]) -> None:
+def test_restore_without_free_memory_leaves_the_process_checkpointed(
+    softgpu: Path, pair: tuple[ScriptedProgram, ScriptedProgram]
+) -> None:
     target, other = pair
     pid = target.process.pid
     target.do("alloc", 64 * MIB)
@@ -155,7 +155,7 @@ def test_without_room_it_stays_checkpointed(softgpu: Path, pair: tuple[ScriptedP
     assert used(softgpu) == 64 * MIB
 
 
-def test_what_hardware_cannot_checkpoint_is_refused(pair: tuple[ScriptedProgram, ScriptedProgram]) -> None:
+def test_managed_and_shared_memory_cannot_be_checkpointed(pair: tuple[ScriptedProgram, ScriptedProgram]) -> None:
     target, other = pair
     pid = target.process.pid
     managed = target.do("managed", MIB)
@@ -171,7 +171,7 @@ def test_what_hardware_cannot_checkpoint_is_refused(pair: tuple[ScriptedProgram,
     target.do("sync")
 
 
-def test_memory_returns_to_the_device_it_left(softgpu: Path, pair: tuple[ScriptedProgram, ScriptedProgram]) -> None:
+def test_restore_to_another_device_is_refused(softgpu: Path, pair: tuple[ScriptedProgram, ScriptedProgram]) -> None:
     target, other = pair
     pid, own, another = target.process.pid, manage.inspect(softgpu, 0)["uuid"], "00" * 16
     suspend(other, pid)
@@ -196,13 +196,15 @@ def test_a_suspended_process_can_be_ended(
     target.tell("alloc", MIB)
     target.process.send_signal(signal.SIGTERM)
     assert target.process.wait(60) == -signal.SIGTERM
-    # Asked by a newcomer, which the server hears after the death, whatever it had to do meanwhile.
+    # The query uses a new connection, which the server handles after the death.
     (account,) = manage.inspect(softgpu, 0)["accounts"]
     assert (used(softgpu), account["memory_bytes"], account["clients"]) == (0, 0, 0)
     assert other.code("state", pid) == INVALID
 
 
-def test_who_suspends_may_die(softgpu: Path, pair: tuple[ScriptedProgram, ScriptedProgram]) -> None:
+def test_suspended_process_survives_the_death_of_the_suspending_one(
+    softgpu: Path, pair: tuple[ScriptedProgram, ScriptedProgram]
+) -> None:
     target, other = pair
     pid = target.process.pid
     target.do("alloc", MIB)
@@ -218,12 +220,14 @@ def test_who_suspends_may_die(softgpu: Path, pair: tuple[ScriptedProgram, Script
             pass
         assert (other.do("state", pid), other.code("lock", pid)) == (RUNNING, ILLEGAL)
         second.kill()
-        target.tell("free_bytes")  # its calls go on: nobody is left who would let it go
+        target.tell("free_bytes")  # its calls go on, because no process is left that would unlock it
         assert target.receive()[0] == OK
         assert other.do("state", pid) == RUNNING
 
 
-def test_a_fault_wakes_whom_it_strikes(softgpu: Path, pair: tuple[ScriptedProgram, ScriptedProgram]) -> None:
+def test_fault_wakes_the_suspended_process_that_it_affects(
+    softgpu: Path, pair: tuple[ScriptedProgram, ScriptedProgram]
+) -> None:
     target, other = pair
     pid = target.process.pid
     target.do("alloc", MIB)
@@ -235,7 +239,7 @@ def test_a_fault_wakes_whom_it_strikes(softgpu: Path, pair: tuple[ScriptedProgra
     assert other.code("restore", pid) == other.code("unlock", pid) == other.code("lock", pid) == ILLEGAL
 
 
-def test_all_devices_of_a_process_or_none(tmp_path: Path) -> None:
+def test_checkpoint_covers_all_devices_of_a_process(tmp_path: Path) -> None:
     directory = tmp_path / "gpu"
     manage.create(directory, "v100", 2)
     try:
@@ -258,34 +262,34 @@ def test_all_devices_of_a_process_or_none(tmp_path: Path) -> None:
         manage.destroy(directory)
 
 
-def test_a_client_of_mps_is_suspended_alone(tmp_path: Path) -> None:
-    stage = MpsHarness(tmp_path)
+def test_mps_client_is_suspended_without_its_co_clients(tmp_path: Path) -> None:
+    harness = MpsHarness(tmp_path)
     try:
-        assert stage.control("-d").returncode == 0
-        mps = {"CUDA_MPS_PIPE_DIRECTORY": str(stage.pipe), "CUDA_MPS_LOG_DIRECTORY": str(stage.log)}
-        with scripted_programs(stage.directory, 2, **mps) as [target, neighbour]:
+        assert harness.control("-d").returncode == 0
+        mps = {"CUDA_MPS_PIPE_DIRECTORY": str(harness.pipe), "CUDA_MPS_LOG_DIRECTORY": str(harness.log)}
+        with scripted_programs(harness.directory, 2, **mps) as [target, neighbour]:
             target.do("alloc", MIB)
             neighbour.do("alloc", 2 * MIB)
-            assert {client["group"] for client in stage.counters()["clients"]} == {1}
+            assert {client["group"] for client in harness.counters()["clients"]} == {1}
             suspend(neighbour, target.process.pid)
-            assert used(stage.directory) == 2 * MIB
+            assert used(harness.directory) == 2 * MIB
             neighbour.do("spin", 1000)
             neighbour.do("sync")
             resume(neighbour, target.process.pid)
             target.do("spin", 1000)
             target.do("sync")
-            assert used(stage.directory) == 3 * MIB
+            assert used(harness.directory) == 3 * MIB
     finally:
-        stage.close()
+        harness.close()
 
 
-def test_threads_in_the_middle_of_everything_go_on(softgpu: Path) -> None:
+def test_busy_threads_stop_at_a_checkpoint_and_go_on_after_it(softgpu: Path) -> None:
     with scripted_programs(softgpu, 1) as [other]:
-        busy = start(softgpu, "busybody.py")
+        busy = start(softgpu, "busy_threads.py")
         assert busy.stdin is not None
         assert busy.stdout is not None
 
-        def say(word: str) -> list[int]:
+        def send(word: str) -> list[int]:
             print(word, file=busy.stdin, flush=True)
             return [int(number) for number in busy.stdout.readline().split()] if busy.stdout else []
 
@@ -293,19 +297,21 @@ def test_threads_in_the_middle_of_everything_go_on(softgpu: Path) -> None:
         for _ in range(20):
             suspend(other, busy.pid)
             assert used(softgpu) == 0
-            before = say("how far?")
+            before = send("how far?")
             assert counters_of_pid(softgpu, busy.pid)["state"] == "checkpointed"
             # Each thread goes on to its next call of the driver, and no further.
-            assert all(now - then in (0, 1) for now, then in zip(say("how far?"), before, strict=True))
+            assert all(count - earlier in (0, 1) for count, earlier in zip(send("how far?"), before, strict=True))
             resume(other, busy.pid)
-            while min(now - then for now, then in zip(say("how far?"), before, strict=True)) < 2:
+            while min(count - earlier for count, earlier in zip(send("how far?"), before, strict=True)) < 2:
                 pass
-        say("stop")
+        send("stop")
         out, err = busy.communicate(timeout=60)
         assert (busy.returncode, out, err) == (0, "", "")
 
 
-def test_a_locked_process_sees_its_device_go(softgpu: Path, pair: tuple[ScriptedProgram, ScriptedProgram]) -> None:
+def test_locked_process_gets_an_error_when_its_device_is_destroyed(
+    softgpu: Path, pair: tuple[ScriptedProgram, ScriptedProgram]
+) -> None:
     target, other = pair
     other.do("lock", target.process.pid)
     target.tell("sync")
@@ -313,7 +319,7 @@ def test_a_locked_process_sees_its_device_go(softgpu: Path, pair: tuple[Scripted
     assert target.receive()[0] == "CUDA_ERROR_DEVICE_UNAVAILABLE"
 
 
-def test_killed_at_any_moment_nothing_is_left(softgpu: Path) -> None:
+def test_process_killed_during_a_checkpoint_leaves_no_memory(softgpu: Path) -> None:
     with scripted_programs(softgpu, 1) as [third]:
         third.do("sync")
         for moment in range(4):
@@ -327,20 +333,20 @@ def test_killed_at_any_moment_nothing_is_left(softgpu: Path) -> None:
                 target.tell("churn", 4 * MIB)
                 other.tell("cycle", pid)
                 for _ in range(moment * 5 + 1):
-                    assert other.line.recv(64)  # one more cycle is over, the next one under way
+                    assert other.line.recv(64)  # one more cycle is complete, and the next one has begun
                 (other if moment % 2 else target).kill()
                 if moment % 2:
                     while manage.inspect(softgpu, 0)["left"] < 2 * moment + 1:
-                        pass  # the server has heard of the death, and of the locks that end with it
+                        pass  # until the server has handled the death and released the locks of the dead process
                     revive(third, pid)
                     assert counters_of(softgpu, target)["state"] == "running"
             counters = manage.inspect(softgpu, 0)
             assert counters["memory_bytes"] == counters["memory_free_bytes"]
-            assert [one["memory_bytes"] for one in counters["accounts"]] == [0] * (moment + 1)
+            assert [account["memory_bytes"] for account in counters["accounts"]] == [0] * (moment + 1)
 
 
 def revive(other: ScriptedProgram, pid: int) -> None:
-    """Wherever the one before was when it died."""
+    """Bring a process back to the running state, wherever the previous suspension stopped."""
     steps = {CHECKPOINTED: "restore", LOCKED: "unlock"}
     while (state := other.do("state", pid)) != RUNNING:
         other.do(steps[state], pid)

@@ -1,4 +1,4 @@
-"""Software GPUs from the command line: made, listed, used by a tenant, looked into, and gone again."""
+"""Software GPUs from the command line: created, listed, used by a tenant, inspected and destroyed."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def gpus(node_harness: NodeHarness) -> Iterator[NodeHarness]:
     node_harness.run("softgpu", "destroy")
 
 
-def test_they_are_listed_with_their_model_and_memory(gpus: NodeHarness) -> None:
+def test_gpus_are_listed_with_their_model(gpus: NodeHarness) -> None:
     listed = gpus.json("softgpu", "list")["gpus"]
     assert [(gpu["ordinal"], gpu["alive"], gpu["preset"]) for gpu in listed] == [
         (0, True, "v100-16"),
@@ -35,7 +35,7 @@ def test_they_are_listed_with_their_model_and_memory(gpus: NodeHarness) -> None:
     assert "Tesla V100-SXM2-16GB" in shown
 
 
-def test_a_tenant_runs_kernels_on_one_of_them_and_the_counters_say_so(gpus: NodeHarness) -> None:
+def test_kernels_of_a_tenant_are_counted_on_its_gpu(gpus: NodeHarness) -> None:
     done = gpus.run("run", "--gpu", "soft:1", *PROBE, "3", "10", "20000")
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout.splitlines()[-1])["launch_ns"]) == 3
@@ -46,10 +46,10 @@ def test_a_tenant_runs_kernels_on_one_of_them_and_the_counters_say_so(gpus: Node
     assert "33" in shown
 
 
-def test_a_missing_gpu_is_answered_with_the_existing_ones(gpus: NodeHarness) -> None:
+def test_error_about_a_missing_gpu_lists_the_existing_ones(gpus: NodeHarness) -> None:
     done = gpus.run("run", "--gpu", "soft:7", "--", "true")
     assert done.returncode == 2
-    assert "no such software GPU, here are soft:0, soft:1" in done.stderr
+    assert "no such software GPU, the existing ones are soft:0, soft:1" in done.stderr
 
 
 def test_a_killed_tenant_leaves_nothing_on_the_device(gpus: NodeHarness) -> None:
@@ -61,7 +61,7 @@ def test_a_killed_tenant_leaves_nothing_on_the_device(gpus: NodeHarness) -> None
     assert counters["memory_free_bytes"] == counters["memory_bytes"]
 
 
-def test_the_environment_is_made_of_exports_that_a_shell_can_read(gpus: NodeHarness) -> None:
+def test_environment_is_printed_as_shell_exports(gpus: NodeHarness) -> None:
     lines = gpus.run("softgpu", "env").stdout.splitlines()
     assert all(line.startswith("export ") for line in lines)
     variables = gpus.json("softgpu", "env")
@@ -70,10 +70,10 @@ def test_the_environment_is_made_of_exports_that_a_shell_can_read(gpus: NodeHarn
     assert (Path(variables["PATH"].split(":")[0]) / "nvidia-cuda-mps-control").exists()
 
 
-def test_a_second_creation_is_refused_and_destroying_makes_room(gpus: NodeHarness) -> None:
+def test_second_creation_is_refused_until_the_gpus_are_destroyed(gpus: NodeHarness) -> None:
     refused = gpus.run("softgpu", "create")
     assert refused.returncode == 2
-    assert "live there already" in refused.stderr
+    assert "already holds running software GPUs" in refused.stderr
     assert "2 software GPUs ended" in gpus.run("softgpu", "destroy").stderr
     assert gpus.json("softgpu", "list")["gpus"] == []
     words = ("--gpu", "t4", "--memory", "1GiB", "--slice", "1ms", "--compute-mode", "exclusive-process")
@@ -81,12 +81,12 @@ def test_a_second_creation_is_refused_and_destroying_makes_room(gpus: NodeHarnes
     assert gpus.run("softgpu", "create", *words, *costs).returncode == 0
     counters = gpus.json("softgpu", "inspect")
     assert (counters["compute_mode"], counters["context_bytes"], counters["counts_code"]) == (3, 64 << 20, True)
-    [made] = gpus.json("softgpu", "list")["gpus"]
-    assert (made["preset"], made["memory_bytes"]) == ("t4", 1 << 30)
+    [gpu] = gpus.json("softgpu", "list")["gpus"]
+    assert (gpu["preset"], gpu["memory_bytes"]) == ("t4", 1 << 30)
 
 
 @pytest.mark.parametrize(
-    "words, said",
+    "words, parts",
     [
         (["softgpu", "create", "--gpu", "k80"], ("gpu", "'k80'", "v100")),
         (["softgpu", "create", "--count", "0"], ("count", "0", "1 to 16")),
@@ -106,20 +106,22 @@ def test_a_second_creation_is_refused_and_destroying_makes_room(gpus: NodeHarnes
         (["bench", "device", "--rounds", "0"], ("--rounds", "0", "1 to 1000")),
     ],
 )
-def test_a_mistake_gets_one_sentence(node_harness: NodeHarness, words: list[str], said: tuple[str, ...]) -> None:
+def test_invalid_option_is_reported_in_one_line(
+    node_harness: NodeHarness, words: list[str], parts: tuple[str, ...]
+) -> None:
     done = node_harness.run(*words)
     assert done.returncode == 2, done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
-    assert all(part in done.stderr for part in said), done.stderr
+    assert all(part in done.stderr for part in parts), done.stderr
 
 
-def test_the_bench_prints_every_figure(node_harness: NodeHarness) -> None:
-    figures = node_harness.json("bench", "device", "--rounds", "1")
-    assert {"sim_kernels_per_s", "launch_ns", "wait_error_us_p50", "wait_error_us_p99", "idle_cpu_pct"} <= set(figures)
-    assert {"query_ns", "confirmed_launch_ns"} <= set(figures)
+def test_device_bench_prints_every_result(node_harness: NodeHarness) -> None:
+    results = node_harness.json("bench", "device", "--rounds", "1")
+    assert {"sim_kernels_per_s", "launch_ns", "wait_error_us_p50", "wait_error_us_p99", "idle_cpu_pct"} <= set(results)
+    assert {"query_ns", "confirmed_launch_ns"} <= set(results)
 
 
-def test_a_server_that_hangs_is_ended_all_the_same(gpus: NodeHarness) -> None:
+def test_hung_server_is_killed_on_destroy(gpus: NodeHarness) -> None:
     pid = gpus.json("softgpu", "inspect", "1")["pid"]
     os.kill(pid, signal.SIGSTOP)
     assert "2 software GPUs ended" in gpus.run("softgpu", "destroy").stderr
@@ -127,7 +129,7 @@ def test_a_server_that_hangs_is_ended_all_the_same(gpus: NodeHarness) -> None:
     assert gpus.json("softgpu", "list")["gpus"] == []
 
 
-def test_a_number_that_only_looks_like_one_is_refused(node_harness: NodeHarness) -> None:
+def test_invalid_gpu_number_is_refused(node_harness: NodeHarness) -> None:
     for text in ("soft:²", "²", "soft:", "soft:0:1", "-1"):
         done = node_harness.run("run", f"--gpu={text}", "--", "true")
         assert done.returncode == 2, text

@@ -1,4 +1,4 @@
-"""A process that dies, the device stays sound: clients give everything back, and a dead server is a lost device."""
+"""Deaths of processes: killed clients release everything, and a dead server is a lost device."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ KILLS = examples(60, 2000)
 CLIENTS = 4
 
 
-def at_work(process: subprocess.Popen[str]) -> None:
+def await_work(process: subprocess.Popen[str]) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "at work\n", process.communicate()
 
 
-def settled(directory: Path) -> dict[str, Any]:
-    """The books once the server has taken notice of every death: it does so before it answers, or a little later."""
+def counters_after_deaths(directory: Path) -> dict[str, Any]:
+    """Return the counters once the server has handled the death of every client."""
     until(lambda: not manage.inspect(directory, 0)["clients"])
     return manage.inspect(directory, 0)
 
@@ -40,13 +40,13 @@ def is_client(directory: Path, pid: int) -> bool:
     return any(client["pid"] == pid for client in manage.inspect(directory, 0)["clients"])
 
 
-def test_memory_returns_to_zero_after_many_kills(softgpu: Path) -> None:
+def test_memory_use_returns_to_zero_after_many_kills(softgpu: Path) -> None:
     rng = random.Random(7)
     clients = [start(softgpu, "crasher.py", str(seed)) for seed in range(CLIENTS)]
     for kill in range(KILLS):
-        select.select([], [], [], rng.random() * 0.15)  # anywhere between its start and the thick of its work
+        select.select([], [], [], rng.random() * 0.15)  # anywhere between its start and the middle of its work
         index = rng.randrange(CLIENTS)
-        if kill % 2:  # but every other one has come as far as the device
+        if kill % 2:  # but every other one has become a client of the device
             until(partial(is_client, softgpu, clients[index].pid))
         assert clients[index].poll() is None, clients[index].communicate()
         clients[index].kill()
@@ -55,7 +55,7 @@ def test_memory_returns_to_zero_after_many_kills(softgpu: Path) -> None:
     for client in clients:
         client.kill()
         client.communicate()
-    counters = settled(softgpu)
+    counters = counters_after_deaths(softgpu)
     assert counters["memory_free_bytes"] == counters["memory_bytes"]
     assert counters["counters"]["memory_bytes"] == 0
     assert counters["connected"] >= KILLS // 2
@@ -65,7 +65,7 @@ def test_memory_returns_to_zero_after_many_kills(softgpu: Path) -> None:
 
 def test_a_dead_server_is_a_lost_device(softgpu: Path) -> None:
     tenant = start(softgpu, "tenant.py")
-    at_work(tenant)
+    await_work(tenant)
     os.kill(manage.inspect(softgpu, 0)["pid"], signal.SIGKILL)
     out, err = tenant.communicate(timeout=60)
     assert tenant.returncode == 0, err
@@ -75,33 +75,33 @@ def test_a_dead_server_is_a_lost_device(softgpu: Path) -> None:
 
 def test_a_stopped_client_blocks_no_other_client(softgpu: Path) -> None:
     tenant = start(softgpu, "tenant.py")
-    at_work(tenant)
+    await_work(tenant)
     tenant.send_signal(signal.SIGSTOP)
     try:
         assert "computed" in run(softgpu, "compute.py")
     finally:
         tenant.kill()
         tenant.communicate()
-    assert settled(softgpu)["memory_free_bytes"] == manage.inspect(softgpu, 0)["memory_bytes"]
+    assert counters_after_deaths(softgpu)["memory_free_bytes"] == manage.inspect(softgpu, 0)["memory_bytes"]
 
 
 @pytest.mark.parametrize("wait", ["blocking", "spinning"])
 def test_a_dead_server_ends_every_wait(softgpu: Path, wait: str) -> None:
     waiter = start(softgpu, "longwait.py", wait)
-    at_work(waiter)
+    await_work(waiter)
     os.kill(manage.inspect(softgpu, 0)["pid"], signal.SIGKILL)
     out, err = waiter.communicate(timeout=60)
     assert out.strip() == "CUDA_ERROR_DEVICE_UNAVAILABLE", err
 
 
-def test_a_child_that_holds_the_socket_keeps_nothing(softgpu: Path) -> None:
+def test_child_that_inherited_the_socket_keeps_no_memory(softgpu: Path) -> None:
     parent = start(softgpu, "orphan.py")
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
     assert manage.inspect(softgpu, 0)["counters"]["memory_bytes"] == 1 << 20
     parent.kill()
     try:
-        assert settled(softgpu)["counters"]["memory_bytes"] == 0
+        assert counters_after_deaths(softgpu)["counters"]["memory_bytes"] == 0
         os.kill(child, 0)
     finally:
         os.kill(child, signal.SIGKILL)

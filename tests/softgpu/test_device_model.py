@@ -1,4 +1,4 @@
-"""What the device model promises, for any work: nothing is lost, nobody overtakes, and delay has a culprit."""
+"""Invariants of the device model for any work: no work is lost, order is kept, and every delay has a cause."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ shapes = st.builds(kernel, st.integers(1, 40), st.integers(1, 500), st.integers(
 
 
 @given(st.integers(1, 8), st.integers(1, 32), st.integers(1, 10**6), st.integers(1, 10**6))
-def test_alone_a_kernel_takes_its_waves_times_the_block_time(
+def test_kernel_alone_takes_its_waves_times_the_block_time(
     sm_count: int, occupancy: int, blocks: int, block_ns: int
 ) -> None:
     device = Device(tiny(sm_count), LIMITS)
@@ -97,7 +97,7 @@ def cases(draw: st.DrawFn) -> tuple[Reference, list[Launch]]:
 
 @settings(max_examples=examples(80, 3000), deadline=None)
 @given(cases())
-def test_it_agrees_with_the_reference_block_by_block(case: tuple[Reference, list[Launch]]) -> None:
+def test_device_agrees_with_the_block_level_reference(case: tuple[Reference, list[Launch]]) -> None:
     model, launches = case
     device = Device(tiny(model.sm_count, slice_ns=model.slice_ns, switch_ns=model.switch_ns), LIMITS)
     labels = [OWN_GROUP if model.groups.count(group) == 1 else group for group in model.groups]
@@ -130,7 +130,7 @@ def test_it_agrees_with_the_reference_block_by_block(case: tuple[Reference, list
 
 
 @given(st.lists(shapes, min_size=1, max_size=12), st.integers(1, 3), st.lists(st.integers(0, 2), min_size=12))
-def test_work_is_conserved_and_a_client_alone_is_not_delayed(
+def test_work_is_conserved_and_a_single_client_is_not_delayed(
     kernels: list[Kernel], streams: int, choice: list[int]
 ) -> None:
     device = Device(tiny(3, memory_bytes_per_s=10**12), LIMITS)
@@ -151,28 +151,28 @@ def test_work_is_conserved_and_a_client_alone_is_not_delayed(
 
 
 @given(st.integers(2, 40), st.integers(100, 5000), st.integers(0, 50))
-def test_two_equal_contexts_halve(count: int, block_ns: int, switch_ns: int) -> None:
+def test_two_equal_contexts_get_half_of_the_device_each(count: int, block_ns: int, switch_ns: int) -> None:
     device = Device(tiny(2, slice_ns=1000, switch_ns=switch_ns), LIMITS)
-    people = [open_client(device) for _ in range(2)]
+    clients = [open_client(device) for _ in range(2)]
     ops = []
-    for _, context in people:
+    for _, context in clients:
         stream = device.create_stream(0, context)
         ops.append([device.launch(0, stream, kernel(2, block_ns)) for _ in range(count)][-1])
     alone_ns = count * block_ns
     ends = [device.project_ns(op) or 0 for op in ops]
     records = run_out(device)
-    assert ends == [max(r.end_ns for r in records if r.client == client) for client, _ in people]
+    assert ends == [max(r.end_ns for r in records if r.client == client) for client, _ in clients]
     counters = device.count()
     overhead_ns = counters.switches * switch_ns
     assert max(ends) == 2 * alone_ns + overhead_ns
     assert min(ends) >= 2 * alone_ns - 1000
-    for (client, _), end_ns in zip(people, ends, strict=True):
+    for (client, _), end_ns in zip(clients, ends, strict=True):
         assert device.count_client(client).busy_ns == alone_ns
         assert device.count_client(client).delayed_ns == end_ns - alone_ns  # one stream: all its delay is its own
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), shapes, st.integers(0, 300)), min_size=1, max_size=20))
-def test_order_within_a_stream_and_across_the_legacy_stream(work: list[tuple[int, Kernel, int]]) -> None:
+def test_order_is_kept_within_a_stream_and_across_the_legacy_stream(work: list[tuple[int, Kernel, int]]) -> None:
     device = Device(tiny(2), LIMITS)
     _, context = open_client(device)
     kinds = [StreamKind.LEGACY, StreamKind.BLOCKING, StreamKind.BLOCKING, StreamKind.NONBLOCKING]
@@ -191,15 +191,15 @@ def test_order_within_a_stream_and_across_the_legacy_stream(work: list[tuple[int
 
 
 @given(shapes, shapes, st.integers(0, 400), st.booleans())
-def test_an_event_orders_streams_and_tells_its_instant(
+def test_event_orders_streams_and_reports_its_instant(
     first: Kernel, second: Kernel, gap_ns: int, same_client: bool
 ) -> None:
     device = Device(tiny(2), LIMITS)
-    _, one = open_client(device)
-    two = one if same_client else open_client(device)[1]
-    a = device.create_stream(0, one, StreamKind.NONBLOCKING)
-    b = device.create_stream(0, two, StreamKind.NONBLOCKING)
-    event = device.create_event(one)
+    _, first_context = open_client(device)
+    second_context = first_context if same_client else open_client(device)[1]
+    a = device.create_stream(0, first_context, StreamKind.NONBLOCKING)
+    b = device.create_stream(0, second_context, StreamKind.NONBLOCKING)
+    event = device.create_event(first_context)
     device.wait_event(0, b, event)  # never recorded: waits for nothing
     device.launch(0, a, first, 1)
     device.record_event(0, a, event)
@@ -231,11 +231,11 @@ def test_priority_acts_at_block_boundaries(
     assert done[1].end_ns == done[1].start_ns + urgent_ns
     delay_ns = urgent_ns if done[1].start_ns < waves * block_ns else 0
     assert done[0].end_ns == waves * block_ns + delay_ns
-    assert done[0].delayed_ns == done[1].delayed_ns == 0  # its own process: nobody else is to blame
+    assert done[0].delayed_ns == done[1].delayed_ns == 0  # its own process: no other client caused a delay
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), shapes), min_size=1, max_size=12), st.integers(1, 3), st.booleans())
-def test_an_sm_cap_is_never_exceeded(work: list[tuple[int, Kernel]], cap: int, shared: bool) -> None:
+def test_sm_cap_is_never_exceeded(work: list[tuple[int, Kernel]], cap: int, shared: bool) -> None:
     device = Device(tiny(4), LIMITS)
     _, capped = open_client(device, 5, cap)
     free = open_client(device, 5)[1] if shared else capped
@@ -256,32 +256,36 @@ jobs = st.tuples(st.integers(0, 2), st.integers(0, 4), shapes)
 
 
 @given(st.lists(jobs, max_size=20), st.integers(0, 3000), st.booleans())
-def test_a_killed_client_leaves_nothing(work: list[tuple[int, int, Kernel]], at_ns: int, together: bool) -> None:
+def test_killed_client_leaves_no_work_and_no_memory(
+    work: list[tuple[int, int, Kernel]], at_ns: int, share_group: bool
+) -> None:
     device = Device(tiny(2), LIMITS)
-    people = [open_client(device, 1 if together else OWN_GROUP) for _ in range(3)]
-    streams = [device.create_stream(0, context) for _, context in people]
-    events = [device.create_event(context) for _, context in people]
-    for _, context in people:
+    clients = [open_client(device, 1 if share_group else OWN_GROUP) for _ in range(3)]
+    streams = [device.create_stream(0, context) for _, context in clients]
+    events = [device.create_event(context) for _, context in clients]
+    for _, context in clients:
         device.take_memory(context, 10**9)
-    for index, (who, what, shape) in enumerate(work):
-        if what == 0:
-            device.record_event(index, streams[who], events[who])
-        elif what == 1:
-            device.wait_event(index, streams[who], events[(who + 1) % 3])
-        elif what == 2:
-            device.copy(index, streams[who], OpKind.COPY_HTOD, 10**6)
+    for instant_ns, (client_index, kind, shape) in enumerate(work):
+        if kind == 0:
+            device.record_event(instant_ns, streams[client_index], events[client_index])
+        elif kind == 1:
+            device.wait_event(instant_ns, streams[client_index], events[(client_index + 1) % 3])
+        elif kind == 2:
+            device.copy(instant_ns, streams[client_index], OpKind.COPY_HTOD, 10**6)
         else:
-            device.launch(index, streams[who], shape)
-    device.kill_client(at_ns, people[0][0])
+            device.launch(instant_ns, streams[client_index], shape)
+    device.kill_client(at_ns, clients[0][0])
     assert device.check() is None
     assert device.free_memory_bytes() == device.config.memory_bytes - 2 * 10**9
-    seen = device.drain()
-    left = run_out(device)
-    assert all(record.client != people[0][0] for record in left)
-    kept = sum(who != 0 for who, _, _ in work)
-    done = sum(record.client != people[0][0] for record in seen + left)
-    assert done == kept - sum(who != 0 and what == 1 for who, what, _ in work)  # waits leave no record
-    for client, _ in people[1:]:
+    early = device.drain()
+    late = run_out(device)
+    assert all(record.client != clients[0][0] for record in late)
+    expected = sum(client_index != 0 for client_index, _, _ in work)
+    done = sum(record.client != clients[0][0] for record in early + late)
+    assert done == expected - sum(
+        client_index != 0 and kind == 1 for client_index, kind, _ in work
+    )  # waits leave no record
+    for client, _ in clients[1:]:
         device.kill_client(device.now_ns(), client)
     assert device.free_memory_bytes() == device.config.memory_bytes
     assert device.next_change_ns() is None
@@ -289,12 +293,12 @@ def test_a_killed_client_leaves_nothing(work: list[tuple[int, int, Kernel]], at_
 
 
 @given(st.integers(1, 20), st.integers(1, 20), st.integers(100, 10**5))
-def test_bandwidth_is_shared_when_there_is_not_enough(a_share: int, b_share: int, block_ns: int) -> None:
-    """Two kernels on half of the SMs each ask for twentieths of the bandwidth: max-min fair, and booked as delay."""
+def test_scarce_bandwidth_is_shared_max_min_fairly(a_share: int, b_share: int, block_ns: int) -> None:
+    """Two kernels on half of the SMs each ask for twentieths of the bandwidth: max-min fair, and counted as delay."""
     bandwidth = 10**12
     device = Device(tiny(2, memory_bytes_per_s=bandwidth), LIMITS)
-    people = [open_client(device, 1) for _ in range(2)]
-    for (_, context), share in zip(people, (a_share, b_share), strict=True):
+    clients = [open_client(device, 1) for _ in range(2)]
+    for (_, context), share in zip(clients, (a_share, b_share), strict=True):
         stream = device.create_stream(0, context)
         device.launch(0, stream, kernel(1, block_ns, 1, block_ns * bandwidth * share // 20 // 10**9), share)
     end_ns = max(record.end_ns for record in run_out(device))
@@ -304,14 +308,14 @@ def test_bandwidth_is_shared_when_there_is_not_enough(a_share: int, b_share: int
         assert device.count().delayed_ns == 0
         return
     first_ns = block_ns * max(small, 10) / 10  # the smaller one gets what it asks, or half
-    rate = (20 - min(small, 10)) / big  # of the bigger one until then
+    rate = (20 - min(small, 10)) / big  # of the larger one until then
     expected_ns = first_ns + block_ns - first_ns * rate
     assert abs(end_ns - expected_ns) <= 3
     assert abs(device.count().delayed_ns - (end_ns - block_ns) - (first_ns - block_ns)) <= 6
 
 
 class Host:
-    """One process of the batch driver, written out: it launches, runs ahead and waits."""
+    """Reference for one process of the batch driver: it launches, runs ahead and waits."""
 
     def __init__(self, device: Device, client: ScriptClient, index: int) -> None:
         _, context = open_client(device, client.group_label, client.sm_cap)
@@ -344,7 +348,7 @@ class Host:
 
 
 def step_by_step(device: Device, kernels: list[Kernel], clients: list[ScriptClient]) -> dict[int, Record]:
-    """What the batch driver does in one call; records by tag: client and launch."""
+    """Do what the batch driver does in one call; return records by tag (client and launch)."""
     hosts = [Host(device, client, index) for index, client in enumerate(clients)]
     done: dict[int, Record] = {}
     while True:

@@ -1,4 +1,4 @@
-"""Clients under MPS in the model: nobody exceeds its share, and kernels overlap as their widths allow."""
+"""Clients under MPS in the device model: no client exceeds its share, and kernels overlap as far as SMs are free."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def test_a_client_at_30_percent_never_uses_more_than_30_percent_of_the_sms(
     device = Device(tiny(sm_count), LIMITS)
     caps = [share_of(sm_count, percentage) for percentage in percentages]
     assert all(0 < cap <= max(1, sm_count * 30 // 100) for cap, p in zip(caps, percentages, strict=True) if p == 30.0)
-    people = [open_client(device, GROUP) for _ in caps]
-    for cap, (client, _) in zip(caps, people, strict=True):
+    clients = [open_client(device, GROUP) for _ in caps]
+    for cap, (client, _) in zip(caps, clients, strict=True):
         device.cap_client(0, client, cap)
-    contexts = [(first, device.create_context(0, client)) for client, first in people]
+    contexts = [(first, device.create_context(0, client)) for client, first in clients]
     streams = [[device.create_stream(0, c, StreamKind.NONBLOCKING) for c in pair] for pair in contexts]
-    for who, stream, at_ns, shape in sorted(work, key=lambda job: job[2]):
-        device.launch(at_ns, streams[who % len(people)][stream], shape)
-    before = [device.count_client(client) for client, _ in people]
+    for client_index, stream, at_ns, shape in sorted(work, key=lambda job: job[2]):
+        device.launch(at_ns, streams[client_index % len(clients)][stream], shape)
+    before = [device.count_client(client) for client, _ in clients]
     at_ns = device.now_ns()
     while (change_ns := device.next_change_ns()) is not None:
         device.advance(change_ns)
         assert device.check() is None
-        after = [device.count_client(client) for client, _ in people]
+        after = [device.count_client(client) for client, _ in clients]
         for cap, old, new in zip(caps, before, after, strict=True):
             most = (cap or sm_count) * (change_ns - at_ns)
             assert new.sm_ns - old.sm_ns <= most
@@ -55,7 +55,7 @@ def width() -> st.SearchStrategy[int]:
 
 
 @given(st.integers(2, 12), width(), width(), st.integers(100, 1000), st.integers(100, 1000))
-def test_a_narrow_and_a_wide_kernel_overlap_as_their_widths_allow(
+def test_narrow_and_wide_kernels_overlap_as_far_as_sms_are_free(
     sm_count: int, narrow: int, wide: int, narrow_ns: int, wide_ns: int
 ) -> None:
     narrow, wide = min(narrow, sm_count), min(wide, sm_count)
@@ -78,9 +78,11 @@ def test_a_narrow_and_a_wide_kernel_overlap_as_their_widths_allow(
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 5000), st.integers(1, 5000))
-def test_without_mps_even_the_narrowest_take_turns(one: int, other: int, one_ns: int, other_ns: int) -> None:
+def test_narrow_kernels_take_turns_without_mps(
+    first_blocks: int, second_blocks: int, first_ns: int, second_ns: int
+) -> None:
     device = Device(tiny(8), LIMITS)
     streams = [device.create_stream(0, open_client(device, OWN_GROUP)[1]) for _ in range(2)]
-    for stream, blocks, block_ns in zip(streams, (one, other), (one_ns, other_ns), strict=True):
+    for stream, blocks, block_ns in zip(streams, (first_blocks, second_blocks), (first_ns, second_ns), strict=True):
         device.launch(0, stream, kernel(blocks, block_ns))
-    assert max(record.end_ns for record in run_out(device)) == one_ns + other_ns
+    assert max(record.end_ns for record in run_out(device)) == first_ns + second_ns

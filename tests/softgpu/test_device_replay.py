@@ -23,7 +23,7 @@ def measured_stream(model: str) -> list[tuple[Kernel, int]]:
     path = STREAMS / f"{model}_fwd.csv"
     config = preset("v100")
     stream = read_kernels(path.read_bytes(), model, str(path))
-    return [(kernel_of(one, config), one.device_ns) for one in stream.activities]
+    return [(kernel_of(activity, config), activity.device_ns) for activity in stream.activities]
 
 
 def request(stream: list[tuple[Kernel, int]]) -> tuple[Step, ...]:
@@ -32,7 +32,7 @@ def request(stream: list[tuple[Kernel, int]]) -> tuple[Step, ...]:
 
 
 @pytest.mark.parametrize("model", ["resnet50_4", "mobilenetv2_4", "resnet101_4", "bert_2", "transformer_xl_4"])
-def test_an_inference_alone_takes_the_sum_of_its_kernels(model: str) -> None:
+def test_inference_alone_takes_the_sum_of_its_kernels(model: str) -> None:
     stream = measured_stream(model)
     measured_ns = sum(duration_ns for _, duration_ns in stream)
     device = Device(preset("v100"))
@@ -43,7 +43,7 @@ def test_an_inference_alone_takes_the_sum_of_its_kernels(model: str) -> None:
     assert device.count().delayed_ns == 0
 
 
-def test_two_inferences_share_by_slices_and_their_delays_say_so() -> None:
+def test_delays_of_two_time_sliced_inferences_equal_their_lost_time() -> None:
     stream = measured_stream("resnet50_4")
     kernels = [kernel for kernel, _ in stream]
     client = ScriptClient(steps=request(stream), repeats=5)
@@ -54,6 +54,6 @@ def test_two_inferences_share_by_slices_and_their_delays_say_so() -> None:
         assert result.finished_ns is not None
         assert alone.finished_ns is not None
         assert result.finished_ns > 1.5 * alone.finished_ns
-        # Kernels queue back to back here, so what a client lost is what its books say, but for its idle gaps.
+        # Kernels queue back to back here, so the counted delay equals the lost time, except for idle gaps.
         lost_ns = result.finished_ns - alone.finished_ns
         assert abs(sum(result.delays_ns) - lost_ns) <= 0.05 * lost_ns

@@ -8,7 +8,7 @@ ONE_WAVE = Kernel(blocks=80, block_ns=1000, blocks_per_sm=1)
 NEVER_NS = 2**64 - 1
 
 
-def test_a_repeat_begins_at_its_arrival_or_when_the_one_before_it_ends() -> None:
+def test_repeat_begins_at_its_arrival_or_after_its_predecessor() -> None:
     device = Device(preset("v100"))
     client = ScriptClient(steps=(Step(100, 0, sync=True),), repeats=3, arrivals_ns=(0, 500, 9000))
     (result,) = device.run([ONE_WAVE], [client])
@@ -18,7 +18,7 @@ def test_a_repeat_begins_at_its_arrival_or_when_the_one_before_it_ends() -> None
     assert result.blocked_ns == 3000
 
 
-def test_the_host_runs_ahead_as_far_as_it_may() -> None:
+def test_host_runs_ahead_up_to_its_limit() -> None:
     device = Device(preset("v100"))
     client = ScriptClient(steps=(Step(10, 0),), repeats=5, ahead_limit=2)
     (result,) = device.run([ONE_WAVE], [client])
@@ -27,7 +27,7 @@ def test_the_host_runs_ahead_as_far_as_it_may() -> None:
     assert result.blocked_ns == 980 + 990 + 990
 
 
-def test_what_is_not_done_in_time_is_not_done() -> None:
+def test_work_after_the_end_instant_is_not_completed() -> None:
     device = Device(preset("v100"))
     client = ScriptClient(steps=(Step(0, 0, sync=True),), repeats=4)
     (result,) = device.run([ONE_WAVE], [client], until_ns=2500)
@@ -36,7 +36,7 @@ def test_what_is_not_done_in_time_is_not_done() -> None:
     assert device.now_ns() == 2500
 
 
-def test_streams_of_a_script_have_kinds_and_priorities() -> None:
+def test_scripts_honour_stream_kinds_and_priorities() -> None:
     device = Device(preset("v100"))
     long = Kernel(blocks=800, block_ns=1000, blocks_per_sm=1)
     streams = ((StreamKind.NONBLOCKING, 0), (StreamKind.NONBLOCKING, -5))
@@ -47,12 +47,12 @@ def test_streams_of_a_script_have_kinds_and_priorities() -> None:
 
 
 @pytest.mark.parametrize("step", [Step(0, 7), Step(0, 0, stream=3)])
-def test_a_script_that_names_what_is_not_there_is_refused(step: Step) -> None:
+def test_script_with_an_unknown_kernel_or_stream_is_refused(step: Step) -> None:
     with pytest.raises(ValueError, match="an argument is invalid"):
         Device(preset("v100")).run([ONE_WAVE], [ScriptClient(steps=(step,))])
 
 
-def test_refusals_are_distinguished() -> None:
+def test_errors_have_distinct_exceptions() -> None:
     device = Device(preset("t4"))
     client = device.add_client(0)
     context = device.create_context(0, client)
@@ -70,7 +70,7 @@ def test_refusals_are_distinguished() -> None:
         device.create_stream(0, context)
 
 
-def test_every_preset_makes_a_device() -> None:
+def test_every_preset_creates_a_device() -> None:
     assert preset_keys() == ["t4", "v100-16", "v100-32", "a100-40", "a100-80", "h100"]
     for key in preset_keys():
         config = preset(key)

@@ -1,4 +1,4 @@
-"""Unmodified cuda-bindings programs on the software GPU: what they compute, in which order, and what bad calls get."""
+"""Unmodified cuda-bindings programs on the software GPU: results, order of work, and codes of invalid calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_built_in_kernels_compute(softgpu: Path) -> None:
     assert counters["memory_free_bytes"] == counters["memory_bytes"]
 
 
-def test_streams_keep_their_order(softgpu: Path) -> None:
+def test_work_of_a_stream_runs_in_order(softgpu: Path) -> None:
     assert "in order" in run(softgpu, "streams.py")
 
 
@@ -40,7 +40,7 @@ def test_host_memory_out_of_reach_is_refused(softgpu: Path) -> None:
     assert "reached" in run(softgpu, "reach.py")
 
 
-def test_a_context_is_more_than_its_address(softgpu: Path) -> None:
+def test_context_handles_are_not_confused_by_equal_addresses(softgpu: Path) -> None:
     assert "told apart" in run(softgpu, "contexts.py")
 
 
@@ -48,7 +48,7 @@ def test_a_forked_child_is_not_initialised(softgpu: Path) -> None:
     assert "parent goes on" in run(softgpu, "forked.py")
 
 
-def test_no_call_dies_of_empty_arguments(softgpu: Path) -> None:
+def test_no_call_crashes_with_zero_arguments(softgpu: Path) -> None:
     names = Path(__file__).parents[2] / "native" / "softgpu" / "abi" / "names.def"
     symbols = re.findall(r"^NAME\((\w+),", names.read_text(), re.MULTILINE)
     process = start(softgpu, "zeros.py")
@@ -63,7 +63,7 @@ def test_no_call_dies_of_empty_arguments(softgpu: Path) -> None:
     assert set(listed) < set(symbols)
 
 
-def test_cuda_core_as_far_as_it_goes(softgpu: Path) -> None:
+def test_cuda_core_runs(softgpu: Path) -> None:
     pytest.importorskip("cuda.core", reason="cuda-core is not installed (extra dev)")
     assert "core goes" in run(softgpu, "core.py")
 
@@ -74,44 +74,52 @@ def test_modules_have_variables_and_empty_logs(softgpu: Path) -> None:
     assert counters["memory_free_bytes"] == counters["memory_bytes"]
 
 
-def test_launches_of_the_old_style(softgpu: Path) -> None:
+def test_deprecated_launch_calls_work(softgpu: Path) -> None:
     assert "old launches" in run(softgpu, "oldlaunch.py")
     assert manage.inspect(softgpu, 0)["counters"]["kernels"] == 3
 
 
-def test_what_is_left_can_be_freed_without_a_context(softgpu: Path) -> None:
+def test_memory_can_be_freed_without_a_context(softgpu: Path) -> None:
     assert "freed" in run(softgpu, "leftovers.py")
 
 
-def test_per_thread_default_streams(softgpu: Path) -> None:
+def test_per_thread_default_streams_are_separate(softgpu: Path) -> None:
     assert "twins" in run(softgpu, "twins.py")
 
 
-def test_two_devices_in_one_process(tmp_path: Path) -> None:
+def test_process_uses_two_devices(tmp_path: Path) -> None:
     directory = tmp_path / "gpu"
-    made = manage.create(directory, "t4", 2)
+    gpus = manage.create(directory, "t4", 2)
     try:
-        assert [gpu.preset for gpu in made] == ["t4", "t4"]
+        assert [gpu.preset for gpu in gpus] == ["t4", "t4"]
         assert "two" in run(directory, "two.py")
     finally:
         manage.destroy(directory)
     assert manage.gpus(directory) == []
 
 
-def test_visible_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_visible_devices_selects_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = tmp_path / "gpu"
-    nothing = "CUDA_ERROR_NO_DEVICE"
-    wanted = {"1,0": "2", "1": "1", "0,7,1": "1", "7,0": nothing, "": nothing, "0,0": nothing, "1,0,1": nothing}
+    no_device = "CUDA_ERROR_NO_DEVICE"
+    expected = {
+        "1,0": "2",
+        "1": "1",
+        "0,7,1": "1",
+        "7,0": no_device,
+        "": no_device,
+        "0,0": no_device,
+        "1,0,1": no_device,
+    }
     manage.create(directory, "t4", 2)
     try:
-        for value, answer in wanted.items():
+        for value, answer in expected.items():
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
             assert run(directory, "visible.py") == answer + "\n", value
     finally:
         manage.destroy(directory)
 
 
-def test_an_unknown_device_is_not_made(tmp_path: Path) -> None:
+def test_unknown_device_is_not_created(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="known devices are t4"):
         manage.create(tmp_path / "gpu", "v1000", 1)
     assert not (tmp_path / "gpu").exists()
@@ -128,7 +136,7 @@ def test_two_processes_share_one_device(softgpu: Path) -> None:
     assert manage.inspect(softgpu, 0)["counters"]["kernels"] == 12
 
 
-def test_a_greedy_process_leaves_its_neighbour_enough_to_work(softgpu: Path) -> None:
+def test_process_that_exhausts_its_limits_does_not_block_another(softgpu: Path) -> None:
     greedy = start(softgpu, "greedy.py")
     try:
         assert greedy.stdout is not None
@@ -140,7 +148,7 @@ def test_a_greedy_process_leaves_its_neighbour_enough_to_work(softgpu: Path) -> 
         greedy.communicate()
 
 
-def test_time_slices_are_booked_on_the_neighbour(softgpu: Path) -> None:
+def test_delay_by_time_slices_is_attributed_to_the_other_client(softgpu: Path) -> None:
     tenants = [start(softgpu, "tenant.py") for _ in range(2)]
     try:
         for tenant in tenants:
@@ -162,7 +170,7 @@ def test_time_slices_are_booked_on_the_neighbour(softgpu: Path) -> None:
             tenant.communicate()
 
 
-def test_without_a_soft_gpu_there_is_no_device(softgpu: Path) -> None:
+def test_program_without_a_device_server_finds_no_device(softgpu: Path) -> None:
     wire.shut_down(softgpu / "gpu0.sock")
     process = start(softgpu, "tenant.py")
     _, err = process.communicate(timeout=60)

@@ -1,4 +1,4 @@
-"""The examples run as a user would run them, and the device's books agree with what they say."""
+"""The examples run as a user would run them, and the device's counters agree with their output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
 
 
-def said(directory: Path, *command: str) -> dict[str, float]:
+def run_example(directory: Path, *command: str) -> dict[str, float]:
     done = subprocess.run(
         command, env={**os.environ, **manage.env(directory)}, capture_output=True, text=True, check=False, timeout=60
     )
@@ -32,7 +32,7 @@ def test_replay_in_python(softgpu: Path, tmp_path: Path, mode: str) -> None:
     script_file = tmp_path / "launches.txt"
     script_file.write_text("# a request\nconv 80 256 30000 0\nnorm 20 128 5000 10000\n")
     script = str(EXAMPLES / "replay.py")
-    answer = said(
+    answer = run_example(
         softgpu, sys.executable, script, "--mode", mode, "--seconds", "0.5", "--script", str(script_file), "--json"
     )
     assert answer["count"] > 0
@@ -49,7 +49,7 @@ def test_replay_in_c(softgpu: Path, tmp_path: Path, mode: str) -> None:
     subprocess.run(
         ["cc", *flags, "-o", str(program), str(EXAMPLES / "replay.c"), "-ldl", "-lm"], check=True, timeout=60
     )
-    answer = said(softgpu, str(program), mode, "--seconds", "0.5", "--json")
+    answer = run_example(softgpu, str(program), mode, "--seconds", "0.5", "--json")
     assert answer["count"] > 0
     assert answer["kernels"] == 20 * answer["count"]
     assert manage.inspect(softgpu, 0)["counters"]["kernels"] == answer["kernels"]

@@ -1,4 +1,4 @@
-"""Faults from the command line: what there is, what is done, and one sentence for what cannot be."""
+"""Faults from the command line: the list of kinds, their effects, and one-line errors for invalid options."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def gpu(node_harness: NodeHarness) -> Iterator[NodeHarness]:
     node_harness.run("softgpu", "destroy")
 
 
-def test_the_kinds_are_listed(gpu: NodeHarness) -> None:
+def test_fault_kinds_are_listed(gpu: NodeHarness) -> None:
     kinds = gpu.json("softgpu", "fault", "--list")["kinds"]
     assert [kind["kind"] for kind in kinds] == list(KINDS)
     shown = gpu.run("softgpu", "fault", "--list").stdout
@@ -41,7 +41,7 @@ def test_the_kinds_are_listed(gpu: NodeHarness) -> None:
     assert " ECC_UNCORRECTABLE" in shown
 
 
-def test_a_fault_strikes_a_client_and_shows_in_the_counters(gpu: NodeHarness) -> None:
+def test_fault_of_a_client_is_in_the_counters(gpu: NodeHarness) -> None:
     variables = gpu.json("softgpu", "env")
     client = subprocess.Popen(
         [sys.executable, "-c", WAITER],
@@ -65,7 +65,7 @@ def test_a_fault_strikes_a_client_and_shows_in_the_counters(gpu: NodeHarness) ->
     assert "to inject the fault into" in again.stderr
 
 
-def test_the_device_itself_is_slowed_lost_and_reset(gpu: NodeHarness) -> None:
+def test_device_can_be_slowed_lost_and_reset(gpu: NodeHarness) -> None:
     assert gpu.json("softgpu", "fault", "slow-clock", "--factor", "0.25")["factor"] == 0.25
     assert gpu.json("softgpu", "inspect")["speed"] == 0.25
     assert gpu.json("softgpu", "fault", "device-lost")["struck"] == 0
@@ -81,7 +81,7 @@ REFUSED = (
     (("fault",), "the kinds are"),
     (("fault", "flood"), "illegal-address"),
     (("fault", "ecc", "--client", "1"), "whole device"),
-    (("fault", "ecc", "--at-launch", "1"), "does not come with a launch"),
+    (("fault", "ecc", "--at-launch", "1"), "does not occur at a launch"),
     (("fault", "assert", "--for", "1s"), "only hang and slow-clock"),
     (("fault", "assert", "--factor", "0.5"), "only slow-clock"),
     (("fault", "assert", "--client", "me"), "whole number from 1 on"),
@@ -97,14 +97,14 @@ REFUSED = (
 )
 
 
-def test_what_cannot_be_gets_one_sentence(
+def test_invalid_fault_options_are_reported_in_one_line(
     gpu: NodeHarness, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In this process: sixteen of their own would only be slower."""
+    """All in this process, because a process per case would be slower."""
     for name in ("COTENANT_DIRECTORY", "COTENANT_CONFIG"):
         monkeypatch.setenv(name, gpu.environ[name])
     for words, sentence in REFUSED:
         assert main(["softgpu", *words]) == 2, words
-        complaint = capsys.readouterr().err
-        assert sentence in complaint
-        assert len(complaint.strip().splitlines()) == 1
+        errors = capsys.readouterr().err
+        assert sentence in errors
+        assert len(errors.strip().splitlines()) == 1

@@ -1,4 +1,4 @@
-"""Green contexts on the software GPU, by an unmodified cuda-bindings program: the grain is the architecture's."""
+"""Green contexts on the software GPU, by an unmodified cuda-bindings program, at the architecture's granularity."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
 
 
 @pytest.mark.parametrize("preset, least, step", [("v100", 2, 2), ("a100-40", 4, 2), ("h100", 8, 8)])
-def test_green_contexts_are_parts_of_a_device(tmp_path: Path, preset: str, least: int, step: int) -> None:
+def test_green_contexts_partition_the_sms(tmp_path: Path, preset: str, least: int, step: int) -> None:
     directory = tmp_path / "gpu"
     manage.create(directory, preset, 1)
     try:

@@ -1,4 +1,4 @@
-"""Device memory and events of one process in another: the same bytes, counted once, given back after any death."""
+"""Device memory and events shared between processes: the same bytes, counted once, released after any death."""
 
 from __future__ import annotations
 
@@ -25,57 +25,59 @@ def used(directory: Path) -> int:
     return int(counters["memory_bytes"]) - int(counters["memory_free_bytes"])
 
 
-def used_by(directory: Path, puppet: ScriptedProgram) -> int:
+def used_by(directory: Path, program: ScriptedProgram) -> int:
     clients = manage.inspect(directory, 0)["clients"]
-    return next(int(client["counters"]["memory_bytes"]) for client in clients if client["pid"] == puppet.process.pid)
+    return next(int(client["counters"]["memory_bytes"]) for client in clients if client["pid"] == program.process.pid)
 
 
-def hand_over(giver: ScriptedProgram, export: str, taker: ScriptedProgram, take: str, name: int) -> Any:
-    """A descriptor from one process into the other."""
-    descriptor = giver.do(export, name)
+def hand_over(
+    exporter: ScriptedProgram, export_command: str, importer: ScriptedProgram, import_command: str, name: int
+) -> Any:
+    """Export an object as a descriptor in one process and import it in the other."""
+    descriptor = exporter.do(export_command, name)
     try:
-        return taker.do(take, descriptor=descriptor)
+        return importer.do(import_command, descriptor=descriptor)
     finally:
         os.close(descriptor)
 
 
-def mapped(puppet: ScriptedProgram, handle: int, size: int = UNIT) -> int:
-    address = int(puppet.do("reserve", size))
-    puppet.do("map", address, size, handle)
-    puppet.do("access", address, size)
+def map_memory(program: ScriptedProgram, handle: int, size: int = UNIT) -> int:
+    address = int(program.do("reserve", size))
+    program.do("map", address, size, handle)
+    program.do("access", address, size)
     return address
 
 
 def test_exported_memory_is_the_same_memory_and_counted_once(softgpu: Path) -> None:
     with scripted_programs(softgpu, 2) as [exporter, importer]:
-        own = exporter.do("create", UNIT)
-        address = mapped(exporter, own)
+        handle = exporter.do("create", UNIT)
+        address = map_memory(exporter, handle)
         exporter.do("fill", address, 1, UNIT)
         exporter.do("sync")
-        other = hand_over(exporter, "export", importer, "import", own)
-        elsewhere = mapped(importer, other)
-        assert importer.do("read", elsewhere, 3) == "010101"
-        importer.do("fill", elsewhere, 2, 1)
+        imported = hand_over(exporter, "export", importer, "import", handle)
+        imported_address = map_memory(importer, imported)
+        assert importer.do("read", imported_address, 3) == "010101"
+        importer.do("fill", imported_address, 2, 1)
         importer.do("sync")
         assert exporter.do("read", address, 3) == "020101"
         assert used(softgpu) == used_by(softgpu, exporter) == UNIT
         assert used_by(softgpu, importer) == 0
-        # Its maker lets go of it, the other still has it: it stays in its maker's books.
-        exporter.do("release", own)
+        # Its creator releases it while the importer still holds it: it stays charged to its creator.
+        exporter.do("release", handle)
         exporter.do("unmap", address, UNIT)
         assert used_by(softgpu, exporter) == UNIT
-        importer.do("release", other)
-        assert importer.do("read", elsewhere, 3) == "020101"
-        importer.do("unmap", elsewhere, UNIT)
+        importer.do("release", imported)
+        assert importer.do("read", imported_address, 3) == "020101"
+        importer.do("unmap", imported_address, UNIT)
         assert used(softgpu) == 0
 
 
-def test_memory_outlives_its_killed_maker(softgpu: Path) -> None:
+def test_shared_memory_outlives_its_killed_creator(softgpu: Path) -> None:
     with scripted_programs(softgpu, 3) as [exporter, importer, other]:
         own = exporter.do("create", UNIT)
-        exporter.do("fill", mapped(exporter, own), 9, 4)
+        exporter.do("fill", map_memory(exporter, own), 9, 4)
         exporter.do("sync")
-        address = mapped(importer, hand_over(exporter, "export", importer, "import", own))
+        address = map_memory(importer, hand_over(exporter, "export", importer, "import", own))
         pool = exporter.do("pool_make")
         exporter.do("pool_alloc", pool, UNIT)
         hand_over(exporter, "pool_export", other, "pool_import", pool)
@@ -90,7 +92,7 @@ def test_memory_outlives_its_killed_maker(softgpu: Path) -> None:
         assert used(softgpu) == 0
 
 
-def test_a_killed_importer_leaves_the_memory_to_its_maker(softgpu: Path) -> None:
+def test_killed_importer_leaves_the_memory_to_its_creator(softgpu: Path) -> None:
     with scripted_programs(softgpu, 2) as [exporter, importer]:
         pointer = exporter.do("alloc", 1000)
         handle = exporter.do("ipc_get", pointer)
@@ -103,7 +105,7 @@ def test_a_killed_importer_leaves_the_memory_to_its_maker(softgpu: Path) -> None
         assert used(softgpu) == 0
 
 
-def test_an_heir_may_open_once_more_what_has_become_its_own(softgpu: Path) -> None:
+def test_importer_can_reopen_memory_of_a_dead_exporter(softgpu: Path) -> None:
     with scripted_programs(softgpu, 2) as [exporter, importer]:
         pointer = exporter.do("alloc", 1000)
         handle = exporter.do("ipc_get", pointer)
@@ -118,7 +120,7 @@ def test_an_heir_may_open_once_more_what_has_become_its_own(softgpu: Path) -> No
         assert used(softgpu) == 0
 
 
-def test_a_handle_opens_in_other_processes_only_while_its_memory_is_there(softgpu: Path) -> None:
+def test_handle_opens_in_other_processes_while_its_memory_exists(softgpu: Path) -> None:
     with scripted_programs(softgpu, 2) as [exporter, importer]:
         neighbour, pointer = exporter.do("alloc", 100), exporter.do("alloc", 100)
         exporter.do("fill", neighbour, 1, 100)
@@ -149,25 +151,25 @@ def test_a_handle_opens_in_other_processes_only_while_its_memory_is_there(softgp
         assert exporter.do("read", again, 2) == "0000"
 
 
-def test_only_what_can_be_shared_is(softgpu: Path) -> None:
-    with scripted_programs(softgpu, 1) as [puppet]:
-        private = puppet.do("create", UNIT, exportable=False)
-        assert puppet.code("export", private) == INVALID
-        pool = puppet.do("pool_make", exportable=False)
-        assert puppet.code("pool_export", pool) == INVALID
-        pointer = puppet.do("pool_alloc", pool, 100)
-        assert puppet.code("ipc_get", pointer) == INVALID
-        assert puppet.code("export_pointer", pointer) == INVALID
+def test_unshareable_memory_cannot_be_exported(softgpu: Path) -> None:
+    with scripted_programs(softgpu, 1) as [program]:
+        private = program.do("create", UNIT, exportable=False)
+        assert program.code("export", private) == INVALID
+        pool = program.do("pool_make", exportable=False)
+        assert program.code("pool_export", pool) == INVALID
+        pointer = program.do("pool_alloc", pool, 100)
+        assert program.code("ipc_get", pointer) == INVALID
+        assert program.code("export_pointer", pointer) == INVALID
         with Path("/dev/null").open() as nothing:
-            assert puppet.code("import", descriptor=nothing.fileno()) == INVALID
-            assert puppet.code("pool_import", descriptor=nothing.fileno()) == INVALID
-        shared = puppet.do("pool_make")
-        descriptor = puppet.do("pool_export", shared)
-        assert puppet.code("import", descriptor=descriptor) == INVALID  # a pool is no allocation
+            assert program.code("import", descriptor=nothing.fileno()) == INVALID
+            assert program.code("pool_import", descriptor=nothing.fileno()) == INVALID
+        shared = program.do("pool_make")
+        descriptor = program.do("pool_export", shared)
+        assert program.code("import", descriptor=descriptor) == INVALID  # a pool is no allocation
         os.close(descriptor)
 
 
-def test_a_pool_lends_its_allocations(softgpu: Path) -> None:
+def test_allocations_of_an_imported_pool_are_shared(softgpu: Path) -> None:
     with scripted_programs(softgpu, 2) as [exporter, importer]:
         pool = exporter.do("pool_make")
         first, second = exporter.do("pool_alloc", pool, 1000), exporter.do("pool_alloc", pool, 5000)
@@ -190,26 +192,26 @@ def test_a_pool_lends_its_allocations(softgpu: Path) -> None:
         assert used(softgpu) == 0
 
 
-def test_an_event_carries_order_and_memory_across_processes(softgpu: Path) -> None:
+def test_event_orders_work_and_memory_across_processes(softgpu: Path) -> None:
     with scripted_programs(softgpu, 2) as [exporter, importer]:
         pointer = exporter.do("alloc", 100)
         opened = importer.do("ipc_open", exporter.do("ipc_get", pointer))
         event = exporter.do("event_make")
-        same = importer.do("event_open", exporter.do("event_get", event))
-        assert importer.do("event_query", same) == []  # never recorded is complete
+        opened_event = importer.do("event_open", exporter.do("event_get", event))
+        assert importer.do("event_query", opened_event) == []  # never recorded is complete
         exporter.do("hold")
         exporter.do("fill", pointer, 6, 100)
         exporter.do("event_record", event)
-        assert importer.code("event_query", same) == "CUDA_ERROR_NOT_READY"
-        importer.do("event_wait", same)
-        # The copy waits for the other process's event, and that for its memory: nobody there has synchronised.
+        assert importer.code("event_query", opened_event) == "CUDA_ERROR_NOT_READY"
+        importer.do("event_wait", opened_event)
+        # The copy waits for the exporter's event and its memory, although the exporter has not synchronized.
         importer.tell("read", opened, 3)
         exporter.do("let_go")
         assert importer.receive()[:2] == ("CUDA_SUCCESS", ["060606"])
-        assert importer.do("event_query", same) == []
+        assert importer.do("event_query", opened_event) == []
         # The other way round: recorded here, waited for there.
         importer.do("fill", opened, 8, 100)
-        importer.do("event_record", same)
+        importer.do("event_record", opened_event)
         exporter.do("event_sync", event)
         assert exporter.do("read", pointer, 3) == "080808"
 
@@ -217,20 +219,20 @@ def test_an_event_carries_order_and_memory_across_processes(softgpu: Path) -> No
 def test_waiters_of_a_killed_process_go_on(softgpu: Path) -> None:
     with scripted_programs(softgpu, 2) as [exporter, importer]:
         event = exporter.do("event_make")
-        same = importer.do("event_open", exporter.do("event_get", event))
+        opened_event = importer.do("event_open", exporter.do("event_get", event))
         exporter.do("spin", 1_000_000_000_000)
         exporter.do("event_record", event)
-        assert importer.code("event_query", same) == "CUDA_ERROR_NOT_READY"
-        importer.tell("event_sync", same)
+        assert importer.code("event_query", opened_event) == "CUDA_ERROR_NOT_READY"
+        importer.tell("event_sync", opened_event)
         exporter.kill()
-        assert importer.receive()[0] == "CUDA_SUCCESS"  # what never comes is not waited for
-        importer.do("event_query", same)
-        importer.do("event_wait", same)
+        assert importer.receive()[0] == "CUDA_SUCCESS"  # the event of a dead process counts as complete
+        importer.do("event_query", opened_event)
+        importer.do("event_wait", opened_event)
         importer.do("sync")
-        importer.do("event_destroy", same)
+        importer.do("event_destroy", opened_event)
 
 
-def test_events_are_shared_as_their_flags_say(softgpu: Path) -> None:
+def test_event_flags_determine_whether_it_can_be_shared(softgpu: Path) -> None:
     with scripted_programs(softgpu, 2) as [exporter, importer]:
         assert exporter.code("event_make", 4) == INVALID  # one that keeps time cannot be shared
         plain = exporter.do("event_make", 2)
@@ -243,7 +245,7 @@ def test_events_are_shared_as_their_flags_say(softgpu: Path) -> None:
         assert importer.code("event_open", "11" * 64) == "CUDA_ERROR_INVALID_HANDLE"
 
 
-def test_what_is_of_a_device_out_of_sight_is_refused(tmp_path: Path) -> None:
+def test_handles_of_an_invisible_device_are_refused(tmp_path: Path) -> None:
     directory = tmp_path / "gpu"
     manage.create(directory, "v100", 2)
     first, second = (ScriptedProgram(directory, CUDA_VISIBLE_DEVICES=str(number)) for number in range(2))
@@ -258,11 +260,11 @@ def test_what_is_of_a_device_out_of_sight_is_refused(tmp_path: Path) -> None:
         descriptor = first.do("export", first.do("create", UNIT))
         assert second.code("import", descriptor=descriptor) == INVALID
         os.close(descriptor)
-        # Who sees the device under another number finds it all the same.
+        # A process that numbers the devices differently can open it.
         assert both.do("read", both.do("ipc_open", handle), 2) == "0505"
     finally:
-        for puppet in (first, second, both):
-            puppet.kill()
+        for program in (first, second, both):
+            program.kill()
         manage.destroy(directory)
 
 
@@ -278,7 +280,7 @@ def test_shared_memory_outlives_its_context(softgpu: Path) -> None:
         assert used(softgpu) == 0
 
 
-def test_cuda_core_hands_buffers_to_its_children(softgpu: Path) -> None:
+def test_cuda_core_shares_buffers_with_child_processes(softgpu: Path) -> None:
     pytest.importorskip("cuda.core", reason="cuda-core is not installed (extra dev)")
     assert "core shares" in run(softgpu, "coreshares.py")
     assert used(softgpu) == 0

@@ -13,7 +13,7 @@ pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (ext
 pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
 
 
-def test_images_become_one(softgpu: Path) -> None:
+def test_linked_images_become_one_module(softgpu: Path) -> None:
     assert "linked" in run(softgpu, "linking.py")
     counters = manage.inspect(softgpu, 0)
     assert counters["memory_free_bytes"] == counters["memory_bytes"]

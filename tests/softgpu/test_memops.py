@@ -13,7 +13,7 @@ pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (ext
 pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
 
 
-def test_nothing_behind_a_wait_is_early(softgpu: Path) -> None:
+def test_work_after_a_value_wait_does_not_run_early(softgpu: Path) -> None:
     assert "values in order" in run(softgpu, "memops.py")
     counters = manage.inspect(softgpu, 0)
     assert counters["memory_free_bytes"] == counters["memory_bytes"]

@@ -24,9 +24,9 @@ pytestmark = pytest.mark.live
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
 
 UNIT = 2 << 20
-BOOKED = 512
-WHO = st.integers(0, 1)
-STORIES = count()
+ROUNDING = 512
+PROCESSES = st.integers(0, 1)
+RUNS = count()
 
 
 def rounded(size: int, unit: int) -> int:
@@ -35,13 +35,13 @@ def rounded(size: int, unit: int) -> int:
 
 @dataclass
 class Shared:
-    """Memory that either process may hold: under which name, and how often."""
+    """Memory that either process may hold, with the handles by which each holds it."""
 
     size: int
-    owner: int  # in whose books it is
+    owner: int  # the process that is charged
     kind: str  # "plain" or "physical"
-    maker: int = -1  # who can free it or hand it on; -1: was killed
-    account: int = -1  # of who made it, the process that holds it
+    maker: int = -1  # the process that can free or export it; -1: it was killed
+    account: int = -1  # the process whose account is charged
     names: list[list[int]] = field(default_factory=lambda: [[], []])
 
     def __post_init__(self) -> None:
@@ -53,156 +53,163 @@ class Shared:
 
 
 class Memory(RuleBasedStateMachine):
-    """The model: who owes what. The processes: the real thing."""
+    """A model of the charges, compared with two real processes after every step."""
 
     directory: Path
 
     def __init__(self) -> None:
         super().__init__()
-        self.story = next(STORIES)
+        self.run_number = next(RUNS)
         self.peaks = [0, 0]
-        self.puppets = [self.puppet(who) for who in range(2)]
+        self.programs = [self.program(process) for process in range(2)]
         self.shared: list[Shared] = []
         self.pools: list[dict[int, dict[int, int]]] = [{}, {}]  # by process and pool: its allocations and their bytes
 
-    def puppet(self, who: int) -> ScriptedProgram:
-        return ScriptedProgram(self.directory, SOFTGPU_ACCOUNT=f"story-{self.story}/{who}")
+    def program(self, process: int) -> ScriptedProgram:
+        return ScriptedProgram(self.directory, SOFTGPU_ACCOUNT=f"run-{self.run_number}/{process}")
 
     def pick(self, draw: int, *, kind: str, holder: int) -> Shared | None:
-        choice = [one for one in self.shared if one.kind == kind and one.names[holder]]
-        return choice[draw % len(choice)] if choice else None
+        choices = [allocation for allocation in self.shared if allocation.kind == kind and allocation.names[holder]]
+        return choices[draw % len(choices)] if choices else None
 
-    @rule(who=WHO, size=st.integers(1, 3 * UNIT))
-    def allocate(self, who: int, size: int) -> None:
-        pointer = self.puppets[who].do("alloc", size)
-        self.shared.append(Shared(rounded(size, BOOKED), who, "plain"))
-        self.shared[-1].names[who].append(pointer)
+    @rule(process=PROCESSES, size=st.integers(1, 3 * UNIT))
+    def allocate(self, process: int, size: int) -> None:
+        pointer = self.programs[process].do("alloc", size)
+        self.shared.append(Shared(rounded(size, ROUNDING), process, "plain"))
+        self.shared[-1].names[process].append(pointer)
 
-    @rule(who=WHO, units=st.integers(1, 3))
-    def create(self, who: int, units: int) -> None:
-        handle = self.puppets[who].do("create", units * UNIT)
-        self.shared.append(Shared(units * UNIT, who, "physical"))
-        self.shared[-1].names[who].append(handle)
+    @rule(process=PROCESSES, units=st.integers(1, 3))
+    def create(self, process: int, units: int) -> None:
+        handle = self.programs[process].do("create", units * UNIT)
+        self.shared.append(Shared(units * UNIT, process, "physical"))
+        self.shared[-1].names[process].append(handle)
 
-    @rule(who=WHO, draw=st.integers(0, 99))
-    def open_or_close(self, who: int, draw: int) -> None:
-        opened = self.pick(draw, kind="plain", holder=who)
-        if opened is not None and opened.maker != who:
-            self.puppets[who].do("ipc_close", opened.names[who].pop())
+    @rule(process=PROCESSES, draw=st.integers(0, 99))
+    def open_or_close(self, process: int, draw: int) -> None:
+        opened = self.pick(draw, kind="plain", holder=process)
+        if opened is not None and opened.maker != process:
+            self.programs[process].do("ipc_close", opened.names[process].pop())
             return
-        one = self.pick(draw, kind="plain", holder=1 - who)
-        if one is not None and one.maker == 1 - who:
-            handle = self.puppets[1 - who].do("ipc_get", one.names[1 - who][0])
-            one.names[who].append(self.puppets[who].do("ipc_open", handle))
+        allocation = self.pick(draw, kind="plain", holder=1 - process)
+        if allocation is not None and allocation.maker == 1 - process:
+            handle = self.programs[1 - process].do("ipc_get", allocation.names[1 - process][0])
+            allocation.names[process].append(self.programs[process].do("ipc_open", handle))
 
-    @rule(who=WHO, draw=st.integers(0, 99))
-    def free(self, who: int, draw: int) -> None:
-        one = self.pick(draw, kind="plain", holder=who)
-        if one is not None and one.maker == who:
-            self.puppets[who].do("free", one.names[who].pop())
+    @rule(process=PROCESSES, draw=st.integers(0, 99))
+    def free(self, process: int, draw: int) -> None:
+        allocation = self.pick(draw, kind="plain", holder=process)
+        if allocation is not None and allocation.maker == process:
+            self.programs[process].do("free", allocation.names[process].pop())
 
-    @rule(who=WHO, draw=st.integers(0, 99))
-    def hand_over(self, who: int, draw: int) -> None:
-        one = self.pick(draw, kind="physical", holder=who)
-        if one is None:
+    @rule(process=PROCESSES, draw=st.integers(0, 99))
+    def hand_over(self, process: int, draw: int) -> None:
+        allocation = self.pick(draw, kind="physical", holder=process)
+        if allocation is None:
             return
-        descriptor = self.puppets[who].do("export", one.names[who][0])
-        one.names[1 - who].append(self.puppets[1 - who].do("import", descriptor=descriptor))
+        descriptor = self.programs[process].do("export", allocation.names[process][0])
+        allocation.names[1 - process].append(self.programs[1 - process].do("import", descriptor=descriptor))
         os.close(descriptor)
 
-    @rule(who=WHO, draw=st.integers(0, 99))
-    def release(self, who: int, draw: int) -> None:
-        one = self.pick(draw, kind="physical", holder=who)
-        if one is not None:
-            self.puppets[who].do("release", one.names[who].pop())
+    @rule(process=PROCESSES, draw=st.integers(0, 99))
+    def release(self, process: int, draw: int) -> None:
+        allocation = self.pick(draw, kind="physical", holder=process)
+        if allocation is not None:
+            self.programs[process].do("release", allocation.names[process].pop())
 
-    @rule(who=WHO, draw=st.integers(0, 99))
-    def map_and_unmap(self, who: int, draw: int) -> None:
-        one = self.pick(draw, kind="physical", holder=who)
-        if one is None:
+    @rule(process=PROCESSES, draw=st.integers(0, 99))
+    def map_and_unmap(self, process: int, draw: int) -> None:
+        allocation = self.pick(draw, kind="physical", holder=process)
+        if allocation is None:
             return
-        puppet = self.puppets[who]
-        address = puppet.do("reserve", one.size)
-        puppet.do("map", address, one.size, one.names[who][0])
-        puppet.do("access", address, one.size)
-        puppet.do("fill", address, 1, one.size)
-        puppet.do("release", one.names[who][0])
-        one.names[who][0] = puppet.do("retain", address)
-        puppet.do("unmap", address, one.size)
-        puppet.do("unreserve", address, one.size)
+        program = self.programs[process]
+        address = program.do("reserve", allocation.size)
+        program.do("map", address, allocation.size, allocation.names[process][0])
+        program.do("access", address, allocation.size)
+        program.do("fill", address, 1, allocation.size)
+        program.do("release", allocation.names[process][0])
+        allocation.names[process][0] = program.do("retain", address)
+        program.do("unmap", address, allocation.size)
+        program.do("unreserve", address, allocation.size)
 
-    @rule(who=WHO, exportable=st.booleans())
-    def make_pool(self, who: int, exportable: bool) -> None:
-        self.pools[who][self.puppets[who].do("pool_make", exportable=exportable)] = {}
+    @rule(process=PROCESSES, exportable=st.booleans())
+    def make_pool(self, process: int, exportable: bool) -> None:
+        self.pools[process][self.programs[process].do("pool_make", exportable=exportable)] = {}
 
-    @rule(who=WHO, draw=st.integers(0, 99), size=st.integers(1, 3 * UNIT))
-    def allocate_from_pool(self, who: int, draw: int, size: int) -> None:
-        if self.pools[who]:
-            pool = list(self.pools[who])[draw % len(self.pools[who])]
-            self.pools[who][pool][self.puppets[who].do("pool_alloc", pool, size)] = rounded(size, BOOKED)
+    @rule(process=PROCESSES, draw=st.integers(0, 99), size=st.integers(1, 3 * UNIT))
+    def allocate_from_pool(self, process: int, draw: int, size: int) -> None:
+        if self.pools[process]:
+            pool = list(self.pools[process])[draw % len(self.pools[process])]
+            self.pools[process][pool][self.programs[process].do("pool_alloc", pool, size)] = rounded(size, ROUNDING)
 
-    @rule(who=WHO, draw=st.integers(0, 99))
-    def free_into_pool(self, who: int, draw: int) -> None:
-        out = [(pool, pointer) for pool, pointers in self.pools[who].items() for pointer in pointers]
+    @rule(process=PROCESSES, draw=st.integers(0, 99))
+    def free_into_pool(self, process: int, draw: int) -> None:
+        out = [(pool, pointer) for pool, pointers in self.pools[process].items() for pointer in pointers]
         if out:
             pool, pointer = out[draw % len(out)]
-            self.puppets[who].do("free_async", pointer)
-            self.puppets[who].do("sync")
-            del self.pools[who][pool][pointer]
+            self.programs[process].do("free_async", pointer)
+            self.programs[process].do("sync")
+            del self.pools[process][pool][pointer]
 
-    @rule(who=WHO, draw=st.integers(0, 99))
-    def destroy_pool(self, who: int, draw: int) -> None:
-        empty = [pool for pool, pointers in self.pools[who].items() if not pointers]
+    @rule(process=PROCESSES, draw=st.integers(0, 99))
+    def destroy_pool(self, process: int, draw: int) -> None:
+        empty = [pool for pool, pointers in self.pools[process].items() if not pointers]
         if empty:
             pool = empty[draw % len(empty)]
-            self.puppets[who].do("pool_destroy", pool)
-            del self.pools[who][pool]
+            self.programs[process].do("pool_destroy", pool)
+            del self.pools[process][pool]
 
     @precondition(lambda self: len(self.shared) > 2)
-    @rule(who=WHO)
-    def kill(self, who: int) -> None:
-        self.puppets[who].kill()
-        self.puppets[who] = self.puppet(who)
-        self.pools[who] = {}
-        for one in self.shared:
-            one.names[who].clear()
-            one.maker = -1 if one.maker == who else one.maker
-            one.owner = 1 - who if one.owner == who else one.owner  # who still holds it owes it now
+    @rule(process=PROCESSES)
+    def kill(self, process: int) -> None:
+        self.programs[process].kill()
+        self.programs[process] = self.program(process)
+        self.pools[process] = {}
+        for allocation in self.shared:
+            allocation.names[process].clear()
+            allocation.maker = -1 if allocation.maker == process else allocation.maker
+            allocation.owner = (
+                1 - process if allocation.owner == process else allocation.owner
+            )  # the process that still holds it is charged now
 
     @invariant()
     def each_owes_what_it_holds(self) -> None:
-        self.shared = [one for one in self.shared if one.held]
-        pools = [sum(rounded(sum(held.values()), UNIT) for held in self.pools[who].values()) for who in range(2)]
-        owed = [pools[who] + sum(one.size for one in self.shared if one.owner == who) for who in range(2)]
+        self.shared = [allocation for allocation in self.shared if allocation.held]
+        pools = [
+            sum(rounded(sum(held.values()), UNIT) for held in self.pools[process].values()) for process in range(2)
+        ]
+        owed = [
+            pools[process] + sum(allocation.size for allocation in self.shared if allocation.owner == process)
+            for process in range(2)
+        ]
         counters = manage.inspect(self.directory, 0)
         counted = {client["pid"]: client["counters"]["memory_bytes"] for client in counters["clients"]}
-        # A process that has not come so far as to be a client owes nothing.
-        assert [counted.get(puppet.process.pid, 0) for puppet in self.puppets] == owed
+        # A process that is not a client yet is charged nothing.
+        assert [counted.get(program.process.pid, 0) for program in self.programs] == owed
         assert counters["memory_bytes"] - counters["memory_free_bytes"] == sum(owed)
-        for who in range(2):
-            now = pools[who] + sum(one.size for one in self.shared if one.account == who)
-            self.peaks[who] = max(self.peaks[who], now)
-            assert self.account(counters, who) == (now, self.peaks[who])
+        for process in range(2):
+            now = pools[process] + sum(allocation.size for allocation in self.shared if allocation.account == process)
+            self.peaks[process] = max(self.peaks[process], now)
+            assert self.account(counters, process) == (now, self.peaks[process])
 
-    def account(self, counters: dict[str, Any], who: int) -> tuple[int, int]:
-        name = f"story-{self.story}/{who}"
+    def account(self, counters: dict[str, Any], process: int) -> tuple[int, int]:
+        name = f"run-{self.run_number}/{process}"
         found = [account for account in counters["accounts"] if account["account"] == name]
-        # Before its first process has come so far there is none.
+        # Before its first process is a client, there is no account.
         return (found[0]["memory_bytes"], found[0]["memory_peak_bytes"]) if found else (0, 0)
 
     def teardown(self) -> None:
-        for puppet in self.puppets:
-            puppet.kill()
+        for program in self.programs:
+            program.kill()
         counters = manage.inspect(self.directory, 0)
         assert counters["memory_bytes"] == counters["memory_free_bytes"]
-        assert [self.account(counters, who) for who in range(2)] == [(0, peak) for peak in self.peaks]
+        assert [self.account(counters, process) for process in range(2)] == [(0, peak) for peak in self.peaks]
         assert counters["clients"] == []
 
 
 @contextmanager
 def one_gpu() -> Iterator[Path]:
-    with TemporaryDirectory() as place:
-        directory = Path(place) / "gpu"
+    with TemporaryDirectory() as temporary:
+        directory = Path(temporary) / "gpu"
         manage.create(directory, "v100", 1)
         try:
             yield directory
@@ -210,7 +217,7 @@ def one_gpu() -> Iterator[Path]:
             manage.destroy(directory)
 
 
-def test_counters_are_right_after_any_sequence() -> None:
+def test_memory_counters_are_correct_after_any_sequence_of_calls() -> None:
     with one_gpu() as directory:
         machine = type("Machine", (Memory,), {"directory": directory})
         run_state_machine_as_test(

@@ -16,7 +16,7 @@ pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (ext
 pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
 
 
-def test_the_parts_of_the_face_go_together(softgpu: Path) -> None:
+def test_features_work_together_in_one_program(softgpu: Path) -> None:
     assert "mixed" in run(softgpu, "mixtures.py")
     counters = manage.inspect(softgpu, 0)
     assert counters["memory_free_bytes"] == counters["memory_bytes"]
@@ -24,19 +24,19 @@ def test_the_parts_of_the_face_go_together(softgpu: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_every_kind_of_memory_comes_back_from_a_full_device(softgpu: Path, seed: int) -> None:
+def test_every_kind_of_memory_is_released_on_a_full_device(softgpu: Path, seed: int) -> None:
     assert "given back" in run(softgpu, "hoard.py", str(seed))
     counters = manage.inspect(softgpu, 0)
     assert counters["memory_free_bytes"] == counters["memory_bytes"]
 
 
-def test_green_contexts_divide_what_an_mps_client_has(tmp_path: Path) -> None:
-    stage = MpsHarness(tmp_path)
+def test_green_contexts_partition_the_share_of_an_mps_client(tmp_path: Path) -> None:
+    harness = MpsHarness(tmp_path)
     try:
-        assert stage.control("-d").returncode == 0
+        assert harness.control("-d").returncode == 0
         done = subprocess.run(
             [sys.executable, str(PROGRAMS / "green.py"), "2", "2"],
-            env=stage.environment(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="50"),
+            env=harness.environment(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="50"),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -45,10 +45,10 @@ def test_green_contexts_divide_what_an_mps_client_has(tmp_path: Path) -> None:
         )
         assert done.stdout.strip() == "green", done.stdout
     finally:
-        stage.close()
+        harness.close()
 
 
-def test_nodes_record_and_await_events_of_another_process(softgpu: Path) -> None:
+def test_graph_nodes_use_events_of_another_process(softgpu: Path) -> None:
     assert "seen" in run(softgpu, "sharedgraph.py")
     counters = manage.inspect(softgpu, 0)
     assert counters["memory_free_bytes"] == counters["memory_bytes"]

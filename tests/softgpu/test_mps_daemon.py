@@ -1,4 +1,4 @@
-"""An MPS control daemon among those who do not keep to the rules: deaf, silent, dead, or in its place."""
+"""An MPS control daemon with misbehaving peers: ones that do not read, do not answer, are dead, or use its files."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ PID_FILE = "nvidia-cuda-mps-control.pid"
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[MpsHarness]:
-    stage = MpsHarness(tmp_path)
-    yield stage
-    stage.close()
+def harness(tmp_path: Path) -> Iterator[MpsHarness]:
+    harness = MpsHarness(tmp_path)
+    yield harness
+    harness.close()
 
 
-def talk_for_ever(line: socket.socket) -> None:
+def send_until_error(line: socket.socket) -> None:
     while True:
         line.send(b"ui\nhelp")
 
 
-def test_one_who_does_not_read_its_answers_is_hung_up_on(stage: MpsHarness) -> None:
-    assert stage.control("-d").returncode == 0
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as deaf:
-        deaf.settimeout(60)
-        deaf.connect(str(stage.pipe / "control"))
+def test_peer_that_does_not_read_answers_is_disconnected(harness: MpsHarness) -> None:
+    assert harness.control("-d").returncode == 0
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
+        line.settimeout(60)
+        line.connect(str(harness.pipe / "control"))
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
-            talk_for_ever(deaf)
-    assert stage.command("get_default_client_priority") == "0"
+            send_until_error(line)
+    assert harness.command("get_default_client_priority") == "0"
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 
 
 @pytest.mark.parametrize("question", ["members", "admit 1 0"])
-def test_a_server_that_stopped_answering_is_ended(daemon: Daemon, question: str) -> None:
+def test_server_that_does_not_answer_is_killed(daemon: Daemon, question: str) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     process = subprocess.Popen(["sleep", "1000"])
     process.send_signal(signal.SIGSTOP)
@@ -66,10 +66,10 @@ def test_a_server_that_stopped_answering_is_ended(daemon: Daemon, question: str)
         assert daemon.ask(stopped, question) is None
     assert daemon.servers == {}
     assert process.returncode == -signal.SIGKILL
-    assert "no MPS server has it" in (commands.obey(daemon, f"get_server_status {stopped.pid}", None) or "")  # type: ignore[arg-type]
+    assert "no MPS server has it" in (commands.execute_command(daemon, f"get_server_status {stopped.pid}", None) or "")  # type: ignore[arg-type]
 
 
-def test_a_server_outlives_a_daemon_that_died_with_an_answer_unread() -> None:
+def test_server_survives_a_daemon_that_died_with_an_unread_answer() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         ours.send(b"an answer")
@@ -78,26 +78,26 @@ def test_a_server_outlives_a_daemon_that_died_with_an_answer_unread() -> None:
 
 
 @pytest.mark.parametrize("name", [PID_FILE, "control"])
-def test_a_place_that_is_taken_is_named_in_one_sentence(stage: MpsHarness, name: str) -> None:
-    (stage.pipe / name).mkdir(parents=True)
-    done = stage.control("-d")
+def test_unusable_pipe_directory_is_reported_in_one_line(harness: MpsHarness, name: str) -> None:
+    (harness.pipe / name).mkdir(parents=True)
+    done = harness.control("-d")
     assert done.returncode == 1
     assert done.stdout.count("\n") == 1
     assert name in done.stdout
     assert "CUDA_MPS_PIPE_DIRECTORY" in done.stdout
 
 
-def test_the_lock_on_a_pid_file_that_was_removed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_on_a_removed_pid_file_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
-    lock, path, tries = fcntl.flock, tmp_path / PID_FILE, []
+    lock, path, attempts = fcntl.flock, tmp_path / PID_FILE, []
 
-    def while_another_ends(file: int, how: int) -> None:
-        tries.append(file)
-        if len(tries) == 1:
+    def unlink_before_lock(file: int, operation: int) -> None:
+        attempts.append(file)
+        if len(attempts) == 1:
             path.unlink()
-        lock(file, how)
+        lock(file, operation)
 
-    monkeypatch.setattr(fcntl, "flock", while_another_ends)
+    monkeypatch.setattr(fcntl, "flock", unlink_before_lock)
     file = control.locked_pid_file()
     assert file is not None
     assert os.path.samestat(os.fstat(file), path.stat())

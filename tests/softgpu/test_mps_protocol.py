@@ -1,4 +1,4 @@
-"""MPS's text protocol: a transcript to the letter, and input of any kind that ends neither daemon nor front end."""
+"""MPS's text protocol: an exact transcript, and arbitrary input that ends neither daemon nor front end."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ TRANSCRIPT = Path(__file__).parent / "transcripts" / "mps.txt"
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[MpsHarness]:
-    stage = MpsHarness(tmp_path)
-    yield stage
-    stage.close()
+def harness(tmp_path: Path) -> Iterator[MpsHarness]:
+    harness = MpsHarness(tmp_path)
+    yield harness
+    harness.close()
 
 
 class Names:
-    """Pids, identities and numbers of users have names in the transcript."""
+    """Names of pids, identities and user ids in the transcript."""
 
     def __init__(self) -> None:
-        self.known: dict[str, str] = {}
+        self.values: dict[str, str] = {}
 
-    def into(self, command: str) -> str:
-        for name, value in self.known.items():
+    def substitute(self, command: str) -> str:
+        for name, value in self.values.items():
             command = re.sub(rf"\b{name}\b", value, command)
         return command
 
-    def out_of(self, text: str) -> str:
-        for name, value in self.known.items():
+    def anonymize(self, text: str) -> str:
+        for name, value in self.values.items():
             text = re.sub(rf"\b{value}\b", name, text)
         text = re.sub(r"GPU-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}(-[0-9a-f]{4}-[0-9a-f]{12})?", "GPU-IDENTITY", text)
         text = re.sub(rf"user {os.getuid()}\b", "user UID", text)
@@ -50,22 +50,22 @@ class Names:
         return re.sub(" +", " ", text)
 
 
-def play(stage: MpsHarness, script: list[str]) -> list[str]:
-    """What the steps of a transcript give now: its commands and what they print."""
-    names, made = Names(), []
+def play(harness: MpsHarness, script: list[str]) -> list[str]:
+    """Return the steps of a transcript with their present output."""
+    names, lines = Names(), []
     client: SteeredMps | None = None
     for step in script:
-        made.append(step)
+        lines.append(step)
         if step == "(a client initialises CUDA)":
-            client = stage.client("init", "context")
-            names.known["CLIENT"] = str(client.pid)
+            client = harness.client("init", "context")
+            names.values["CLIENT"] = str(client.pid)
         elif step == "(the client ends)":
             assert client is not None
-            stage.gone(client)
+            harness.gone(client)
         else:
             done = subprocess.run(
-                ["sh", "-c", names.into(step.removeprefix("$ "))],
-                env=stage.environment(),
+                ["sh", "-c", names.substitute(step.removeprefix("$ "))],
+                env=harness.environment(),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -73,52 +73,54 @@ def play(stage: MpsHarness, script: list[str]) -> list[str]:
                 check=False,
             )
             if step.startswith("$ echo get_server_list") and re.fullmatch(r"[0-9]+\n", done.stdout):
-                names.known["SERVER"] = done.stdout.strip()
-            made += names.out_of(done.stdout).splitlines()
-    return made
+                names.values["SERVER"] = done.stdout.strip()
+            lines += names.anonymize(done.stdout).splitlines()
+    return lines
 
 
-def test_the_transcript_is_to_the_letter(stage: MpsHarness) -> None:
+def test_output_equals_the_transcript(harness: MpsHarness) -> None:
     expected = TRANSCRIPT.read_text().splitlines()
     script = [line for line in expected if line.startswith(("$ ", "(a client", "(the client"))]
     assert len(script) > 30
-    assert play(stage, script) == expected
+    assert play(harness, script) == expected
 
 
-def test_in_the_foreground_it_says_what_it_logs_and_on_a_terminal_it_prompts(stage: MpsHarness) -> None:
+def test_foreground_daemon_prints_its_log_and_front_end_prompts_on_a_terminal(harness: MpsHarness) -> None:
     foreground = subprocess.Popen(
-        ["nvidia-cuda-mps-control", "-f"], env=stage.environment(), stdout=subprocess.PIPE, text=True
+        ["nvidia-cuda-mps-control", "-f"], env=harness.environment(), stdout=subprocess.PIPE, text=True
     )
     assert foreground.stdout is not None
     assert "Starting control daemon using socket" in foreground.stdout.readline()
     ours, theirs = os.openpty()
-    typed = subprocess.Popen(["nvidia-cuda-mps-control"], env=stage.environment(), stdin=theirs, stdout=subprocess.PIPE)
+    typed = subprocess.Popen(
+        ["nvidia-cuda-mps-control"], env=harness.environment(), stdin=theirs, stdout=subprocess.PIPE
+    )
     os.write(ours, b"get_default_client_priority\nquit\n")
     assert typed.communicate(timeout=60)[0] == b"> 0\n> "
     assert typed.returncode == 0
     out, _ = foreground.communicate(timeout=60)
     assert foreground.returncode == 0
     assert out.endswith("Exit\n")
-    assert not (stage.pipe / "control").exists()
+    assert not (harness.pipe / "control").exists()
     for descriptor in (ours, theirs):
         os.close(descriptor)
 
 
-def test_ps_of_the_system_finds_the_programs_by_name(stage: MpsHarness) -> None:
-    assert stage.control("-d").returncode == 0
-    assert stage.command(f"start_server -uid {os.getuid()}") == ""
-    daemon = (stage.pipe / "nvidia-cuda-mps-control.pid").read_text().strip()
-    for pid, name in ((daemon, "nvidia-cuda-mps-control"), (stage.server(), "nvidia-cuda-mps-server")):
+def test_processes_have_the_names_of_nvidias_programs(harness: MpsHarness) -> None:
+    assert harness.control("-d").returncode == 0
+    assert harness.command(f"start_server -uid {os.getuid()}") == ""
+    daemon = (harness.pipe / "nvidia-cuda-mps-control.pid").read_text().strip()
+    for pid, name in ((daemon, "nvidia-cuda-mps-control"), (harness.server(), "nvidia-cuda-mps-server")):
         assert name.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
         assert Path(f"/proc/{pid}/comm").read_text() == name[:15] + "\n"
 
 
-def answers_to(stage: MpsHarness, messages: list[bytes]) -> list[bytes]:
-    """What the daemon sends back to messages on one line of their own; b"" once it has hung up."""
+def answers_to(harness: MpsHarness, messages: list[bytes]) -> list[bytes]:
+    """Return the daemon's answers to messages on a new connection; b"" once it is closed."""
     answers = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
         line.settimeout(30)
-        line.connect(str(stage.pipe / "control"))
+        line.connect(str(harness.pipe / "control"))
         for message in messages:
             try:
                 line.send(message)
@@ -143,13 +145,13 @@ COMMANDS = st.one_of(
 ).filter(lambda command: command.split()[:1] != [b"quit"] or b"-x" in command)
 
 
-def test_whatever_is_said_the_daemon_answers_and_lives(stage: MpsHarness) -> None:
-    assert stage.control("-d").returncode == 0
+def test_daemon_survives_arbitrary_input(harness: MpsHarness) -> None:
+    assert harness.control("-d").returncode == 0
 
     @settings(max_examples=examples(60, 1500), deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.lists(COMMANDS, min_size=1, max_size=4))
     def fuzz(commands: list[bytes]) -> None:
-        for answer in answers_to(stage, [b"ui\n" + command for command in commands]):
+        for answer in answers_to(harness, [b"ui\n" + command for command in commands]):
             assert answer.startswith(b"=")
             text = answer[1:].decode()
             assert "Traceback" not in text
@@ -159,13 +161,13 @@ def test_whatever_is_said_the_daemon_answers_and_lives(stage: MpsHarness) -> Non
     @settings(max_examples=examples(50, 1000), deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.binary(min_size=1, max_size=400).filter(lambda message: not message.startswith((b"ui\n", b"client\n"))))
     def hostile(message: bytes) -> None:
-        assert answers_to(stage, [message, b"ui\nget_server_list"]) == [b"", b""]
+        assert answers_to(harness, [message, b"ui\nget_server_list"]) == [b"", b""]
 
     fuzz()
     hostile()
     for settings_ in (b"X", b"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=nan\nCUDA_MPS_PINNED_DEVICE_MEM_LIMIT=,,=\n\xff=\0"):
-        assert answers_to(stage, [b"client\n" + settings_])[0].startswith(b"welcome ")
-    daemon = int((stage.pipe / "nvidia-cuda-mps-control.pid").read_text())
+        assert answers_to(harness, [b"client\n" + settings_])[0].startswith(b"welcome ")
+    daemon = int((harness.pipe / "nvidia-cuda-mps-control.pid").read_text())
     os.kill(daemon, 0)
     garbage = b"\xff\xfe\n" + b"x" * 100000 + b"\nget_default_client_priority\n"
-    assert stage.control(input_text=garbage).stdout.endswith("0\n")
+    assert harness.control(input_text=garbage).stdout.endswith("0\n")

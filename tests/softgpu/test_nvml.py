@@ -1,4 +1,4 @@
-"""NVIDIA's own Python package for NVML, unmodified, on software GPUs: what it is told agrees with the books."""
+"""NVIDIA's unmodified Python package for NVML on software GPUs: its results agree with the device's counters."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def part(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     manage.destroy(directory)
 
 
-# -- what it is ----------------------------------------
+# -- identity ----------------------------------------
 
 
-def test_it_is_found_by_every_name_it_has(part: tuple[str, Any]) -> None:
+def test_device_is_found_by_index_uuid_bus_and_serial(part: tuple[str, Any]) -> None:
     _, handle = part
     assert nv.nvmlDeviceGetCount() == 2
     other = nv.nvmlDeviceGetHandleByIndex(1)
@@ -53,21 +53,21 @@ def test_it_is_found_by_every_name_it_has(part: tuple[str, Any]) -> None:
     ext = nv.nvmlPciInfoExt_v1_t(version=nv.nvmlPciInfoExt_v1)
     nv.nvmlDeviceGetPciInfoExt(other, nv.byref(ext))
     assert (ext.bus, ext.pciDeviceId, ext.baseClass) == (bus.bus, bus.pciDeviceId, 3)
-    for found in (
+    for match in (
         nv.nvmlDeviceGetHandleByUUID(uuids[1]),
         nv.nvmlDeviceGetHandleByUUIDV(bytes.fromhex(counters["uuid"]), nv.NVML_UUID_TYPE_BINARY),
         nv.nvmlDeviceGetHandleByUUIDV(uuids[1].encode(), nv.NVML_UUID_TYPE_ASCII),
         nv.nvmlDeviceGetHandleByPciBusId(bus.busId),
         nv.nvmlDeviceGetHandleBySerial(nv.nvmlDeviceGetSerial(other)),
     ):
-        assert nv.nvmlDeviceGetIndex(found) == 1
-        assert nv.nvmlDeviceGetMinorNumber(found) == 1
+        assert nv.nvmlDeviceGetIndex(match) == 1
+        assert nv.nvmlDeviceGetMinorNumber(match) == 1
     assert refusal(nv.nvmlDeviceGetHandleByUUID, "GPU-00000000-0000-0000-0000-000000000000") == nv.NVML_ERROR_NOT_FOUND
     assert refusal(nv.nvmlDeviceGetHandleByPciBusId, "0000:99:00.0") == nv.NVML_ERROR_NOT_FOUND
     assert refusal(nv.nvmlDeviceGetHandleByIndex, 2) == nv.NVML_ERROR_INVALID_ARGUMENT
 
 
-def test_a_part_is_what_its_data_sheet_says(part: tuple[str, Any]) -> None:
+def test_device_properties_match_the_data_sheet(part: tuple[str, Any]) -> None:
     key, handle = part
     name, capability, cores, bus_bits, limit_w, generation, brand, architecture = {
         "t4": ("Tesla T4", (7, 5), 2560, 256, 70, 3, nv.NVML_BRAND_NVIDIA, 6),
@@ -98,7 +98,7 @@ def test_a_part_is_what_its_data_sheet_says(part: tuple[str, Any]) -> None:
     assert nv.nvmlDeviceGetCurrPcieLinkWidth(handle) == nv.nvmlDeviceGetMaxPcieLinkWidth(handle) == 16
 
 
-def test_what_only_newer_parts_have_is_refused_by_the_others(part: tuple[str, Any]) -> None:
+def test_features_of_newer_devices_are_refused_by_older_ones(part: tuple[str, Any]) -> None:
     key, handle = part
     unsupported = nv.NVML_ERROR_NOT_SUPPORTED
     if key in ("t4", "v100-32"):
@@ -125,7 +125,7 @@ def test_what_only_newer_parts_have_is_refused_by_the_others(part: tuple[str, An
         assert refusal(question, *arguments) == unsupported
 
 
-def test_settings_of_an_idle_device(part: tuple[str, Any]) -> None:
+def test_idle_device_reports_its_settings(part: tuple[str, Any]) -> None:
     key, handle = part
     assert nv.nvmlDeviceGetPersistenceMode(handle) == nv.NVML_FEATURE_ENABLED
     assert nv.nvmlDeviceGetEccMode(handle) == [1, 1]
@@ -159,10 +159,10 @@ def test_settings_of_an_idle_device(part: tuple[str, Any]) -> None:
     assert fields[1].value.uiVal == nv.nvmlDeviceGetEnforcedPowerLimit(handle)
 
 
-# -- who is there ----------------------------------------
+# -- processes ----------------------------------------
 
 
-def test_processes_appear_with_their_context_and_vanish_with_it(softgpu: Path, device: Any) -> None:
+def test_processes_are_listed_while_they_have_a_context(softgpu: Path, device: Any) -> None:
     assert nv.nvmlDeviceGetComputeRunningProcesses(device) == []
     worker = Worker(softgpu)
     worker.do("take", 3 * GIB)
@@ -190,9 +190,7 @@ def test_a_monitor_is_no_client_of_the_device(softgpu: Path, device: Any) -> Non
     assert (counters["connected"], counters["clients"], counters["unsupported"]) == (0, [], {})
 
 
-def test_visible_devices_are_none_of_nvmls_business_and_buses_agree(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nvml_ignores_visible_devices_and_agrees_on_bus_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = tmp_path / "gpu"
     manage.create(directory, "t4", 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
@@ -204,10 +202,10 @@ def test_visible_devices_are_none_of_nvmls_business_and_buses_agree(
     assert bus == f"0000{reported}".upper()
 
 
-# -- how busy it is ----------------------------------------
+# -- utilization ----------------------------------------
 
 
-def test_utilization_of_half_a_load_is_what_the_counters_say(softgpu: Path, device: Any) -> None:
+def test_utilization_samples_equal_the_counters(softgpu: Path, device: Any) -> None:
     worker = Worker(softgpu)
     for _ in range(20):
         worker.do("spin", 25_000_000, 40)  # 40 of 80 SMs
@@ -221,7 +219,7 @@ def test_utilization_of_half_a_load_is_what_the_counters_say(softgpu: Path, devi
     assert abs(reported_ns - counters["counters"]["busy_ns"]) <= len(samples) * PERIOD_NS * 0.0051
     assert counters["counters"]["busy_ns"] == 20 * 25_000_000
     assert any(0 < sample.sampleValue.uiVal < 100 for sample in samples)
-    # What was told already is not told again.
+    # Samples that were already returned are not returned again.
     code, newer = nv.NVML_ERROR_NOT_FOUND, []
     try:
         newer = nv.nvmlDeviceGetSamples(device, nv.NVML_GPU_UTILIZATION_SAMPLES, stamps[-1])[1]
@@ -230,20 +228,20 @@ def test_utilization_of_half_a_load_is_what_the_counters_say(softgpu: Path, devi
     assert code == nv.NVML_ERROR_NOT_FOUND
     assert all(sample.timeStamp > stamps[-1] for sample in newer)
     # By process, over everything that is remembered: the same time, and all of it this worker's.
-    (use,) = nv.nvmlDeviceGetProcessUtilization(device, 0)
+    (utilization,) = nv.nvmlDeviceGetProcessUtilization(device, 0)
     (info,) = nv.nvmlDeviceGetProcessesUtilizationInfo(device, 0)
-    assert use.pid == info.pid == worker.pid
+    assert utilization.pid == info.pid == worker.pid
     client = manage.inspect(softgpu, 0)["clients"][0]["counters"]
     assert client["sm_ns"] == 40 * client["busy_ns"]
     worker.end()
 
 
-def test_the_latest_utilization_is_that_of_the_counters(softgpu: Path, device: Any) -> None:
+def test_latest_utilization_equals_the_counters(softgpu: Path, device: Any) -> None:
     worker = Worker(softgpu)
-    looks = agreed = 0
-    while looks < 6 or not agreed:  # a look that comes late finds the device idle
-        worker.do("spin", (40_000_000, 90_000_000, 130_000_000)[looks % 3], 80)
-        looks += 1
+    queries = agreed = 0
+    while queries < 6 or not agreed:  # a late query finds the device idle
+        worker.do("spin", (40_000_000, 90_000_000, 130_000_000)[queries % 3], 80)
+        queries += 1
         while True:  # the same period on both sides of the question
             before = manage.inspect(softgpu, 0)["utilization"]
             rates, power_mw = nv.nvmlDeviceGetUtilizationRates(device), nv.nvmlDeviceGetPowerUsage(device)
@@ -256,7 +254,7 @@ def test_the_latest_utilization_is_that_of_the_counters(softgpu: Path, device: A
     worker.end()
 
 
-def test_energy_and_warmth_follow_the_work(softgpu: Path, device: Any) -> None:
+def test_energy_and_temperature_follow_the_work(softgpu: Path, device: Any) -> None:
     before = manage.inspect(softgpu, 0)
     idle_c = nv.nvmlDeviceGetTemperature(device, 0)
     worker = Worker(softgpu)
@@ -272,22 +270,20 @@ def test_energy_and_warmth_follow_the_work(softgpu: Path, device: Any) -> None:
 
 def test_traffic_to_the_host_is_reported_by_direction(softgpu: Path, device: Any) -> None:
     worker = Worker(softgpu)
-    seen = 0
+    reported = 0
     for _ in range(50):
         worker.do("copy", 1 << 20)  # little enough to be written on the host, too, before the period is over
         until_next_sample(softgpu)
         received = nv.nvmlDeviceGetPcieThroughput(device, nv.NVML_PCIE_UTIL_RX_BYTES)
         assert nv.nvmlDeviceGetPcieThroughput(device, nv.NVML_PCIE_UTIL_TX_BYTES) == 0
-        seen += received > 0
-        if seen:
+        reported += received > 0
+        if reported:
             break
-    assert seen
+    assert reported
     worker.end()
 
 
-def test_performance_monitoring_of_a_hopper_tells_sms_apart_from_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpm_of_a_hopper_distinguishes_sm_and_time_utilization(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = tmp_path / "gpu"
     manage.create(directory, "h100", 1)
     with device_of(directory, monkeypatch) as device:
@@ -296,13 +292,13 @@ def test_performance_monitoring_of_a_hopper_tells_sms_apart_from_time(
         nv.nvmlGpmSampleGet(device, first)
         worker.do("spin", 50_000_000, 33)  # a quarter of 132 SMs
         nv.nvmlGpmSampleGet(device, second)
-        asked = nv.c_nvmlGpmMetricsGet_t(version=nv.NVML_GPM_METRICS_GET_VERSION, numMetrics=3)
-        asked.sample1, asked.sample2 = first, second
-        wanted = (nv.NVML_GPM_METRIC_GRAPHICS_UTIL, nv.NVML_GPM_METRIC_SM_UTIL, nv.NVML_GPM_METRIC_SM_OCCUPANCY)
-        for place, metric in enumerate(wanted):
-            asked.metrics[place].metricId = metric
-        nv.nvmlGpmMetricsGet(asked)
-        busy, sms, occupancy = (asked.metrics[place].value for place in range(3))
+        query = nv.c_nvmlGpmMetricsGet_t(version=nv.NVML_GPM_METRICS_GET_VERSION, numMetrics=3)
+        query.sample1, query.sample2 = first, second
+        metrics = (nv.NVML_GPM_METRIC_GRAPHICS_UTIL, nv.NVML_GPM_METRIC_SM_UTIL, nv.NVML_GPM_METRIC_SM_OCCUPANCY)
+        for index, metric in enumerate(metrics):
+            query.metrics[index].metricId = metric
+        nv.nvmlGpmMetricsGet(query)
+        busy, sms, occupancy = (query.metrics[index].value for index in range(3))
         assert busy > 0
         assert sms == pytest.approx(busy / 4, rel=1e-9)
         assert occupancy == pytest.approx(sms * 256 / 2048, rel=1e-9)  # one block of 256 threads on each of them
@@ -312,16 +308,16 @@ def test_performance_monitoring_of_a_hopper_tells_sms_apart_from_time(
     manage.destroy(directory)
 
 
-# -- what goes wrong ----------------------------------------
+# -- failures ----------------------------------------
 
 
-def test_a_server_that_is_gone_is_a_lost_gpu(softgpu: Path, device: Any) -> None:
+def test_destroyed_server_is_reported_as_a_lost_gpu(softgpu: Path, device: Any) -> None:
     manage.destroy(softgpu)
     assert refusal(nv.nvmlDeviceGetUtilizationRates, device) == nv.NVML_ERROR_GPU_IS_LOST
     assert refusal(nv.nvmlDeviceGetName, device) == nv.NVML_ERROR_GPU_IS_LOST
 
 
-def test_the_compute_mode_is_the_devices_own(softgpu: Path, device: Any) -> None:
+def test_compute_mode_is_set_on_the_device(softgpu: Path, device: Any) -> None:
     nv.nvmlDeviceSetComputeMode(device, nv.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS)
     assert nv.nvmlDeviceGetComputeMode(device) == nv.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
     assert manage.inspect(softgpu, 0)["compute_mode"] == nv.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
@@ -329,16 +325,16 @@ def test_the_compute_mode_is_the_devices_own(softgpu: Path, device: Any) -> None
     nv.nvmlDeviceSetComputeMode(device, nv.NVML_COMPUTEMODE_DEFAULT)
 
 
-def test_an_unmodified_exporter_tells_prometheus(softgpu: Path) -> None:
+def test_unmodified_exporter_reports_to_prometheus(softgpu: Path) -> None:
     pytest.importorskip("nvitop_exporter", reason="nvitop-exporter is not installed (extra dev)")
     worker = Worker(softgpu)
     worker.do("take", GIB)
-    said = run(softgpu, "exporter.py")
+    text = run(softgpu, "exporter.py")
     worker.end()
     counters = manage.inspect(softgpu, 0)
-    found = dict(line.rsplit(" ", 1) for line in said.splitlines() if line and not line.startswith("#"))
-    by_name = {name.partition("{")[0]: value for name, value in found.items()}
+    series = dict(line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
+    by_name = {name.partition("{")[0]: value for name, value in series.items()}
     assert float(by_name["gpu_memory_total_MiB"]) == counters["memory_bytes"] / (1 << 20)
     assert float(by_name["gpu_memory_used_MiB"]) == GIB / (1 << 20)
     assert float(by_name["gpu_power_limit_W"]) == 300
-    assert any(name.startswith("process_gpu_memory_MiB") and f'pid="{worker.pid}"' in name for name in found)
+    assert any(name.startswith("process_gpu_memory_MiB") and f'pid="{worker.pid}"' in name for name in series)

@@ -1,4 +1,4 @@
-"""What monitors see when something goes wrong with a software GPU, and under MPS: through NVIDIA's own package."""
+"""Faults and MPS clients of a software GPU as monitors see them through NVIDIA's own package."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def a100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path
     manage.destroy(directory)
 
 
-def watching(*devices: Any) -> Any:
+def register_events(*devices: Any) -> Any:
     events = nv.nvmlEventSetCreate()
     for device in devices:
         assert nv.nvmlDeviceGetSupportedEventTypes(device) == nv.nvmlEventTypeXidCriticalError
@@ -39,8 +39,8 @@ def watching(*devices: Any) -> Any:
 
 def test_xids_are_reported_once_in_order_to_each_waiter(a100: tuple[Path, Any]) -> None:
     directory, device = a100
-    inject(directory, 0, KINDS["ecc"])  # before anybody registered: not told
-    events, others = watching(device), watching(device)
+    inject(directory, 0, KINDS["ecc"])  # before any registration, so not reported
+    events, others = register_events(device), register_events(device)
     assert refusal(nv.nvmlEventSetWait_v2, events, 0) == nv.NVML_ERROR_TIMEOUT
     reported: list[int] = []
 
@@ -59,10 +59,10 @@ def test_xids_are_reported_once_in_order_to_each_waiter(a100: tuple[Path, Any]) 
         nv.nvmlEventSetFree(events_set)
 
 
-def test_a_set_of_two_devices_says_whose_xid_it_is(a100: tuple[Path, Any]) -> None:
+def test_event_set_of_two_devices_names_the_device_of_an_xid(a100: tuple[Path, Any]) -> None:
     directory, device = a100
     other = nv.nvmlDeviceGetHandleByIndex(1)
-    events = watching(device, other)
+    events = register_events(device, other)
     inject(directory, 1, KINDS["device-lost"])
     event = nv.nvmlEventSetWait_v2(events, WAIT_MS)
     assert (nv.nvmlDeviceGetIndex(event.device), event.eventData) == (1, 79)
@@ -73,7 +73,7 @@ def test_a_set_of_two_devices_says_whose_xid_it_is(a100: tuple[Path, Any]) -> No
     nv.nvmlEventSetFree(events)
 
 
-def test_errors_of_memory_are_counted_and_a_row_waits_for_the_reset(a100: tuple[Path, Any]) -> None:
+def test_memory_errors_are_counted_and_row_remapping_is_pending_until_reset(a100: tuple[Path, Any]) -> None:
     directory, device = a100
     inject(directory, 0, KINDS["ecc"])
     counts = [nv.nvmlDeviceGetTotalEccErrors(device, kind, since) for kind in (0, 1) for since in (0, 1)]
@@ -88,7 +88,7 @@ def test_errors_of_memory_are_counted_and_a_row_waits_for_the_reset(a100: tuple[
     assert list(nv.nvmlDeviceGetRemappedRows(device)) == [0, 1, 0, 0]
 
 
-def test_a_slow_clock_shows_with_its_reason(a100: tuple[Path, Any]) -> None:
+def test_slow_clock_is_reported_with_its_reason(a100: tuple[Path, Any]) -> None:
     directory, device = a100
     worker = Worker(directory)
     set_clock(directory, 0, 0.5)
@@ -100,22 +100,22 @@ def test_a_slow_clock_shows_with_its_reason(a100: tuple[Path, Any]) -> None:
     worker.end()
 
 
-def test_clients_of_mps_are_distinguished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = MpsHarness(tmp_path)
+def test_mps_clients_are_listed_separately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = MpsHarness(tmp_path)
     try:
-        assert stage.control("-d").returncode == 0
-        client, stranger = stage.client("init"), stage.stranger("init", "context", "alloc 2097152")
-        with device_of(stage.directory, monkeypatch) as device:
+        assert harness.control("-d").returncode == 0
+        client, stranger = harness.client("init"), harness.stranger("init", "context", "alloc 2097152")
+        with device_of(harness.directory, monkeypatch) as device:
             assert [process.pid for process in nv.nvmlDeviceGetComputeRunningProcesses(device)] == [stranger.pid]
             assert client.ask("context", "alloc 4194304") == READY
-            everybody = {process.pid: process for process in nv.nvmlDeviceGetComputeRunningProcesses(device)}
-            assert set(everybody) == {
+            processes = {process.pid: process for process in nv.nvmlDeviceGetComputeRunningProcesses(device)}
+            assert set(processes) == {
                 client.pid,
                 stranger.pid,
-                stage.server(),
-            }  # who stands for its clients
-            taken = nv.nvmlDeviceGetMemoryInfo(device).used
-            assert sum(process.usedGpuMemory for process in everybody.values()) == taken == 6 << 20
+                harness.server(),
+            }  # the MPS server represents its clients
+            used = nv.nvmlDeviceGetMemoryInfo(device).used
+            assert sum(process.usedGpuMemory for process in processes.values()) == used == 6 << 20
             assert [process.pid for process in nv.nvmlDeviceGetMPSComputeRunningProcesses(device)] == [client.pid]
     finally:
-        stage.close()
+        harness.close()

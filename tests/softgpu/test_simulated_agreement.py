@@ -1,4 +1,4 @@
-"""One script, two clocks: behind libcuda in real time and in the bare model, each completion is at one instant."""
+"""The same script behind libcuda in real time and in the simulated device has the same completion instants."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.software_gpus import start
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
 
-# What each is called, then block_ns, bytes_per_block, registers, shared_bytes and blocks_per_sm.
+# By name: block_ns, bytes_per_block, registers, shared_bytes and blocks_per_sm.
 KERNELS = {
     "small": (900, 0, 32, 0, 0),
     "heavy": (7000, 200000, 64, 0, 0),
@@ -39,8 +39,8 @@ def make_script(seed: int) -> dict[str, Any]:
     return {"kernels": lines, "priorities": [0, -1, 0, -5], "ops": ops}
 
 
-def in_the_model(script: dict[str, Any]) -> list[int]:
-    """The same calls, all at instant 0, the gate opened at one millisecond."""
+def simulate_script(script: dict[str, Any]) -> list[int]:
+    """Return the completion instants of the same calls, all at instant 0, with the gate opened after 1 ms."""
     device = Device(preset("v100"))
     client = device.add_client(0)
     context = device.create_context(0, client)
@@ -79,12 +79,12 @@ def in_the_model(script: dict[str, Any]) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_real_time_and_the_bare_model_agree(softgpu: Path, seed: int) -> None:
+def test_real_time_and_simulated_completions_agree(softgpu: Path, seed: int) -> None:
     script = make_script(seed)
     process = start(softgpu, "script.py")
     out, err = process.communicate(json.dumps(script), timeout=60)
     assert process.returncode == 0, err
-    real_ns, model_ns = json.loads(out), in_the_model(script)
+    real_ns, model_ns = json.loads(out), simulate_script(script)
     assert len(real_ns) == len(model_ns) == 30
     # CUDA tells time between events as a float of milliseconds: a nanosecond in four, at these lengths.
     assert all(abs(real - model) <= 4 for real, model in zip(real_ns, model_ns, strict=True)), (real_ns, model_ns)

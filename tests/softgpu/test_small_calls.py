@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
 
 
 @pytest.mark.parametrize("preset", ["v100", "h100"])
-def test_single_calls_do_what_they_say(tmp_path: Path, preset: str) -> None:
+def test_single_calls_work(tmp_path: Path, preset: str) -> None:
     directory = tmp_path / "gpu"
     manage.create(directory, preset, 1)
     try:

@@ -1,4 +1,4 @@
-"""Virtual memory and pools of one process: aliasing, access, the driver's refusals, and books that add up."""
+"""Virtual memory and pools of one process: aliasing, access, the driver's errors, and memory counters."""
 
 from __future__ import annotations
 
@@ -22,141 +22,141 @@ def used(directory: Path) -> int:
     return int(counters["memory_bytes"]) - int(counters["memory_free_bytes"])
 
 
-def mapped(puppet: ScriptedProgram, handle: int, size: int = UNIT) -> int:
-    """The handle at a new address, with access."""
-    address = int(puppet.do("reserve", size))
-    puppet.do("map", address, size, handle)
-    puppet.do("access", address, size)
+def map_memory(program: ScriptedProgram, handle: int, size: int = UNIT) -> int:
+    """Map the handle at a new address with access, and return the address."""
+    address = int(program.do("reserve", size))
+    program.do("map", address, size, handle)
+    program.do("access", address, size)
     return address
 
 
-def test_one_memory_at_two_addresses_is_one_memory(softgpu: Path) -> None:
-    with scripted_programs(softgpu, 1) as [puppet]:
-        handle = puppet.do("create", UNIT)
-        first, second = mapped(puppet, handle), mapped(puppet, handle)
-        puppet.do("fill", first, 7, 100)
-        assert puppet.do("read", second, 100) == "07" * 100
+def test_memory_mapped_at_two_addresses_is_shared(softgpu: Path) -> None:
+    with scripted_programs(softgpu, 1) as [program]:
+        handle = program.do("create", UNIT)
+        first, second = map_memory(program, handle), map_memory(program, handle)
+        program.do("fill", first, 7, 100)
+        assert program.do("read", second, 100) == "07" * 100
         assert used(softgpu) == UNIT
         # The memory lives until its last handle and its last mapping are gone, whichever comes last.
-        puppet.do("release", handle)
-        assert puppet.code("release", handle) == INVALID
-        puppet.do("unmap", first, UNIT)
+        program.do("release", handle)
+        assert program.code("release", handle) == INVALID
+        program.do("unmap", first, UNIT)
         assert used(softgpu) == UNIT
-        again = puppet.do("retain", second)
-        puppet.do("unmap", second, UNIT)
+        again = program.do("retain", second)
+        program.do("unmap", second, UNIT)
         assert used(softgpu) == UNIT
-        assert puppet.do("read", mapped(puppet, again), 100) == "07" * 100
-        puppet.do("release", again)
+        assert program.do("read", map_memory(program, again), 100) == "07" * 100
+        program.do("release", again)
         assert used(softgpu) == UNIT
 
 
-def test_addresses_are_refused_as_the_driver_refuses_them(softgpu: Path) -> None:
-    with scripted_programs(softgpu, 1) as [puppet]:
-        assert puppet.code("create", UNIT + 4096) == INVALID
-        assert puppet.code("reserve", 100) == INVALID
-        handle, address = puppet.do("create", UNIT), puppet.do("reserve", 4 * UNIT)
-        assert puppet.code("map", address + 4096, UNIT, handle) == INVALID
-        assert puppet.code("map", address, 2 * UNIT, handle) == INVALID
-        assert puppet.code("map", address, UNIT, handle, 4096) == INVALID
-        assert puppet.code("map", address + 4 * UNIT, UNIT, handle) == INVALID
-        assert puppet.code("unmap", address, UNIT) == INVALID
-        puppet.do("map", address, UNIT, handle)
-        assert puppet.code("map", address, UNIT, handle) == INVALID
-        puppet.do("map", address + UNIT, UNIT, handle)
-        assert puppet.code("unreserve", address, 4 * UNIT) == INVALID
-        assert puppet.code("unmap", address + UNIT, 2 * UNIT) == INVALID
-        assert puppet.code("free", address) == INVALID
-        assert puppet.do("range", address + UNIT + 5) == [address + UNIT, UNIT]
-        puppet.do("unmap", address, 2 * UNIT)
-        assert puppet.code("unreserve", address, UNIT) == INVALID
-        puppet.do("unreserve", address, 4 * UNIT)
-        puppet.do("release", handle)
+def test_invalid_mappings_get_the_drivers_codes(softgpu: Path) -> None:
+    with scripted_programs(softgpu, 1) as [program]:
+        assert program.code("create", UNIT + 4096) == INVALID
+        assert program.code("reserve", 100) == INVALID
+        handle, address = program.do("create", UNIT), program.do("reserve", 4 * UNIT)
+        assert program.code("map", address + 4096, UNIT, handle) == INVALID
+        assert program.code("map", address, 2 * UNIT, handle) == INVALID
+        assert program.code("map", address, UNIT, handle, 4096) == INVALID
+        assert program.code("map", address + 4 * UNIT, UNIT, handle) == INVALID
+        assert program.code("unmap", address, UNIT) == INVALID
+        program.do("map", address, UNIT, handle)
+        assert program.code("map", address, UNIT, handle) == INVALID
+        program.do("map", address + UNIT, UNIT, handle)
+        assert program.code("unreserve", address, 4 * UNIT) == INVALID
+        assert program.code("unmap", address + UNIT, 2 * UNIT) == INVALID
+        assert program.code("free", address) == INVALID
+        assert program.do("range", address + UNIT + 5) == [address + UNIT, UNIT]
+        program.do("unmap", address, 2 * UNIT)
+        assert program.code("unreserve", address, UNIT) == INVALID
+        program.do("unreserve", address, 4 * UNIT)
+        program.do("release", handle)
         assert used(softgpu) == 0
 
 
 def test_without_access_nothing_is_read_or_written(softgpu: Path) -> None:
-    with scripted_programs(softgpu, 1) as [puppet]:
-        handle, address = puppet.do("create", 2 * UNIT), puppet.do("reserve", 2 * UNIT)
-        puppet.do("map", address, 2 * UNIT, handle)
-        assert puppet.do("get_access", address) == 0
-        assert puppet.code("read", address, 1) == INVALID
-        assert puppet.code("fill", address, 1, 1) == INVALID
-        puppet.do("access", address, 2 * UNIT, "READ")
-        assert puppet.do("read", address, 1) == "00"
-        assert puppet.code("fill", address, 1, 1) == INVALID
-        puppet.do("access", address, 2 * UNIT)
-        assert puppet.do("get_access", address) == 3
-        puppet.do("fill", address, 1, 1)
-        assert puppet.do("read", address, 1) == "01"
-        puppet.do("unmap", address, 2 * UNIT)
-        puppet.do("map", address, 2 * UNIT, handle)
-        assert puppet.code("read", address, 1) == INVALID
+    with scripted_programs(softgpu, 1) as [program]:
+        handle, address = program.do("create", 2 * UNIT), program.do("reserve", 2 * UNIT)
+        program.do("map", address, 2 * UNIT, handle)
+        assert program.do("get_access", address) == 0
+        assert program.code("read", address, 1) == INVALID
+        assert program.code("fill", address, 1, 1) == INVALID
+        program.do("access", address, 2 * UNIT, "READ")
+        assert program.do("read", address, 1) == "00"
+        assert program.code("fill", address, 1, 1) == INVALID
+        program.do("access", address, 2 * UNIT)
+        assert program.do("get_access", address) == 3
+        program.do("fill", address, 1, 1)
+        assert program.do("read", address, 1) == "01"
+        program.do("unmap", address, 2 * UNIT)
+        program.do("map", address, 2 * UNIT, handle)
+        assert program.code("read", address, 1) == INVALID
 
 
-def test_mappings_side_by_side_are_one_piece(softgpu: Path) -> None:
-    with scripted_programs(softgpu, 1) as [puppet]:
-        one, two = puppet.do("create", UNIT), puppet.do("create", UNIT)
-        address = puppet.do("reserve", 2 * UNIT)
-        puppet.do("map", address, UNIT, one)
-        puppet.do("map", address + UNIT, UNIT, two)
-        puppet.do("access", address, UNIT)
-        assert puppet.code("fill", address + UNIT - 1, 5, 2) == INVALID
-        puppet.do("access", address, 2 * UNIT)
-        puppet.do("fill", address + UNIT - 1, 5, 2)
-        assert puppet.do("read", address + UNIT - 1, 3) == "050500"
+def test_adjacent_mappings_are_contiguous(softgpu: Path) -> None:
+    with scripted_programs(softgpu, 1) as [program]:
+        first, second = program.do("create", UNIT), program.do("create", UNIT)
+        address = program.do("reserve", 2 * UNIT)
+        program.do("map", address, UNIT, first)
+        program.do("map", address + UNIT, UNIT, second)
+        program.do("access", address, UNIT)
+        assert program.code("fill", address + UNIT - 1, 5, 2) == INVALID
+        program.do("access", address, 2 * UNIT)
+        program.do("fill", address + UNIT - 1, 5, 2)
+        assert program.do("read", address + UNIT - 1, 3) == "050500"
 
 
 def test_memory_beyond_the_device_is_refused_and_counted_nowhere(softgpu: Path) -> None:
-    with scripted_programs(softgpu, 1) as [puppet]:
+    with scripted_programs(softgpu, 1) as [program]:
         total = manage.inspect(softgpu, 0)["memory_bytes"]
-        handle = puppet.do("create", total - UNIT)
-        assert puppet.code("create", 2 * UNIT) == "CUDA_ERROR_OUT_OF_MEMORY"
+        handle = program.do("create", total - UNIT)
+        assert program.code("create", 2 * UNIT) == "CUDA_ERROR_OUT_OF_MEMORY"
         assert used(softgpu) == total - UNIT
-        puppet.do("release", handle)
+        program.do("release", handle)
         assert used(softgpu) == 0
 
 
 def test_a_pool_keeps_its_reservation_until_it_is_trimmed(softgpu: Path) -> None:
-    with scripted_programs(softgpu, 1) as [puppet]:
-        pool = puppet.do("pool_make", exportable=False)
-        pointer = puppet.do("pool_alloc", pool, UNIT + 1)
-        assert puppet.do("pool_get", pool, "USED_MEM_CURRENT") == UNIT + 512
-        assert puppet.do("pool_get", pool, "RESERVED_MEM_CURRENT") == used(softgpu) == 2 * UNIT
-        puppet.do("free_async", pointer)
-        assert puppet.do("pool_get", pool, "USED_MEM_CURRENT") == 0
-        assert puppet.do("pool_get", pool, "RESERVED_MEM_CURRENT") == used(softgpu) == 2 * UNIT
-        puppet.do("sync")
-        assert puppet.do("pool_get", pool, "RESERVED_MEM_CURRENT") == used(softgpu) == 0
-        puppet.do("pool_threshold", pool, 4 * UNIT)
-        pointer = puppet.do("pool_alloc", pool, 8 * UNIT)
-        puppet.do("free_async", pointer)
-        puppet.do("sync")
+    with scripted_programs(softgpu, 1) as [program]:
+        pool = program.do("pool_make", exportable=False)
+        pointer = program.do("pool_alloc", pool, UNIT + 1)
+        assert program.do("pool_get", pool, "USED_MEM_CURRENT") == UNIT + 512
+        assert program.do("pool_get", pool, "RESERVED_MEM_CURRENT") == used(softgpu) == 2 * UNIT
+        program.do("free_async", pointer)
+        assert program.do("pool_get", pool, "USED_MEM_CURRENT") == 0
+        assert program.do("pool_get", pool, "RESERVED_MEM_CURRENT") == used(softgpu) == 2 * UNIT
+        program.do("sync")
+        assert program.do("pool_get", pool, "RESERVED_MEM_CURRENT") == used(softgpu) == 0
+        program.do("pool_threshold", pool, 4 * UNIT)
+        pointer = program.do("pool_alloc", pool, 8 * UNIT)
+        program.do("free_async", pointer)
+        program.do("sync")
         assert used(softgpu) == 4 * UNIT
-        puppet.do("pool_trim", pool, UNIT)
+        program.do("pool_trim", pool, UNIT)
         assert used(softgpu) == UNIT
-        assert puppet.do("pool_get", pool, "RESERVED_MEM_HIGH") == 8 * UNIT
+        assert program.do("pool_get", pool, "RESERVED_MEM_HIGH") == 8 * UNIT
         # Destroyed with an allocation still out: that one lives on, and takes the pool along.
-        pointer = puppet.do("pool_alloc", pool, 3 * UNIT)
-        puppet.do("pool_destroy", pool)
-        assert puppet.code("pool_trim", pool, 0) == INVALID
-        puppet.do("fill", pointer, 9, 3)
-        assert puppet.do("read", pointer, 3) == "090909"
+        pointer = program.do("pool_alloc", pool, 3 * UNIT)
+        program.do("pool_destroy", pool)
+        assert program.code("pool_trim", pool, 0) == INVALID
+        program.do("fill", pointer, 9, 3)
+        assert program.do("read", pointer, 3) == "090909"
         assert used(softgpu) == 3 * UNIT
-        puppet.do("free", pointer)
+        program.do("free", pointer)
         assert used(softgpu) == 0
 
 
 def test_memory_that_a_pool_keeps_is_available_to_other_allocations(softgpu: Path) -> None:
-    with scripted_programs(softgpu, 1) as [puppet]:
+    with scripted_programs(softgpu, 1) as [program]:
         total = manage.inspect(softgpu, 0)["memory_bytes"]
-        pool = puppet.do("pool_make", exportable=False)
-        puppet.do("pool_threshold", pool, total)
-        puppet.do("free_async", puppet.do("pool_alloc", pool, total - UNIT))
-        puppet.do("sync")
+        pool = program.do("pool_make", exportable=False)
+        program.do("pool_threshold", pool, total)
+        program.do("free_async", program.do("pool_alloc", pool, total - UNIT))
+        program.do("sync")
         assert used(softgpu) == total - UNIT
-        pointer = puppet.do("alloc", total - UNIT)
+        pointer = program.do("alloc", total - UNIT)
         assert used(softgpu) == total - UNIT
-        puppet.do("free", pointer)
+        program.do("free", pointer)
         assert used(softgpu) == 0
 
 
@@ -165,7 +165,7 @@ def test_kernels_see_mapped_memory_and_fault_without_access(softgpu: Path) -> No
     assert used(softgpu) == 0
 
 
-def test_every_location_has_its_pools(softgpu: Path) -> None:
+def test_pools_exist_for_every_location(softgpu: Path) -> None:
     assert "pools" in run(softgpu, "pools.py")
     assert used(softgpu) == 0
 
@@ -180,7 +180,7 @@ def test_cuda_core_on_virtual_memory_and_pools(softgpu: Path) -> None:
     assert used(softgpu) == 0
 
 
-def test_peers_are_distinguished(tmp_path: Path) -> None:
+def test_peer_access_is_checked(tmp_path: Path) -> None:
     directory = tmp_path / "gpu"
     manage.create(directory, "v100", 2)
     try:

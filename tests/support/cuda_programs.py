@@ -26,7 +26,7 @@ class ScriptedProgram:
         self.line.settimeout(PATIENCE_S)
         with other:
             self.process = subprocess.Popen(
-                [sys.executable, str(PROGRAMS / "puppet.py"), str(other.fileno())],
+                [sys.executable, str(PROGRAMS / "scripted_program.py"), str(other.fileno())],
                 env={**os.environ, **manage.env(directory), **variables},
                 pass_fds=[other.fileno()],
             )

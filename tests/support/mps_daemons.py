@@ -19,7 +19,7 @@ class SteeredMps:
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(PROGRAMS / "steered.py")],
+            [sys.executable, str(PROGRAMS / "driver_commands.py")],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

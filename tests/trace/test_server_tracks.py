@@ -25,10 +25,12 @@ def requests(draw: st.DrawFn) -> ServedRequest:
     return ServedRequest(end, model, draw(st.integers(1, 9)), draw(st.integers(0, 99)), run, 1, core, *times)
 
 
-def record_of(one: ServedRequest) -> bytes:
-    run = one.run | (one.core + 1) << spans.CORE_SHIFT
-    times = (one.arrived_ns, one.chosen_ns, one.began_ns, one.ended_ns, one.answered_ns)
-    return spans.RECORD.pack(one.end, one.units, NAMES.index(one.model), one.rows, one.number, *times, run)
+def record_of(request: ServedRequest) -> bytes:
+    run = request.run | (request.core + 1) << spans.CORE_SHIFT
+    times = (request.arrived_ns, request.chosen_ns, request.began_ns, request.ended_ns, request.answered_ns)
+    return spans.RECORD.pack(
+        request.end, request.units, NAMES.index(request.model), request.rows, request.number, *times, run
+    )
 
 
 @given(st.lists(requests(), max_size=8))
@@ -50,14 +52,14 @@ def test_tracks_never_overlap_and_contain_every_request(
     groups = build_all_tracks(recording)
     check(b"".join(trace_events(groups, start_ns, {})))
     tracks = [track for group in groups for track in group.tracks if track.name.startswith("requests")]
-    drawn = sum(one.end_ns - one.start_ns for track in tracks for one in track.slices)
+    drawn = sum(slice_.end_ns - slice_.start_ns for track in tracks for slice_ in track.slices)
     end_ns = start_ns + length_ns
-    within = (min(one.answered_ns, end_ns) - max(one.arrived_ns, start_ns) for one in records)
-    assert drawn == sum(max(one, 0) for one in within)
+    visible_ns = (min(request.answered_ns, end_ns) - max(request.arrived_ns, start_ns) for request in records)
+    assert drawn == sum(max(span_ns, 0) for span_ns in visible_ns)
 
 
 def test_requests_beyond_the_tracks_are_counted() -> None:
-    one = ServedRequest(RequestEnd.ANSWERED, "a", 1, 1, 1, 1, 0, 1, 2, 3, 4, 5)
-    records = [msgspec.structs.replace(one, number=number) for number in range(100)]
+    request = ServedRequest(RequestEnd.ANSWERED, "a", 1, 1, 1, 1, 0, 1, 2, 3, 4, 5)
+    records = [msgspec.structs.replace(request, number=number) for number in range(100)]
     (group,) = build_all_tracks(Recording(0, 10, 10**18, servers=(ServerRecording(7, records),)))
     assert group.tracks[-1].name == "requests, 64 (and 36 more without a track)"

@@ -18,7 +18,7 @@ from cotenant.workload.rates import (
     rescale_trace,
 )
 
-RHYTHMS: dict[str, RateProcess] = {
+RATES: dict[str, RateProcess] = {
     "steady": constant_rate(400),
     "steps": StepRate(((0, 100.0), (5 * SECOND_NS, 900.0))),
     "diurnal": DiurnalRate(400, 10 * SECOND_NS),
@@ -26,15 +26,15 @@ RHYTHMS: dict[str, RateProcess] = {
 }
 
 
-@pytest.mark.parametrize("name", RHYTHMS)
+@pytest.mark.parametrize("name", RATES)
 def test_number_of_arrivals_follows_the_rate(name: str) -> None:
-    instants = draw_instants(RHYTHMS[name], 10 * SECOND_NS, 3)
+    instants = draw_instants(RATES[name], 10 * SECOND_NS, 3)
     assert abs(len(instants) / (4000 if name != "steps" else 5000) - 1) < 0.1
     assert list(instants) == sorted(instants)
     assert 0 <= instants[0] <= instants[-1] < 10 * SECOND_NS
-    assert instants == draw_instants(RHYTHMS[name], 10 * SECOND_NS, 3)
-    assert instants != draw_instants(RHYTHMS[name], 10 * SECOND_NS, 4)
-    assert draw_arrivals(RHYTHMS[name], 10 * SECOND_NS, 3).instants_ns == instants
+    assert instants == draw_instants(RATES[name], 10 * SECOND_NS, 3)
+    assert instants != draw_instants(RATES[name], 10 * SECOND_NS, 4)
+    assert draw_arrivals(RATES[name], 10 * SECOND_NS, 3).instants_ns == instants
 
 
 def _by_second(instants: tuple[int, ...]) -> list[int]:
@@ -45,25 +45,25 @@ def _by_second(instants: tuple[int, ...]) -> list[int]:
 
 
 def test_step_and_diurnal_rates() -> None:
-    steps = _by_second(draw_instants(RHYTHMS["steps"], 10 * SECOND_NS, 0))
+    steps = _by_second(draw_instants(RATES["steps"], 10 * SECOND_NS, 0))
     assert max(steps[:5]) < 200
     assert min(steps[5:]) > 700
-    day = _by_second(draw_instants(RHYTHMS["diurnal"], 10 * SECOND_NS, 0))
+    day = _by_second(draw_instants(RATES["diurnal"], 10 * SECOND_NS, 0))
     assert min(day[4:6]) > 4 * max(day[0], day[9])
 
 
 def test_bursts_vary_more_than_a_steady_load() -> None:
     """The index of dispersion of counts is 1 for Poisson arrivals."""
 
-    def dispersion(rhythm: RateProcess) -> float:
+    def dispersion(rate: RateProcess) -> float:
         counts = [0] * 1000
-        for instant in draw_instants(rhythm, 10 * SECOND_NS, 1):
+        for instant in draw_instants(rate, 10 * SECOND_NS, 1):
             counts[instant * 100 // SECOND_NS] += 1
         mean = sum(counts) / len(counts)
         return sum((count - mean) ** 2 for count in counts) / len(counts) / mean
 
     assert dispersion(constant_rate(400)) < 1.3
-    assert dispersion(RHYTHMS["bursts"]) > 2
+    assert dispersion(RATES["bursts"]) > 2
 
 
 def test_zero_rate_has_no_arrivals() -> None:
@@ -76,7 +76,7 @@ def test_zero_rate_has_no_arrivals() -> None:
     st.integers(1, 200),
     st.floats(0, 1),
 )
-def test_a_recording_is_stretched_or_pressed_to_a_rate(gaps: list[int], count: int, begin: float) -> None:
+def test_rescaled_recording_has_the_requested_rate(gaps: list[int], count: int, begin: float) -> None:
     recorded = tuple(itertools.accumulate(gaps, initial=0))
     instants = rescale_trace(recorded, count / 2, 2 * SECOND_NS, begin)
     assert len(instants) == count
@@ -84,14 +84,14 @@ def test_a_recording_is_stretched_or_pressed_to_a_rate(gaps: list[int], count: i
     assert 0 <= instants[0] <= instants[-1] < 2 * SECOND_NS
 
 
-def test_a_recording_keeps_its_shape() -> None:
+def test_rescaled_recording_keeps_its_shape() -> None:
     assert rescale_trace((0, 10, 20, 40), 3, SECOND_NS) == (0, SECOND_NS // 4, SECOND_NS // 2)
     assert rescale_trace((0, 10, 20, 40), 2, SECOND_NS, begin=0.5) == (0, SECOND_NS * 2 // 3)
 
 
-def test_those_of_a_coarse_clock_are_moved_within_its_step() -> None:
-    moved = spread_instants([0] * 50 + [3000] * 50 + [6000], 1)
-    assert len(set(moved[:50])) > 40
-    assert max(moved[:50]) < 3000 <= min(moved[50:100])
-    assert moved[100] == 6000
-    assert moved == spread_instants([0] * 50 + [3000] * 50 + [6000], 1)
+def test_instants_of_a_coarse_clock_are_spread_until_the_next_tick() -> None:
+    spread = spread_instants([0] * 50 + [3000] * 50 + [6000], 1)
+    assert len(set(spread[:50])) > 40
+    assert max(spread[:50]) < 3000 <= min(spread[50:100])
+    assert spread[100] == 6000
+    assert spread == spread_instants([0] * 50 + [3000] * 50 + [6000], 1)

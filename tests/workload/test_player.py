@@ -22,7 +22,7 @@ from cotenant.workload.player import READY, image_for, quantile
 
 pytestmark = pytest.mark.live
 
-MET = 400
+REQUESTS = 400
 """Requests during which another workload starts; enough on a busy machine."""
 SCRIPT = "gemm 80 256 20000 3000 7\nrelu 40 128 5000 0 7\n@htod 4096 0 9\n"
 
@@ -47,12 +47,12 @@ def start(gpu: Path, script: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def heard(player: subprocess.Popen[str]) -> str:
+def read_line(player: subprocess.Popen[str]) -> str:
     assert player.stdout is not None
     return player.stdout.readline().strip()
 
 
-def received(player: subprocess.Popen[str], text: str) -> None:
+def send_text(player: subprocess.Popen[str], text: str) -> None:
     assert player.stdin is not None
     player.stdin.write(text)
     player.stdin.flush()
@@ -61,19 +61,19 @@ def received(player: subprocess.Popen[str], text: str) -> None:
 @pytest.mark.parametrize("arrival", [["back-to-back"], ["poisson", "--period-us", "50"], ["back-to-back", "--graph"]])
 def test_counters_include_every_launch(gpu: Path, arrival: list[str]) -> None:
     player = start(gpu, SCRIPT, "--requests", "30", "--steered", "--detail", "--arrival", *arrival)
-    word, pid = heard(player).split()
+    word, pid = read_line(player).split()
     assert word == READY
-    received(player, "go\n")
-    said: dict[str, Any] = json.loads(heard(player))
+    send_text(player, "go\n")
+    summary: dict[str, Any] = json.loads(read_line(player))
     (client,) = manage.inspect(gpu, 0)["clients"]
     player.communicate(timeout=60)
     assert client["pid"] == int(pid)
     assert (client["counters"]["kernels"], client["counters"]["copies"]) == (60, 30)
-    assert said["requests"] == len(said["detail"]) == 30
-    assert said["launches"] == (30 if "--graph" in arrival else 90)
-    assert said["latency_sum_ns"] == sum(end - due for due, _, end in said["detail"])
-    assert all(due <= begin < end for due, begin, end in said["detail"])
-    latency = said["latency_ns"]
+    assert summary["requests"] == len(summary["detail"]) == 30
+    assert summary["launches"] == (30 if "--graph" in arrival else 90)
+    assert summary["latency_sum_ns"] == sum(end - due for due, _, end in summary["detail"])
+    assert all(due <= begin < end for due, begin, end in summary["detail"])
+    latency = summary["latency_ns"]
     assert 25_000 <= latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["max"]
 
 
@@ -82,25 +82,25 @@ def test_requests_are_due_at_the_instants_of_a_file(gpu: Path) -> None:
     file = gpu.parent / "instants"
     file.write_text("".join(f"{at_ns}\n" for at_ns in instants))
     player = start(gpu, SCRIPT, "--detail", "--arrival", "instants", "--instants", str(file))
-    said: dict[str, Any] = json.loads(player.communicate(timeout=60)[0])
-    dues = [due for due, _, _ in said["detail"]]
+    summary: dict[str, Any] = json.loads(player.communicate(timeout=60)[0])
+    dues = [due for due, _, _ in summary["detail"]]
     assert [due - dues[0] for due in dues] == instants
 
 
 @pytest.mark.parametrize("text", ["", "2\n1\n", "-1\n", "soon\n", "1\n2\n"])
-def test_a_file_without_the_instants_is_refused(gpu: Path, text: str) -> None:
+def test_invalid_instants_file_is_rejected(gpu: Path, text: str) -> None:
     file = gpu.parent / "instants"
     file.write_text(text)
     player = start(gpu, SCRIPT, "--requests", "3", "--arrival", "instants", "--instants", str(file))
-    _, complained = player.communicate(timeout=60)
+    _, errors = player.communicate(timeout=60)
     assert player.returncode == 2
-    assert complained.startswith("player: --instants: ")
-    assert "Traceback" not in complained
+    assert errors.startswith("player: --instants: ")
+    assert "Traceback" not in errors
 
 
-def test_memory_is_held_while_it_plays(gpu: Path) -> None:
+def test_player_holds_its_memory_while_it_plays(gpu: Path) -> None:
     player = start(gpu, SCRIPT, "--steered", "--memory", str(3 << 30))
-    heard(player)
+    read_line(player)
     (client,) = manage.inspect(gpu, 0)["clients"]
     assert 0 <= client["counters"]["memory_bytes"] - (3 << 30) < 1 << 20  # plus what the script's copies need
     assert player.communicate("go\n", timeout=60)[1] == ""
@@ -111,19 +111,19 @@ def test_memory_is_held_while_it_plays(gpu: Path) -> None:
 
 def test_training_runs_until_stopped(gpu: Path) -> None:
     player = start(gpu, SCRIPT, "--arrival", "training", "--steered")
-    heard(player)
-    received(player, "go\n")
+    read_line(player)
+    send_text(player, "go\n")
     while not manage.inspect(gpu, 0)["clients"][0]["counters"]["kernels"]:
         pass
     player.send_signal(signal.SIGTERM)
-    said = json.loads(heard(player))
+    summary = json.loads(read_line(player))
     player.communicate(timeout=60)
     assert player.returncode == 0
-    assert said["launches"] >= 3 * said["requests"]
+    assert summary["launches"] >= 3 * summary["requests"]
 
 
 @pytest.mark.parametrize(
-    "script, arguments, complaint",
+    "script, arguments, message",
     [
         ("gemm 80 256\n", [], "script:1"),
         (SCRIPT, ["--arrival", "poisson"], "--period-us"),
@@ -131,50 +131,52 @@ def test_training_runs_until_stopped(gpu: Path) -> None:
         (SCRIPT + "gemm 1 1 1\n", [], "script:4"),
     ],
 )
-def test_what_cannot_be_played_is_one_sentence(gpu: Path, script: str, arguments: list[str], complaint: str) -> None:
-    _, complained = (player := start(gpu, script, *arguments)).communicate(timeout=60)
+def test_invalid_script_or_option_is_reported_in_one_line(
+    gpu: Path, script: str, arguments: list[str], message: str
+) -> None:
+    _, errors = (player := start(gpu, script, *arguments)).communicate(timeout=60)
     assert player.returncode == 2
-    assert complaint in complained
-    assert len(complained.splitlines()) == 1
+    assert message in errors
+    assert len(errors.splitlines()) == 1
 
 
-def test_an_image_has_each_name_once() -> None:
+def test_image_contains_each_kernel_name_once() -> None:
     assert image_for("# a\n a 1 1 1 1\n@htod 1 1\nb 1 1 1 1\na 1 1 1 1\n").count("kernel ") == 2
     assert quantile([], 0.5) == 0
     assert quantile([1, 2, 3, 4], 0.99) == 4
 
 
-def made(name: str, *durations_ns: int) -> tuple[Launch, ...]:
+def launches_of(name: str, *durations_ns: int) -> tuple[Launch, ...]:
     return tuple(
         Launch(KernelIdentity(f"{name}{i}", (80, 1, 1), (1024, 1, 1)), duration_ns, 4000, 0, 64)
         for i, duration_ns in enumerate(durations_ns)
     )
 
 
-def met(harness: SharingHarness, mode: Mode, online: Workload, offline: Workload) -> SharingRun:
+def play_until_both_ran(harness: SharingHarness, mode: Mode, online: Workload, offline: Workload) -> SharingRun:
     """Return a run in which both players had a processor at the same time, within a few attempts."""
     runs = (harness.play(mode, online, offline) for _ in range(10))
     return next(run for run in runs if run.online_delayed_ns and run.offline_done_ns)
 
 
 def test_counters_attribute_the_waits_of_a_pair(tmp_path: Path) -> None:
-    online = Workload("light", made("light", 10_000, 20_000, 15_000), requests=MET)
-    offline = Workload("heavy", made("heavy", *[300_000] * 20), TRAINING)
+    online = Workload("light", launches_of("light", 10_000, 20_000, 15_000), requests=REQUESTS)
+    offline = Workload("heavy", launches_of("heavy", *[300_000] * 20), TRAINING)
     with SharingHarness(tmp_path, devices=2) as harness:
         harness.set_policy(NodePolicy(delay="10%"))
         for load in (online, offline):
             harness.record(load)
-        governed = [harness.play(mode, online, offline) for mode in ("cotenant slices", "cotenant mps")]
-        through, apart = harness.play("through", online, None), harness.play("apart", online, offline)
-        alone, beside = harness.play("alone", online, None), met(harness, "slices", online, offline)
-        together = met(harness, "mps", online, offline)
+        gated = [harness.play(mode, online, offline) for mode in ("cotenant slices", "cotenant mps")]
+        as_tenant, apart = harness.play("through", online, None), harness.play("apart", online, offline)
+        alone, sliced = harness.play("alone", online, None), play_until_both_ran(harness, "slices", online, offline)
+        with_mps = play_until_both_ran(harness, "mps", online, offline)
         heavy = harness.play("offline alone", None, offline, 0.05)
-    assert alone.requests == beside.requests == together.requests == MET
-    assert alone.online_delayed_ns == 0 < min(beside.online_delayed_ns, together.online_delayed_ns)
-    assert alone.offline_done_ns == 0 < min(beside.offline_done_ns, together.offline_done_ns)
+    assert alone.requests == sliced.requests == with_mps.requests == REQUESTS
+    assert alone.online_delayed_ns == 0 < min(sliced.online_delayed_ns, with_mps.online_delayed_ns)
+    assert alone.offline_done_ns == 0 < min(sliced.offline_done_ns, with_mps.offline_done_ns)
     assert heavy.requests == 0 < heavy.offline_done_ns <= heavy.wall_ns + 300_000
-    assert through.online_delayed_ns == apart.online_delayed_ns == 0
-    assert [run.requests for run in (through, apart, *governed)] == [MET] * 4
-    for run in (beside, together, heavy, apart, *governed):
+    assert as_tenant.online_delayed_ns == apart.online_delayed_ns == 0
+    assert [run.requests for run in (as_tenant, apart, *gated)] == [REQUESTS] * 4
+    for run in (sliced, with_mps, heavy, apart, *gated):
         assert run.offline_done_ns % 300_000 == 0
         assert run.busy_ns <= run.wall_ns

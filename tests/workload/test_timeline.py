@@ -41,21 +41,23 @@ activities = st.builds(
     st.none() | st.integers(0, 10**7),
     st.sampled_from([0, 32, 255]),
 )
-timelines = st.lists(activities, min_size=1, max_size=30).map(lambda found: timeline_of("task", "V100", 80, found))
+timelines = st.lists(activities, min_size=1, max_size=30).map(lambda drawn: timeline_of("task", "V100", 80, drawn))
 
 
 def busy_by_instants(timeline: Timeline) -> int:
     """Return the union of all activities, computed interval by interval."""
-    instants = sorted({one.start_ns for one in timeline.activities} | {one.end_ns for one in timeline.activities})
+    instants = sorted(
+        {activity.start_ns for activity in timeline.activities} | {activity.end_ns for activity in timeline.activities}
+    )
     return sum(
         later - earlier
         for earlier, later in itertools.pairwise(instants)
-        if any(one.start_ns <= earlier and later <= one.end_ns for one in timeline.activities)
+        if any(activity.start_ns <= earlier and later <= activity.end_ns for activity in timeline.activities)
     )
 
 
 @given(timelines)
-def test_busy_and_idle_make_the_span(timeline: Timeline) -> None:
+def test_busy_and_idle_time_add_up_to_the_span(timeline: Timeline) -> None:
     profile = profile_of(timeline)
     assert profile.busy_ns == busy_by_instants(timeline)
     assert profile.busy_ns + profile.idle_ns == profile.span_ns
@@ -63,18 +65,20 @@ def test_busy_and_idle_make_the_span(timeline: Timeline) -> None:
 
 
 @given(timelines)
-def test_every_run_and_every_interval_is_counted_once(timeline: Timeline) -> None:
+def test_every_activity_and_interval_is_counted_once(timeline: Timeline) -> None:
     profile = profile_of(timeline)
     assert sum(timing.device.count for timing in profile.timings) == len(timeline.activities)
-    assert sum(timing.device.total for timing in profile.timings) == sum(one.device_ns for one in timeline.activities)
-    launches = [one.launch_ns for one in timeline.launches() if one.launch_ns is not None]
-    assert sum(one.host.count for one in profile.intervals) == max(len(launches) - 1, 0)
-    assert sum(one.host.total for one in profile.intervals) == (launches[-1] - launches[0] if launches else 0)
-    assert all(1 <= len(one.after) <= HISTORY for one in profile.intervals)
+    assert sum(timing.device.total for timing in profile.timings) == sum(
+        activity.device_ns for activity in timeline.activities
+    )
+    launches = [activity.launch_ns for activity in timeline.launches() if activity.launch_ns is not None]
+    assert sum(interval.host.count for interval in profile.intervals) == max(len(launches) - 1, 0)
+    assert sum(interval.host.total for interval in profile.intervals) == (launches[-1] - launches[0] if launches else 0)
+    assert all(1 <= len(interval.after) <= HISTORY for interval in profile.intervals)
 
 
 @given(timelines, st.integers(1_000, 10**6))
-def test_a_neighbour_gets_no_more_than_there_is(timeline: Timeline, kernel_ns: int) -> None:
+def test_predicted_fill_never_exceeds_the_idle_time(timeline: Timeline, kernel_ns: int) -> None:
     fill = predict_fill(profile_of(timeline), kernel_ns)
     assert 0 <= fill.filled_ns <= 1.01 * fill.idle_ns + 1  # histogram buckets are 1 % wide
     assert fill.cost_ns >= 0
@@ -83,11 +87,11 @@ def test_a_neighbour_gets_no_more_than_there_is(timeline: Timeline, kernel_ns: i
 
 def gaps_of(gaps_ns: list[int]) -> Timeline:
     """Return a timeline of one kernel with these gaps."""
-    kernel, at_ns, found = KernelIdentity("gemm", (80, 1, 1), (256, 1, 1)), 0, []
+    kernel, at_ns, kernels_ = KernelIdentity("gemm", (80, 1, 1), (256, 1, 1)), 0, []
     for gap_ns in (*gaps_ns, 0):
-        found.append(Activity(kernel, 0, at_ns, 20_000, at_ns))
+        kernels_.append(Activity(kernel, 0, at_ns, 20_000, at_ns))
         at_ns += 20_000 + gap_ns
-    return timeline_of("task", "V100", 80, found)
+    return timeline_of("task", "V100", 80, kernels_)
 
 
 def test_pause_after_each_request_is_distinguished_from_gaps() -> None:
@@ -96,7 +100,7 @@ def test_pause_after_each_request_is_distinguished_from_gaps() -> None:
     assert fill.cost_ns == 20 * 25_000
 
 
-def test_even_gaps_are_filled_as_far_as_kernels_fit_and_cost_nothing() -> None:
+def test_even_gaps_are_filled_with_the_kernels_that_fit() -> None:
     profile = profile_of(gaps_of([100_000] * 50))
     fits = predict_fill(profile, 30_000)
     assert fits.filled_ns in (50 * 60_000, 50 * 90_000)
@@ -104,57 +108,61 @@ def test_even_gaps_are_filled_as_far_as_kernels_fit_and_cost_nothing() -> None:
 
 
 @given(timelines)
-def test_a_table_of_a_timeline_reads_as_it_was(timeline: Timeline) -> None:
+def test_table_of_a_timeline_round_trips(timeline: Timeline) -> None:
     text = io.StringIO()
     writer = csv.writer(text)
     text.write(TIMELINE_COLUMNS + "\n")
-    for number, one in enumerate(timeline.activities):
-        kind = {WorkKind.KERNEL: "kernel", WorkKind.COPY: "memcpy"}[one.kernel.work]
-        grid, block = ("x".join(map(str, extent)) for extent in (one.kernel.grid, one.kernel.block))
-        launch = "" if one.launch_ns is None else f"{one.launch_ns / 1000:.3f}"
-        start, lasts = f"{one.start_ns / 1000:.3f}", f"{one.device_ns / 1000:.3f}"
-        shape = [grid, block, one.registers, one.kernel.shared_bytes, "", "", "", one.kernel.function]
-        writer.writerow([number, kind, one.stream, start, lasts, 0, launch, "", *shape])
+    for number, activity in enumerate(timeline.activities):
+        kind = {WorkKind.KERNEL: "kernel", WorkKind.COPY: "memcpy"}[activity.kernel.work]
+        grid, block = ("x".join(map(str, extent)) for extent in (activity.kernel.grid, activity.kernel.block))
+        launch = "" if activity.launch_ns is None else f"{activity.launch_ns / 1000:.3f}"
+        start, duration = f"{activity.start_ns / 1000:.3f}", f"{activity.device_ns / 1000:.3f}"
+        shape = [grid, block, activity.registers, activity.kernel.shared_bytes, "", "", "", activity.kernel.function]
+        writer.writerow([number, kind, activity.stream, start, duration, 0, launch, "", *shape])
     assert read_kernels(text.getvalue().encode(), "task", "here").activities == timeline.activities
 
 
 @given(timelines)
-def test_a_trace_of_a_timeline_reads_as_it_was(timeline: Timeline) -> None:
+def test_trace_of_a_timeline_round_trips(timeline: Timeline) -> None:
     events = []
-    for number, one in enumerate(timeline.activities):
+    for number, activity in enumerate(timeline.activities):
         args: dict[str, Any] = {
             "device": 0,
-            "stream": one.stream,
+            "stream": activity.stream,
             "correlation": number,
-            "registers per thread": one.registers,
+            "registers per thread": activity.registers,
         }
-        args |= {"grid": one.kernel.grid, "block": one.kernel.block, "shared memory": one.kernel.shared_bytes}
-        category = {WorkKind.KERNEL: "kernel", WorkKind.COPY: "gpu_memcpy"}[one.kernel.work]
-        times = {"ts": 1.7e15 + one.start_ns // 1000, "dur": one.device_ns / 1000}
-        events.append({"ph": "X", "cat": category, "name": one.kernel.function, "args": args} | times)
-        if one.launch_ns is not None:
+        args |= {
+            "grid": activity.kernel.grid,
+            "block": activity.kernel.block,
+            "shared memory": activity.kernel.shared_bytes,
+        }
+        category = {WorkKind.KERNEL: "kernel", WorkKind.COPY: "gpu_memcpy"}[activity.kernel.work]
+        times = {"ts": 1.7e15 + activity.start_ns // 1000, "dur": activity.device_ns / 1000}
+        events.append({"ph": "X", "cat": category, "name": activity.kernel.function, "args": args} | times)
+        if activity.launch_ns is not None:
             host = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "args": {"correlation": number}}
-            events.append(host | {"ts": 1.7e15 + one.launch_ns // 1000, "dur": 4})
+            events.append(host | {"ts": 1.7e15 + activity.launch_ns // 1000, "dur": 4})
     trace = {"traceEvents": events, "deviceProperties": [{"id": 0, "name": "V100", "numSms": 80}]}
     (read,) = read_kineto(json.dumps(trace).encode(), "task", "here")
     assert (read.task, read.device, read.sms) == ("task", "V100", 80)
-    whole = timeline_of(
+    expected = timeline_of(
         "task",
         "V100",
         80,
         [
             Activity(
-                one.kernel,
-                one.stream,
-                (1_700_000_000_000_000 + one.start_ns // 1000) * 1000,
-                one.device_ns,
-                None if one.launch_ns is None else (1_700_000_000_000_000 + one.launch_ns // 1000) * 1000,
-                one.registers,
+                activity.kernel,
+                activity.stream,
+                (1_700_000_000_000_000 + activity.start_ns // 1000) * 1000,
+                activity.device_ns,
+                None if activity.launch_ns is None else (1_700_000_000_000_000 + activity.launch_ns // 1000) * 1000,
+                activity.registers,
             )
-            for one in timeline.activities
+            for activity in timeline.activities
         ],
     )
-    assert sorted(read.activities, key=repr) == sorted(whole.activities, key=repr)
+    assert sorted(read.activities, key=repr) == sorted(expected.activities, key=repr)
 
 
 @given(timelines)
@@ -165,8 +173,10 @@ def test_image_and_script_name_the_same_kernels(timeline: Timeline) -> None:
     assert len(launched) == len(timeline.activities)
     assert len(declared) == len(set(declared))
     assert {words[0] for words in launched if not words[0].startswith("@")} == set(declared)
-    lasts = sum(int(words[3]) for words in launched if not words[0].startswith("@"))
-    assert lasts == sum(one.device_ns for one in timeline.activities if one.kernel.work is WorkKind.KERNEL)
+    device_ns = sum(int(words[3]) for words in launched if not words[0].startswith("@"))
+    assert device_ns == sum(
+        activity.device_ns for activity in timeline.activities if activity.kernel.work is WorkKind.KERNEL
+    )
     assert all(int(words[-2]) >= 0 for words in launched)
     assert "#" not in image_name(timeline.activities[0].kernel)
 
@@ -176,7 +186,7 @@ def test_image_and_script_name_the_same_kernels(timeline: Timeline) -> None:
 @example(f"{TIMELINE_COLUMNS}\n0,kernel,7,1e30,1,0,0,0,1x1x1,1x1x1,1,1,1,1,1,x")
 @example(f"{LIST_COLUMNS}\nconv,7,0,1,1")
 @example(f"{LIST_COLUMNS}\nconv")
-def test_other_tables_are_refused(text: str) -> None:
+def test_invalid_table_is_rejected(text: str) -> None:
     with pytest.raises(ConfigError):
         read_kernels(text.encode("utf-8", "surrogatepass"), "task", "here")
 
@@ -186,12 +196,12 @@ def test_other_tables_are_refused(text: str) -> None:
 @example(b'{"traceEvents":[{"ph":"X","cat":"kernel","ts":1,"dur":1,"args":{"grid":[0,1,1]}}]}')
 @example(b'{"traceEvents":[{"ph":"X","cat":"kernel","ts":1,"dur":1,"args":7}]}')
 @example(b'{"traceEvents":[]}')
-def test_other_traces_are_refused(data: bytes) -> None:
+def test_invalid_trace_is_rejected(data: bytes) -> None:
     with pytest.raises(ConfigError):
         read_kineto(data, "task", "here")
 
 
-def test_a_list_of_kernels_runs_back_to_back() -> None:
+def test_kernel_list_is_read_as_back_to_back_launches() -> None:
     text = f"{LIST_COLUMNS}\nconv<a, b>,1,0,392,1000\nnorm,0,0,8,500\nnorm,0,0,8,700\ncopy,-1,0,1,10\n"
     profile = profile_of(read_kernels(text.encode(), "net", "here"))
     assert (profile.span_ns, profile.idle_ns) == (2210, 0)

@@ -130,7 +130,7 @@ def simulate_cluster_file(
     if page:
         _write(page, "")
     with show_progress(console, path.stem) as progress:
-        cluster_run = simulate_cluster(scenario, path, data=data, say=log, progress=progress)
+        cluster_run = simulate_cluster(scenario, path, data=data, report=log, progress=progress)
     if page:
         _write(page, cluster_page(cluster_run, path.stem))
     return cluster_run.outcome

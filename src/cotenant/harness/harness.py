@@ -34,11 +34,11 @@ _GPU: Final = "v100=16GiB"
 _SECOND: Final = 1
 _WARM_NS: Final = 20 * MILLISECOND_NS
 """Kernel time that the offline program completes before measurement begins."""
-_PATIENCE_S: Final = 90.0
+_TIMEOUT_S: Final = 90.0
 _NODE_TRIES: Final = 200
 _RECORDED_REQUESTS: Final = 8
 _RECORDED_STEPS: Final = 2
-_FOLLOWED_S: Final = 0.25
+_FOLLOW_INTERVAL_S: Final = 0.25
 """Interval between two queries of the device, each of which takes its server some time."""
 
 
@@ -51,17 +51,17 @@ class NodePolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     def flags(self) -> list[str]:
         """Return the flags for `cotenant node`."""
-        given = {"--gate": self.gate, "--bound": self.bound, "--delay": self.delay}
-        return [word for flag, value in given.items() if value for word in (flag, value)]
+        options = {"--gate": self.gate, "--bound": self.bound, "--delay": self.delay}
+        return [word for flag, value in options.items() if value for word in (flag, value)]
 
     def rules(self) -> GateRules:
         """Return the same rules for a simulated device."""
-        own = GateRules()
+        defaults = GateRules()
         return msgspec.structs.replace(
-            own,
-            policy=GatePolicy(self.gate) if self.gate else own.policy,
-            bound_ns=parse_duration(self.bound) if self.bound else own.bound_ns,
-            delay_ppm=parse_share(self.delay) if self.delay else own.delay_ppm,
+            defaults,
+            policy=GatePolicy(self.gate) if self.gate else defaults.policy,
+            bound_ns=parse_duration(self.bound) if self.bound else defaults.bound_ns,
+            delay_ppm=parse_share(self.delay) if self.delay else defaults.delay_ppm,
         )
 
 
@@ -77,7 +77,7 @@ class PlayerProcess:
         """Wait until its kernels are loaded; from then on the device knows its pid."""
         word, _, pid = self._next_line().partition(" ")
         if word != READY:
-            raise WorldError(f"a player said {word!r} instead of {READY!r}")
+            raise WorldError(f"a player printed {word!r} instead of {READY!r}")
         self.pid = int(pid)
 
     def go(self) -> None:
@@ -88,8 +88,8 @@ class PlayerProcess:
 
     def result(self) -> dict[str, Any]:
         """Return its summary after it has played."""
-        found: dict[str, Any] = msgspec.json.decode(self._next_line())
-        return found
+        summary: dict[str, Any] = msgspec.json.decode(self._next_line())
+        return summary
 
     def has_output(self) -> bool:
         """Return whether it has written output that was not read yet, or has ended."""
@@ -103,7 +103,7 @@ class PlayerProcess:
     def end(self) -> None:
         """Let it end; kill it if it does not."""
         try:
-            self._process.communicate(timeout=_PATIENCE_S)
+            self._process.communicate(timeout=_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self.kill()
 
@@ -114,13 +114,13 @@ class PlayerProcess:
 
     def _next_line(self) -> str:
         assert self._process.stdout is not None
-        ready, _, _ = select.select([self._process.stdout], [], [], _PATIENCE_S)
+        ready, _, _ = select.select([self._process.stdout], [], [], _TIMEOUT_S)
         line = self._process.stdout.readline() if ready else ""
         if line:
             return line.strip()
         self._process.kill()
-        _, complained = self._process.communicate()
-        last = (complained.strip().splitlines() or ["it said nothing"])[-1]
+        _, errors = self._process.communicate()
+        last = (errors.strip().splitlines() or ["it wrote no error"])[-1]
         raise WorldError(f"a player ended or hung: {last}")
 
 
@@ -180,8 +180,8 @@ class SharingHarness:
         node = self._node = start_with_pipes(command)
         for _ in range(_NODE_TRIES):
             if node.poll() is not None:
-                _, complained = node.communicate()
-                raise WorldError(f"the node did not start: {complained.strip()[-200:]}")
+                _, errors = node.communicate()
+                raise WorldError(f"the node did not start: {errors.strip()[-200:]}")
             with contextlib.suppress(CotenantError):
                 list_tenants(self.directories.socket)
                 self._policy = policy
@@ -194,8 +194,8 @@ class SharingHarness:
         if load in self._recorded:
             return
         requests = min(load.requests, _RECORDED_REQUESTS) if load.arrival.kind != "training" else _RECORDED_STEPS
-        played = recording_arguments(load, self._scripts, requests)
-        run_and_capture(self._tenant(load, ["--measure", "always"], played), self._environ(mps=False))
+        arguments = recording_arguments(load, self._scripts, requests)
+        run_and_capture(self._tenant(load, ["--measure", "always"], arguments), self._environ(mps=False))
         self._recorded[load] = task(load)
 
     def counters(self, mode: Mode = "alone") -> dict[str, Any]:
@@ -223,24 +223,24 @@ class SharingHarness:
     ) -> PlayersRun:
         """Run the players and return the run with their output.
 
-        `look` is called with their pids after the online one has played. `terms` are further options of
-        `cotenant run` for the online one; `tells`: it reports the duration of its requests. `follow` is called
-        with the device's counters and the offline one's completed kernel time several times a second while the
+        `on_played` is called with their pids after the online one has played. `online_flags` are further options of
+        `cotenant run` for the online one; with `reports_latency` it reports the duration of its requests. `follow` is
+        called with the device's counters and the offline one's completed kernel time several times a second while the
         online one plays.
         """
         mps = mode in ("mps", "cotenant mps")
-        through = mode in ("through", "unsampled") or mode.startswith("cotenant")
+        as_tenants = mode in ("through", "unsampled") or mode.startswith("cotenant")
         sample = ["--sample", "0"] if mode == "unsampled" else []
         environ = self._environ(mps=mps)
         with contextlib.ExitStack() as players:
             offline_environ = self._environ(mps=mps, gpu=_SECOND) if mode == "apart" else environ
-            second = self._start(players, offline, offline_environ, ["--offline"] if through else None)
-            online_options = ["--online", *sample, *online_flags] if through else None
+            second = self._start(players, offline, offline_environ, ["--offline"] if as_tenants else None)
+            online_options = ["--online", *sample, *online_flags] if as_tenants else None
             first = self._start(players, online, environ, online_options, ["--tell"] if reports_latency else [])
             if second is not None and offline is not None:
                 second.await_ready()
                 second.go()
-                self._warm(mode, second.pid, self._progress_of(offline))
+                self._await_warm_up(mode, second.pid, self._progress_of(offline))
             if first is not None:
                 first.await_ready()
             before = self.counters(mode)
@@ -256,8 +256,8 @@ class SharingHarness:
             after = self.counters(mode)
             on_played(0 if first is None else first.pid, 0 if second is None else second.pid)
             output = None if first is None else (first.pid, online_output)
-            doing = None if second is None or offline is None else (second.pid, self._progress_of(offline))
-            run = measure_run(mode, before, after, output, doing)
+            offline_progress = None if second is None or offline is None else (second.pid, self._progress_of(offline))
+            run = measure_run(mode, before, after, output, offline_progress)
             if first is not None:
                 first.end()
             offline_output: dict[str, Any] = {}
@@ -284,7 +284,7 @@ class SharingHarness:
                 kernels = client_of(counters, second.pid)["counters"]["kernels"]
                 done_ns = self._progress_of(offline).done_ns(kernels)
             follow(counters, done_ns)
-            pause(_FOLLOWED_S)
+            pause(_FOLLOW_INTERVAL_S)
 
     def _start(
         self,
@@ -321,17 +321,17 @@ class SharingHarness:
             self._progress[load] = Progress(load)
         return self._progress[load]
 
-    def _warm(self, mode: Mode, pid: int, progress: Progress) -> None:
+    def _await_warm_up(self, mode: Mode, pid: int, progress: Progress) -> None:
         """Wait until it has completed some work."""
         self._await_kernels(mode, pid, progress.kernels_by(_WARM_NS))
 
     def _await_kernels(self, mode: Mode, pid: int, wanted: int) -> None:
         """Wait until it has completed this many kernels."""
-        for _ in _until(_PATIENCE_S):
+        for _ in _until(_TIMEOUT_S):
             if client_of(self.counters(mode), pid)["counters"]["kernels"] >= wanted:
                 return
             pause(0.002)
-        raise WorldError("the offline program does not come forward; look at its node with `cotenant ps`")
+        raise WorldError("the offline program makes no progress; inspect its node with `cotenant ps`")
 
     def _environ(self, *, mps: bool, gpu: int = 0) -> dict[str, str]:
         pipe = self._home / ("pipe" if mps else "no-pipe")

@@ -63,9 +63,9 @@ def client_of(counters: Mapping[str, Any], pid: int) -> Mapping[str, Any]:
     """Return one client's counters."""
     for client in counters["clients"]:
         if client["pid"] == pid:
-            found: Mapping[str, Any] = client
-            return found
-    raise WorldError(f"the device's books know no client {pid}; it left before it was looked at")
+            match: Mapping[str, Any] = client
+            return match
+    raise WorldError(f"the device has no counters of client {pid}; it ended before they were read")
 
 
 def measure_run(

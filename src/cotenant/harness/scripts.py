@@ -40,14 +40,14 @@ class Scripts:
 
 
 def _arrival(load: Workload) -> list[str]:
-    how = load.arrival
-    if how.kind == "training":
+    arrival = load.arrival
+    if arrival.kind == "training":
         return ["--arrival", "training"]
-    words = ["--arrival", how.kind.replace("_", "-"), "--requests", str(load.requests), "--warm-up", "1"]
-    if how.kind == "periodic":
-        words += ["--period-us", str(how.period_ns / 1e3)]
-    elif how.kind == "poisson":
-        words += ["--period-us", str(1e6 / how.rate_per_s), "--seed", str(how.seed)]
+    words = ["--arrival", arrival.kind.replace("_", "-"), "--requests", str(load.requests), "--warm-up", "1"]
+    if arrival.kind == "periodic":
+        words += ["--period-us", str(arrival.period_ns / 1e3)]
+    elif arrival.kind == "poisson":
+        words += ["--period-us", str(1e6 / arrival.rate_per_s), "--seed", str(arrival.seed)]
     return words
 
 

@@ -24,16 +24,16 @@ _WORD: Final = (1 << 64) - 1
 
 def encode_kernel_times(profiles: Iterable[Profile]) -> bytes:
     """Return the table: mean, p90 and p99 of every timed kernel on every device, the most launched first."""
-    timings = [(profile.device, one) for profile in profiles for one in profile.timings if one.device.count]
-    timings.sort(key=lambda each: -each[1].launches)
-    return MAGIC + b"".join(_entry(device, one) for device, one in timings[:ENTRIES_LIMIT])
+    timings = [(profile.device, timing) for profile in profiles for timing in profile.timings if timing.device.count]
+    timings.sort(key=lambda entry: -entry[1].launches)
+    return MAGIC + b"".join(_entry(device, timing) for device, timing in timings[:ENTRIES_LIMIT])
 
 
 def decode_kernel_times(data: bytes) -> Iterator[tuple[int, int, int, int]]:
     """Yield key, mean, p90 and p99 of each entry; nothing if the data is no kernel-time table."""
     if data.startswith(MAGIC):
-        whole = (len(data) - len(MAGIC)) // _ENTRY.size * _ENTRY.size
-        yield from _ENTRY.iter_unpack(data[len(MAGIC) : len(MAGIC) + whole])
+        whole_bytes = (len(data) - len(MAGIC)) // _ENTRY.size * _ENTRY.size
+        yield from _ENTRY.iter_unpack(data[len(MAGIC) : len(MAGIC) + whole_bytes])
 
 
 def key_of(device: str, kernel: KernelIdentity) -> int:

@@ -92,7 +92,9 @@ class _Ring:
             for timing in kernels_of(self._read_at()):
                 mean_ns = timing.device.total // timing.device.count if timing.device.count else 0
                 kernels.append(TracedKernel(timing.kernel.function, timing.kernel.work, mean_ns))
-        events = sorted((one for fetched in self.fetched for one in decode_entries(fetched)), key=lambda one: one.at_ns)
+        events = sorted(
+            (event for fetched in self.fetched for event in decode_entries(fetched)), key=lambda event: event.at_ns
+        )
         return Program(_pid_of(self._path), self._name, tuple(kernels), events, self._lost)
 
 

@@ -70,10 +70,10 @@ def decode_record(read_at: ReadAt, task: str) -> Record | None:
     counts, (device, names) = numbers[6:17], numbers[17:19]
     calls, unbooked, captured, timed, untimed, allocations, frees, tables, unknown, span_ns, busy_ns = counts
     timings = list(_timings(read_at(KERNELS_AT, min(kernels, KERNEL_LIMIT) * _KERNEL_BYTES)))
-    waits = _intervals(read_at(INTERVALS_AT, min(intervals, INTERVAL_LIMIT) * _INTERVAL_BYTES), timings)
+    launch_intervals = _intervals(read_at(INTERVALS_AT, min(intervals, INTERVAL_LIMIT) * _INTERVAL_BYTES), timings)
     busy_ns = min(busy_ns, span_ns)
-    profile = Profile(task, _text(device), 1, _merged(timings), tuple(waits), span_ns, busy_ns)
-    named = [_text(names[at : at + _NAME_BYTES]) for at in range(0, len(names), _NAME_BYTES)]
+    profile = Profile(task, _text(device), 1, _merged(timings), tuple(launch_intervals), span_ns, busy_ns)
+    unknown_names = [_text(names[at : at + _NAME_BYTES]) for at in range(0, len(names), _NAME_BYTES)]
     return Record(
         profile,
         pid,
@@ -87,7 +87,7 @@ def decode_record(read_at: ReadAt, task: str) -> Record | None:
         frees,
         tables,
         unknown,
-        tuple(name for name in named if name),
+        tuple(name for name in unknown_names if name),
     )
 
 
@@ -118,15 +118,15 @@ def _timings(data: bytes) -> Iterator[KernelTiming]:
 
 def _merged(timings: list[KernelTiming]) -> tuple[KernelTiming, ...]:
     """Merge timings of equal kernels: truncated names may coincide."""
-    found: dict[KernelIdentity, KernelTiming] = {}
+    by_kernel: dict[KernelIdentity, KernelTiming] = {}
     for timing in timings:
-        known = found.get(timing.kernel)
-        found[timing.kernel] = timing if known is None else known.merged(timing)
-    return tuple(found.values())
+        earlier = by_kernel.get(timing.kernel)
+        by_kernel[timing.kernel] = timing if earlier is None else earlier.merged(timing)
+    return tuple(by_kernel.values())
 
 
 def _intervals(data: bytes, timings: list[KernelTiming]) -> Iterator[LaunchInterval]:
-    found: dict[tuple[KernelIdentity, ...], LaunchInterval] = {}
+    by_history: dict[tuple[KernelIdentity, ...], LaunchInterval] = {}
     for at in range(0, len(data) - _INTERVAL_BYTES + 1, _INTERVAL_BYTES):
         numbers = _INTERVAL.unpack_from(data, at)[:HISTORY]
         if any(number > len(timings) for number in numbers):
@@ -135,8 +135,8 @@ def _intervals(data: bytes, timings: list[KernelTiming]) -> Iterator[LaunchInter
         after = tuple(timings[number - 1].kernel for number in numbers if number)
         if host.count and after:
             interval = LaunchInterval(after, host)
-            found[after] = found[after].merged(interval) if after in found else interval
-    yield from found.values()
+            by_history[after] = by_history[after].merged(interval) if after in by_history else interval
+    yield from by_history.values()
 
 
 def _histogram(data: bytes, at: int) -> Histogram:

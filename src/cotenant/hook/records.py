@@ -42,7 +42,11 @@ def link_tenant_files(directory: Path, page: int, gate: Sequence[int] = (), ledg
 
     A child process may not have inherited the descriptors, or may have closed them.
     """
-    links = [("terms", page), *(("gate", one) for one in gate[:1]), *(("ledger", one) for one in ledger[:1])]
+    links = [
+        ("terms", page),
+        *(("gate", descriptor) for descriptor in gate[:1]),
+        *(("ledger", descriptor) for descriptor in ledger[:1]),
+    ]
     for name, descriptor in links:
         with contextlib.suppress(OSError):
             (directory / name).unlink(missing_ok=True)  # of an earlier slot
@@ -51,10 +55,10 @@ def link_tenant_files(directory: Path, page: int, gate: Sequence[int] = (), ledg
 
 def lock_run_directory(run: Path) -> int:
     """Lock a run directory; it is in use while the returned descriptor is open."""
-    made = run / f"{_LOCK_FILE}.new"
-    descriptor = os.open(made, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    new_lock = run / f"{_LOCK_FILE}.new"
+    descriptor = os.open(new_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
-    made.rename(run / _LOCK_FILE)  # renamed only once it is locked: a directory whose lock is free is deleted
+    new_lock.rename(run / _LOCK_FILE)  # renamed only once it is locked: a directory whose lock is free is deleted
     return descriptor
 
 
@@ -86,14 +90,14 @@ def has_record(directory: Path, pid: int) -> bool:
 
 def process_tree(pid: int) -> list[int]:
     """Return a process and its descendants that still run."""
-    found = [pid]
-    for parent in found:
-        if len(found) >= _PROCESSES_LIMIT:
+    pids = [pid]
+    for parent in pids:
+        if len(pids) >= _PROCESSES_LIMIT:
             break
         with contextlib.suppress(OSError):
             for task in Path(f"/proc/{parent}/task").iterdir():
-                found += map(int, (task / "children").read_text().split())
-    return found
+                pids += map(int, (task / "children").read_text().split())
+    return pids
 
 
 def mapped_driver(pid: int, driver: Path, *, hooked: bool) -> str:

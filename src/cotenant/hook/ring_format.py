@@ -42,21 +42,21 @@ def read_ring(read_at: ReadAt, after: int) -> RingEntries:
         return RingEntries(after, b"")
     first = max(after, written - ENTRIES)
     data = b"".join(_read_wrapped(read_at, first, written))
-    overtaken = _written(read_at)
+    written_after = _written(read_at)
     # While the next entry is written, the entry ENTRIES before it is being overwritten.
-    sound = first if overtaken is None else min(max(first, overtaken + 1 - ENTRIES), written)
-    return RingEntries(sound, data[(sound - first) * ENTRY.size :])
+    first_intact = first if written_after is None else min(max(first, written_after + 1 - ENTRIES), written)
+    return RingEntries(first_intact, data[(first_intact - first) * ENTRY.size :])
 
 
 def decode_entries(fetched: RingEntries) -> list[ProgramEvent]:
     """Decode entries; an entry without its own number is skipped."""
-    found = []
-    whole = fetched.data[: len(fetched.data) - len(fetched.data) % ENTRY.size]
-    for number, entry in enumerate(ENTRY.iter_unpack(whole), fetched.first):
+    events = []
+    whole_entries = fetched.data[: len(fetched.data) - len(fetched.data) % ENTRY.size]
+    for number, entry in enumerate(ENTRY.iter_unpack(whole_entries), fetched.first):
         at_ns, length_ns, written_number, kernel, stream, kind, reason, _ = entry
         if written_number == number & 0xFFFFFFFF and kind in _KINDS and max(at_ns, length_ns) < _LONGEST_NS:
-            found.append(ProgramEvent(_KINDS[kind], at_ns, length_ns, kernel, stream, reason))
-    return found
+            events.append(ProgramEvent(_KINDS[kind], at_ns, length_ns, kernel, stream, reason))
+    return events
 
 
 def _written(read_at: ReadAt) -> int | None:

@@ -13,7 +13,7 @@ from typing import Final
 from cotenant.units.estimate import Estimate
 from cotenant.units.value import Value
 
-_LEAST: Final = 1e-9
+_MIN_VALUE: Final = 1e-9
 
 
 class CalibrationRules(Value, frozen=True):
@@ -32,7 +32,7 @@ class CalibrationRules(Value, frozen=True):
 
 
 class Calibration(Value, frozen=True):
-    """What was learned from outcomes."""
+    """A correction of predictions and of their intervals, learned from outcomes."""
 
     seen: int = 0
     held: int = 0
@@ -48,12 +48,12 @@ class Calibration(Value, frozen=True):
         """Return the calibration after this outcome followed this uncorrected prediction."""
         rules = rules or CalibrationRules()
         held = self.corrected(raw).holds(outcome)
-        error = math.log(max(outcome, _LEAST) / max(raw.point, _LEAST))
+        error = math.log(max(outcome, _MIN_VALUE) / max(raw.point, _MIN_VALUE))
         weight = max(rules.rate, 1 / (self.seen + 1 + rules.patience))
-        shift = self.shift + weight * (_between(error, rules.max_shift) - self.shift)
-        move = -rules.step * (1 - raw.coverage) if held else rules.step * raw.coverage
-        log_scale = min(max(self.log_scale + move, math.log(rules.min_scale)), math.log(rules.max_scale))
-        return Calibration(self.seen + 1, self.held + held, _between(shift, rules.max_shift), log_scale)
+        shift = self.shift + weight * (_clamp(error, rules.max_shift) - self.shift)
+        step = -rules.step * (1 - raw.coverage) if held else rules.step * raw.coverage
+        log_scale = min(max(self.log_scale + step, math.log(rules.min_scale)), math.log(rules.max_scale))
+        return Calibration(self.seen + 1, self.held + held, _clamp(shift, rules.max_shift), log_scale)
 
     @property
     def why(self) -> str:
@@ -66,5 +66,5 @@ class Calibration(Value, frozen=True):
         )
 
 
-def _between(value: float, most: float) -> float:
-    return min(max(value, -most), most)
+def _clamp(value: float, limit: float) -> float:
+    return min(max(value, -limit), limit)

@@ -17,7 +17,7 @@ import msgspec
 from cotenant.gate.grant import Kind
 from cotenant.gate.rules import GatePolicy
 from cotenant.node.model.tenant import TenantSpec
-from cotenant.predict.profile_usage import assumed
+from cotenant.predict.profile_usage import assumed_use
 from cotenant.predict.share_need import Objective, alone_of, latency_ns, need_ppm
 from cotenant.predict.sharing_forecast import Sharing, SharingForecast
 from cotenant.predict.slowdown import MPS, SLICES, points_of
@@ -31,27 +31,27 @@ _MAX_NEED: Final = 2.0
 
 def forecast_sharing(tenants: Sequence[TenantSpec], sharing: Sharing) -> SharingForecast:
     """Return the forecast; the order of the tenants does not matter."""
-    online = sorted((one for one in tenants if one.kind is Kind.ONLINE), key=_order)
-    offline = sorted((one for one in tenants if one.kind is Kind.OFFLINE), key=_order)
-    by_online, by_offline = _slowed(online, offline, sharing)
+    online = sorted((tenant for tenant in tenants if tenant.kind is Kind.ONLINE), key=_order)
+    offline = sorted((tenant for tenant in tenants if tenant.kind is Kind.OFFLINE), key=_order)
+    by_online, by_offline = _slowdowns(online, offline, sharing)
     is_open = sharing.policy is GatePolicy.OPEN
     needs = [
-        required_share_ppm(one, sharing, slower if is_open else 1.0)
-        for one, slower in zip(online, by_online, strict=True)
+        required_share_ppm(tenant, sharing, slower if is_open else 1.0)
+        for tenant, slower in zip(online, by_online, strict=True)
     ]
     needs_ppm = sum(need for need in needs if need is not None)
-    within = min(1.0, WHOLE_PPM / needs_ppm) if needs_ppm else 1.0
-    done, left = 0.0, 1.0
-    for one, need, slower in zip(online, needs, by_online, strict=True):
-        done += sharing.kept_ppm / WHOLE_PPM / slower if need is None else within
-        left -= _taken(one.use, min((sharing.kept_ppm if need is None else need) / WHOLE_PPM, 1.0))
+    met_part = min(1.0, WHOLE_PPM / needs_ppm) if needs_ppm else 1.0
+    online_work, free_part = 0.0, 1.0
+    for tenant, need, slower in zip(online, needs, by_online, strict=True):
+        online_work += sharing.kept_ppm / WHOLE_PPM / slower if need is None else met_part
+        free_part -= _online_part(tenant.use, min((sharing.kept_ppm if need is None else need) / WHOLE_PPM, 1.0))
     progress = 0.0
-    for one, slower in zip(offline, by_offline, strict=True):
-        progress += (1.0 if is_open else min(1.0, max(left, 0.0) / assumed(one.use).duty)) / slower
-    return SharingForecast(needs_ppm, done, progress)
+    for tenant, slower in zip(offline, by_offline, strict=True):
+        progress += (1.0 if is_open else min(1.0, max(free_part, 0.0) / assumed_use(tenant.use).duty)) / slower
+    return SharingForecast(needs_ppm, online_work, progress)
 
 
-def _slowed(
+def _slowdowns(
     online: Sequence[TenantSpec], offline: Sequence[TenantSpec], sharing: Sharing
 ) -> tuple[list[float], list[float]]:
     """Return the slowdowns of online and offline tenants.
@@ -60,11 +60,11 @@ def _slowed(
     tenants use only what online ones leave.
     """
     law = MPS if sharing.is_mps else SLICES
-    first, rest = ([assumed(one.use) for one in some] for some in (online, offline))
+    online_uses, offline_uses = ([assumed_use(tenant.use) for tenant in group] for group in (online, offline))
     if sharing.policy is not GatePolicy.OPEN:
-        return points_of(first, law), points_of(rest, law)
-    all_of_them = points_of([*first, *rest], law)
-    return all_of_them[: len(first)], all_of_them[len(first) :]
+        return points_of(online_uses, law), points_of(offline_uses, law)
+    slowdowns = points_of([*online_uses, *offline_uses], law)
+    return slowdowns[: len(online_uses)], slowdowns[len(online_uses) :]
 
 
 def required_share_ppm(spec: TenantSpec, sharing: Sharing, slower: float = 1.0) -> int | None:
@@ -87,11 +87,11 @@ def required_share_ppm(spec: TenantSpec, sharing: Sharing, slower: float = 1.0) 
     return round(min(max(beyond, 1.0), _MAX_NEED) * WHOLE_PPM)
 
 
-def _taken(use: TaskUse | None, kept: float) -> float:
+def _online_part(use: TaskUse | None, kept: float) -> float:
     """Return the part that online work takes: what its kernels hold, and what it keeps of its own idle time."""
-    known = assumed(use)
-    held = known.active * known.duty * sum(width * part for width, part in known.widths)
-    return held + (known.active - held) * kept
+    estimate = assumed_use(use)
+    held = estimate.active * estimate.duty * sum(width * part for width, part in estimate.widths)
+    return held + (estimate.active - held) * kept
 
 
 def _order(spec: TenantSpec) -> tuple[str, int, tuple[int, ...], tuple[tuple[int, int], ...]]:

@@ -57,4 +57,4 @@ DiurnalProfile = tuple[DiurnalBin, ...]
 
 def in_order(day: DiurnalProfile) -> bool:
     """Return whether the bins are in order, each at most once."""
-    return all(one.part < other.part for one, other in itertools.pairwise(day))
+    return all(previous.part < following.part for previous, following in itertools.pairwise(day))

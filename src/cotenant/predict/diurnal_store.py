@@ -14,18 +14,18 @@ def diurnal_profile_of(load: Load, period_ns: Duration) -> DiurnalProfile:
     """Return the diurnal profile of a load with windows of this length."""
     if len(load.day) != BINS_PER_DAY:
         return ()
-    a_second = SECOND_NS / period_ns
+    windows_per_second = SECOND_NS / period_ns
     return tuple(
         DiurnalBin(
             part,
-            one.mean * a_second,
-            one.days,
-            one.day if one.windows else -1,
-            one.total / one.windows * a_second if one.windows else 0.0,
-            min(one.windows / a_second, MAX_SECONDS),
+            day_bin.mean * windows_per_second,
+            day_bin.days,
+            day_bin.day if day_bin.windows else -1,
+            day_bin.total / day_bin.windows * windows_per_second if day_bin.windows else 0.0,
+            min(day_bin.windows / windows_per_second, MAX_SECONDS),
         )
-        for part, one in enumerate(load.day)
-        if one.days or one.windows
+        for part, day_bin in enumerate(load.day)
+        if day_bin.days or day_bin.windows
     )
 
 
@@ -33,28 +33,30 @@ def load_with(day: DiurnalProfile, period_ns: Duration) -> Load:
     """Return a load without windows, with this diurnal profile."""
     if not day:
         return Load()
-    a_window = period_ns / SECOND_NS
+    window_s = period_ns / SECOND_NS
     bins = [Bin()] * BINS_PER_DAY
-    for one in day:
-        windows = max(1, round(one.seconds / a_window)) if one.day >= 0 and one.seconds > 0 else 0
-        latest = one.latest * a_window * windows
-        bins[one.part] = Bin(one.usual * a_window, one.days, one.day if windows else -1, latest, windows)
+    for day_bin in day:
+        windows = max(1, round(day_bin.seconds / window_s)) if day_bin.day >= 0 and day_bin.seconds > 0 else 0
+        latest = day_bin.latest * window_s * windows
+        bins[day_bin.part] = Bin(
+            day_bin.usual * window_s, day_bin.days, day_bin.day if windows else -1, latest, windows
+        )
     return Load(day=tuple(bins))
 
 
-def merged(one: DiurnalProfile, other: DiurnalProfile, today: int) -> DiurnalProfile:
+def merged(first: DiurnalProfile, second: DiurnalProfile, today: int) -> DiurnalProfile:
     """Return for each bin the observation of the later day, and of one day the longer one.
 
     Days in the future count as none: they were observed with a wrong clock.
     """
     parts: dict[int, DiurnalBin] = {}
-    for time in (*one, *other):
-        known = parts.get(time.part)
-        if known is None or _weight(time, today) > _weight(known, today):
-            parts[time.part] = time
+    for day_bin in (*first, *second):
+        best = parts.get(day_bin.part)
+        if best is None or _weight(day_bin, today) > _weight(best, today):
+            parts[day_bin.part] = day_bin
     return tuple(parts[part] for part in sorted(parts))
 
 
-def _weight(time: DiurnalBin, today: int) -> tuple[int, float, int, float, float]:
-    day = time.day if time.day <= today else -1
-    return day, time.seconds, time.days, time.usual, time.latest
+def _weight(day_bin: DiurnalBin, today: int) -> tuple[int, float, int, float, float]:
+    day = day_bin.day if day_bin.day <= today else -1
+    return day, day_bin.seconds, day_bin.days, day_bin.usual, day_bin.latest

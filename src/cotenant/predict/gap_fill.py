@@ -53,13 +53,13 @@ def predict_fill(profile: Profile, kernel_ns: int) -> Fill:
     """Predict for one neighbour, assuming that the recorded gaps repeat."""
     filled = cost = 0.0
     for timing in profile.timings:
-        one_filled, one_cost = _after_one(timing.gap, kernel_ns)
-        filled += one_filled
-        cost += one_cost
+        kernel_filled, kernel_cost = _fill_after_kernel(timing.gap, kernel_ns)
+        filled += kernel_filled
+        cost += kernel_cost
     return Fill(kernel_ns, round(filled), round(cost), profile.idle_ns, profile.span_ns)
 
 
-def _after_one(gaps: Histogram, kernel_ns: int) -> tuple[float, float]:
+def _fill_after_kernel(gaps: Histogram, kernel_ns: int) -> tuple[float, float]:
     """Return the used device time and the caused delay over all gaps after one kernel."""
     planned = max((gaps.quantile(SURE) - 2 * WAKE_NS) // kernel_ns, 0)
     quiet_ns = QUIET * gaps.quantile(0.5) + WAKE_NS

@@ -23,7 +23,7 @@ _MARGIN: Final = 0.12
 
 
 class HostOverlap(Value, frozen=True):
-    """Assumption about what a profile does not contain. Our choices."""
+    """Assumptions about the overlap of host and device, which a profile does not contain. Our choices."""
 
     hidden: float = 1.0
     """Part of the idle time that hides longer kernels; 1: launches run ahead, as in inference frameworks."""
@@ -39,13 +39,17 @@ class _Slowing(Value, frozen=True):
 def stretch(profile: Profile, share: float, sms: int, ahead: HostOverlap | None = None) -> Estimate:
     """Return the time at this share relative to that on the whole GPU with `sms` SMs."""
     rules = ahead or HostOverlap()
-    some = _some_of(share, sms)
+    share_sms = _sms_of_share(share, sms)
     device_ns = profile.device_ns
-    if device_ns <= 0 or some >= sms:
+    if device_ns <= 0 or share_sms >= sms:
         return Estimate(1.0, 1.0, 1.0, rules.coverage)
-    parts = [(timing.expected_ns / device_ns, _slowing(timing, some, sms)) for timing in profile.timings]
-    known = [(part, slowing.point) for part, slowing in parts if part and slowing.low == slowing.high]
-    typical = sum(part * point for part, point in known) / sum(part for part, _ in known) if known else sms / some
+    parts = [(timing.expected_ns / device_ns, _slowing(timing, share_sms, sms)) for timing in profile.timings]
+    known_shapes = [(part, slowing.point) for part, slowing in parts if part and slowing.low == slowing.high]
+    typical = (
+        sum(part * point for part, point in known_shapes) / sum(part for part, _ in known_shapes)
+        if known_shapes
+        else sms / share_sms
+    )
     low = sum(part * slowing.low for part, slowing in parts)
     high = sum(part * slowing.high for part, slowing in parts)
     point = sum(part * (slowing.point if slowing.low == slowing.high else typical) for part, slowing in parts)
@@ -67,13 +71,13 @@ def analytical_knee_pct(profile: Profile, sms: int, ahead: HostOverlap | None = 
 def widths(profile: Profile, sms: int) -> tuple[tuple[float, float], ...]:
     """Return the part of the GPU that kernels hold and for which part of device time; unknown shapes hold all of it."""
     device_ns = profile.device_ns
-    found: dict[float, float] = {}
+    part_by_width: dict[float, float] = {}
     for timing in profile.timings:
         if timing.expected_ns <= 0:
             continue
         width = _width(timing, sms)
-        found[width] = found.get(width, 0.0) + timing.expected_ns / device_ns
-    return tuple(sorted(found.items()))
+        part_by_width[width] = part_by_width.get(width, 0.0) + timing.expected_ns / device_ns
+    return tuple(sorted(part_by_width.items()))
 
 
 def _width(timing: KernelTiming, sms: int) -> float:
@@ -82,16 +86,16 @@ def _width(timing: KernelTiming, sms: int) -> float:
     return (timing.sms_needed(sms) or sms) / sms
 
 
-def _slowing(timing: KernelTiming, some: int, sms: int) -> _Slowing:
-    """Return the slowdown of a kernel on `some` of the SMs."""
+def _slowing(timing: KernelTiming, share_sms: int, sms: int) -> _Slowing:
+    """Return the slowdown of a kernel on `share_sms` of the SMs."""
     if timing.kernel.work is not WorkKind.KERNEL:
         return _Slowing(1.0, 1.0, 1.0)
     if not timing.blocks_per_sm:
-        return _Slowing(1.0, sms / some, sms / some)
+        return _Slowing(1.0, sms / share_sms, sms / share_sms)
     blocks = max(timing.kernel.blocks, 1)
-    waves = math.ceil(blocks / (timing.blocks_per_sm * some)) / math.ceil(blocks / (timing.blocks_per_sm * sms))
+    waves = math.ceil(blocks / (timing.blocks_per_sm * share_sms)) / math.ceil(blocks / (timing.blocks_per_sm * sms))
     return _Slowing(waves, waves, waves)
 
 
-def _some_of(share: float, sms: int) -> int:
+def _sms_of_share(share: float, sms: int) -> int:
     return min(sms, max(1, round(share * sms)))

@@ -30,14 +30,18 @@ class Knees(Value, frozen=True):
 def knees(alone: Sequence[RunTime], all_units: int) -> Knees:
     """Return the knees from runs alone on the device; raises ValueError without measurements."""
     by_units = table(alone)
-    everywhere = set.intersection(*(set(rows) for rows in by_units.values())) if by_units else set()
-    if not everywhere:
+    common_rows = set.intersection(*(set(rows) for rows in by_units.values())) if by_units else set()
+    if not common_rows:
         raise ValueError("no batch was measured on every number of units")
-    rows = max(everywhere)
-    curve = knee_pct({units: found[rows].typical_ns for units, found in by_units.items()})
-    surface = fit_surface([Point(one.units / all_units, one.rows, float(one.typical_ns)) for one in alone])
+    rows = max(common_rows)
+    curve = knee_pct({units: by_rows[rows].typical_ns for units, by_rows in by_units.items()})
+    surface = fit_surface(
+        [Point(run_time.units / all_units, run_time.rows, float(run_time.typical_ns)) for run_time in alone]
+    )
     # Only up to the measured range: beyond it the fit only repeats its prior.
     widest = max(by_units)
     law = {units: surface.latency(units / all_units, rows) for units in range(1, widest + 1)}
-    errors = [abs(surface.latency(one.units / all_units, one.rows) / one.typical_ns - 1) for one in alone]
+    errors = [
+        abs(surface.latency(run_time.units / all_units, run_time.rows) / run_time.typical_ns - 1) for run_time in alone
+    ]
     return Knees(rows, curve, knee_pct(law), statistics.median(errors))

@@ -132,9 +132,9 @@ class Surface(Value, frozen=True):
         import numpy as np
 
         parts = columns([share], [batch])[0] * np.array(self.mixture)
-        whole = float(parts.sum()) or 1.0
+        total = float(parts.sum()) or 1.0
         held = [min(1.0, width * batch / _within(share)) for width in WIDTHS]
-        return tuple((width, float(part) / whole) for width, part in zip((*held, 0.5), parts, strict=True) if part > 0)
+        return tuple((width, float(part) / total) for width, part in zip((*held, 0.5), parts, strict=True) if part > 0)
 
 
 def columns(shares: Sequence[float], batches: Sequence[float]) -> Any:
@@ -144,7 +144,7 @@ def columns(shares: Sequence[float], batches: Sequence[float]) -> Any:
     """
     import numpy as np
 
-    share = np.array([_within(one) for one in shares])[:, None]
+    share = np.array([_within(value) for value in shares])[:, None]
     batch = np.array(batches, dtype=float)[:, None]
     widths = np.array(WIDTHS)[None, :]
     return np.hstack([np.maximum(1.0, widths * batch / share) / np.maximum(1.0, widths), batch])
@@ -168,10 +168,10 @@ def fit_surface(points: Sequence[Point], usual: SurfacePrior = DEFAULT_PRIOR) ->
     weights = np.minimum(1.0, _MAX_RATIO / (rows @ mixture * scale / measured))
     system = np.vstack([rows * (scale * weights / measured)[:, None], np.diag(pull)])
     target = np.concatenate([weights, pull * mixture])
-    found = nonnegative_least_squares(system, target)
-    if not found.sum() > 0:
-        found = mixture
-    return Surface(tuple(float(part) for part in found * scale), tuple(points), usual.doubt(len(points)))
+    solution = nonnegative_least_squares(system, target)
+    if not solution.sum() > 0:
+        solution = mixture
+    return Surface(tuple(float(part) for part in solution * scale), tuple(points), usual.doubt(len(points)))
 
 
 def nonnegative_least_squares(system: Any, target: Any) -> Any:
@@ -180,20 +180,20 @@ def nonnegative_least_squares(system: Any, target: Any) -> Any:
 
     gram, aim = system.T @ system, system.T @ target
     count = len(aim)
-    found = np.zeros(count)
+    solution = np.zeros(count)
     free = np.zeros(count, dtype=bool)
     tiny = _SETTLED * max(1.0, float(np.abs(aim).max(initial=0.0)))
     for _ in range(3 * count):
-        slope = np.where(free, -np.inf, aim - gram @ found)
+        slope = np.where(free, -np.inf, aim - gram @ solution)
         entering = int(np.argmax(slope))
         if slope[entering] <= tiny:
             break
         free[entering] = True
-        found = _within_bounds(gram, aim, found, free)
-    return found
+        solution = _within_bounds(gram, aim, solution, free)
+    return solution
 
 
-def _within_bounds(gram: Any, aim: Any, found: Any, free: Any) -> Any:
+def _within_bounds(gram: Any, aim: Any, solution: Any, free: Any) -> Any:
     """Solve for the free variables; those that would become negative are fixed at 0."""
     import numpy as np
 
@@ -203,11 +203,11 @@ def _within_bounds(gram: Any, aim: Any, found: Any, free: Any) -> Any:
         if (best[free] > 0).all():
             return best
         falling = free & (best <= 0)
-        gaps = np.where(falling, found - best, 1.0)
-        reach = np.where(falling & (gaps > 0), found / np.where(gaps > 0, gaps, 1.0), np.where(falling, 0.0, np.inf))
-        found = np.maximum(0.0, found + min(1.0, float(reach.min())) * (best - found))
-        free &= found > _SETTLED * max(1.0, float(found.max()))
-        found = np.where(free, found, 0.0)
+        gaps = np.where(falling, solution - best, 1.0)
+        reach = np.where(falling & (gaps > 0), solution / np.where(gaps > 0, gaps, 1.0), np.where(falling, 0.0, np.inf))
+        solution = np.maximum(0.0, solution + min(1.0, float(reach.min())) * (best - solution))
+        free &= solution > _SETTLED * max(1.0, float(solution.max()))
+        solution = np.where(free, solution, 0.0)
     return np.zeros(len(aim))
 
 
@@ -221,17 +221,17 @@ def fit_prior(programs: Sequence[Sequence[Point]], doubts: Sequence[tuple[int, L
         rows = columns([point.share for point in points], [point.batch for point in points])
         measured = np.array([point.latency for point in points])
         mixture = nonnegative_least_squares(rows / measured[:, None], np.ones(len(points)))
-        whole = float(columns([1.0], [1])[0] @ mixture) or 1.0
-        mixtures.append(mixture / whole)
+        whole_gpu = float(columns([1.0], [1])[0] @ mixture) or 1.0
+        mixtures.append(mixture / whole_gpu)
         for point in points:
-            shapes.setdefault((point.share, point.batch), []).append(point.latency / whole)
-    places = sorted(shapes)
-    median = np.array([float(np.median(shapes[place])) for place in places])
-    rows = columns([share for share, _ in places], [batch for _, batch in places])
-    middle = nonnegative_least_squares(rows / median[:, None], np.ones(len(places)))
-    beyond = np.sum((np.array(mixtures) - middle) ** 2, axis=0) + _ASSUMED_PROGRAMS * _ASSUMED_DISTANCE**2
-    spread = np.sqrt(beyond / (len(mixtures) + _ASSUMED_PROGRAMS))
-    mixture, spreads = (tuple(round(float(one), 5) for one in many) for many in (middle, spread))
+            shapes.setdefault((point.share, point.batch), []).append(point.latency / whole_gpu)
+    grid = sorted(shapes)
+    median = np.array([float(np.median(shapes[grid_point])) for grid_point in grid])
+    rows = columns([share for share, _ in grid], [batch for _, batch in grid])
+    middle = nonnegative_least_squares(rows / median[:, None], np.ones(len(grid)))
+    squares = np.sum((np.array(mixtures) - middle) ** 2, axis=0) + _ASSUMED_PROGRAMS * _ASSUMED_DISTANCE**2
+    spread = np.sqrt(squares / (len(mixtures) + _ASSUMED_PROGRAMS))
+    mixture, spreads = (tuple(round(float(value), 5) for value in values) for values in (middle, spread))
     return SurfacePrior(mixture, spreads, tuple(doubts))
 
 
@@ -243,7 +243,7 @@ def fit_log_error(errors: Sequence[tuple[float, float, float]], coverage: float 
     system = np.hstack([np.ones((len(table), 1)), table[:, 1:]])
     shape = np.maximum(nonnegative_least_squares(system, table[:, 0]), (0.01, 0.0, 0.0))
     scale = float(np.quantile(table[:, 0] / (system @ shape), coverage))
-    base, per_share, per_batch = (round(float(one) * scale, 5) for one in shape)
+    base, per_share, per_batch = (round(float(coefficient) * scale, 5) for coefficient in shape)
     return LogErrorModel(base, per_share, per_batch, coverage)
 
 

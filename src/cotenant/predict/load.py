@@ -14,7 +14,7 @@ from cotenant.predict.diurnal_profile import BINS_PER_DAY, DAY_NS
 from cotenant.units.estimate import COVERAGE, Estimate
 from cotenant.units.value import Value
 
-_SURE: Final = 1.645
+_Z_90: Final = 1.645
 """Standard deviations either side that contain 90 % of a normal distribution."""
 
 
@@ -75,22 +75,22 @@ class Load(Value, frozen=True):
             return None
         point = self._mixed(at_ns, rules)
         spread = math.sqrt(max(self.mixed_error, 1.0) * max(point, 1.0))
-        return Estimate(max(0.0, point - _SURE * spread), point, point + _SURE * spread, COVERAGE)
+        return Estimate(max(0.0, point - _Z_90 * spread), point, point + _Z_90 * spread, COVERAGE)
 
     def after(self, requests: int, at_ns: int, watch: LoadRules | None = None) -> Load:
         """Return the load with the window that began at this instant."""
         rules = watch or LoadRules()
         bins = self.day or (Bin(),) * rules.bins
-        place, day = _place(at_ns, len(bins))
-        known = (*bins[:place], bins[place].after(day, float(requests), rules.day_weight), *bins[place + 1 :])
+        index, day = _bin_and_day(at_ns, len(bins))
+        updated = (*bins[:index], bins[index].after(day, float(requests), rules.day_weight), *bins[index + 1 :])
         if not self.windows:
             first = (float(requests),) * len(rules.rates)
-            return Load(1, first, (0.0,) * (len(rules.rates) + 1), 1.0, known)
-        opinions, point = self._opinions(at_ns, rules), self._mixed(at_ns, rules)
+            return Load(1, first, (0.0,) * (len(rules.rates) + 1), 1.0, updated)
+        predictions, point = self._predictions(at_ns, rules), self._mixed(at_ns, rules)
         forget = _weight(rules.forget, self.windows)
         errors = tuple(
-            old if opinion is None else old + forget * ((requests - opinion) ** 2 - old)
-            for old, opinion in zip(self.errors, opinions, strict=True)
+            old if prediction is None else old + forget * ((requests - prediction) ** 2 - old)
+            for old, prediction in zip(self.errors, predictions, strict=True)
         )
         means = tuple(
             mean + _weight(rate, self.windows) * (requests - mean)
@@ -98,29 +98,29 @@ class Load(Value, frozen=True):
         )
         surprise = (requests - point) ** 2 / max(point, 1.0)
         mixed_error = self.mixed_error + forget * (surprise - self.mixed_error)
-        return Load(self.windows + 1, means, errors, mixed_error, known)
+        return Load(self.windows + 1, means, errors, mixed_error, updated)
 
-    def _opinions(self, at_ns: int, rules: LoadRules) -> tuple[float | None, ...]:
+    def _predictions(self, at_ns: int, rules: LoadRules) -> tuple[float | None, ...]:
         usual = None
         if self.day:
-            place, day = _place(at_ns, len(self.day))
-            mean, days = self.day[place].usual(day, rules.day_weight)
+            index, day = _bin_and_day(at_ns, len(self.day))
+            mean, days = self.day[index].usual(day, rules.day_weight)
             usual = mean if days >= rules.days else None
         return (*self.means, usual)
 
     def _mixed(self, at_ns: int, rules: LoadRules) -> float:
-        said = [
-            (opinion, 1 / max(error, 1e-3) ** 2)
-            for opinion, error in zip(self._opinions(at_ns, rules), self.errors, strict=True)
-            if opinion is not None
+        weighted = [
+            (prediction, 1 / max(error, 1e-3) ** 2)
+            for prediction, error in zip(self._predictions(at_ns, rules), self.errors, strict=True)
+            if prediction is not None
         ]
-        return sum(opinion * weight for opinion, weight in said) / sum(weight for _, weight in said)
+        return sum(prediction * weight for prediction, weight in weighted) / sum(weight for _, weight in weighted)
 
 
-def _place(at_ns: int, bins: int) -> tuple[int, int]:
+def _bin_and_day(at_ns: int, bins: int) -> tuple[int, int]:
     return at_ns % DAY_NS * bins // DAY_NS, at_ns // DAY_NS
 
 
-def _weight(rate: float, seen: int) -> float:
+def _weight(rate: float, count: int) -> float:
     """Return the weight of the latest value; the first values are averaged so that none dominates."""
-    return max(rate, 1 / (seen + 1))
+    return max(rate, 1 / (count + 1))

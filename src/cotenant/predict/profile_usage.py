@@ -35,9 +35,9 @@ _SMS: Final = {
     "RTX 4090": 128,
 }
 """SMs by words in a device name, the longer word first where one begins another (vendor data sheets)."""
-_ALIKE: Final = 0.05
-_MOST: Final = 0.9
-_RARE: Final = 0.01
+_MULTIPLE_TOLERANCE: Final = 0.05
+_MIN_FITTING_PART: Final = 0.9
+_RARE_PART: Final = 0.01
 
 
 def sms_of(device: str) -> int:
@@ -45,7 +45,7 @@ def sms_of(device: str) -> int:
     words = device.replace("-", " ").split()
     for word in sorted(_SMS, key=len, reverse=True):
         parts = word.split()
-        if any(words[place : place + len(parts)] == parts for place in range(len(words))):
+        if any(words[index : index + len(parts)] == parts for index in range(len(words))):
             return _SMS[word]
     return 0
 
@@ -60,7 +60,7 @@ def use_of(profile: Profile, sms: int, *, is_online: bool) -> TaskUse | None:
     pauses = _pauses(profile, rounds) if is_online else 0.0
     own_ns = min(profile.busy_ns + profile.idle_ns * (1 - pauses), profile.span_ns)
     launches = sum(max(timing.launches, timing.device.count) for timing in timed)
-    usual = [timing.mean_device_ns for timing in timed if timing.expected_ns >= _RARE * device_ns]
+    usual = [timing.mean_device_ns for timing in timed if timing.expected_ns >= _RARE_PART * device_ns]
     bound_ns = sum(timing.expected_ns for timing in timed if timing.memory_bound)
     return TaskUse(
         duty_ppm=_ppm(profile.busy_ns / own_ns),
@@ -77,15 +77,15 @@ def use_of(profile: Profile, sms: int, *, is_online: bool) -> TaskUse | None:
 def rounds_of(profile: Profile) -> int:
     """Return the number of recorded repetitions: requests of a service, steps of a training."""
     counts = [(timing.launches, timing.expected_ns) for timing in profile.timings if timing.expected_ns > 0]
-    whole = sum(part for _, part in counts)
+    total_ns = sum(part_ns for _, part_ns in counts)
     for rounds in sorted({count for count, _ in counts if count > 0}, reverse=True):
-        fitting = sum(part for count, part in counts if _is_multiple(count / rounds))
-        if fitting >= _MOST * whole:
+        fitting = sum(part_ns for count, part_ns in counts if _is_multiple(count / rounds))
+        if fitting >= _MIN_FITTING_PART * total_ns:
             return rounds
     return 1
 
 
-def assumed(use: TaskUse | None) -> Use:
+def assumed_use(use: TaskUse | None) -> Use:
     """Return the use as the slowdown model takes it; unknown parts are assumed to be the maximum."""
     if use is None:
         return UNKNOWN
@@ -99,28 +99,28 @@ def assumed(use: TaskUse | None) -> Use:
 
 
 def _is_multiple(times: float) -> bool:
-    return times >= 1 - _ALIKE and abs(times - round(times)) <= _ALIKE * times
+    return times >= 1 - _MULTIPLE_TOLERANCE and abs(times - round(times)) <= _MULTIPLE_TOLERANCE * times
 
 
 def _pauses(profile: Profile, rounds: int) -> float:
     """Return the part of all gap time that the longest gaps make up, one for each repetition."""
     gaps = [(bucket_middle(bucket), count) for timing in profile.timings for bucket, count in timing.gap.buckets]
-    left, pauses_ns = rounds, 0.0
+    remaining, pauses_ns = rounds, 0.0
     for gap_ns, count in sorted(gaps, reverse=True):
-        taken = min(left, count)
+        taken = min(remaining, count)
         pauses_ns += taken * gap_ns
-        left -= taken
-    whole_ns = sum(gap_ns * count for gap_ns, count in gaps)
-    return pauses_ns / whole_ns if whole_ns else 0.0
+        remaining -= taken
+    total_ns = sum(gap_ns * count for gap_ns, count in gaps)
+    return pauses_ns / total_ns if total_ns else 0.0
 
 
 def few_widths(widths: tuple[tuple[float, float], ...]) -> tuple[tuple[int, int], ...]:
     """Merge similar widths into at most `WIDTHS_LIMIT`, each at its mean."""
     bins: dict[int, tuple[float, float]] = {}
     for width, part in widths:
-        place = min(int(width * WIDTHS_LIMIT), WIDTHS_LIMIT - 1)
-        held, time = bins.get(place, (0.0, 0.0))
-        bins[place] = (held + width * part, time + part)
+        index = min(int(width * WIDTHS_LIMIT), WIDTHS_LIMIT - 1)
+        held, time = bins.get(index, (0.0, 0.0))
+        bins[index] = (held + width * part, time + part)
     return tuple((_ppm(held / time), _ppm(time)) for _, (held, time) in sorted(bins.items()))
 
 

@@ -25,14 +25,14 @@ _SURPRISE_LIMIT: Final = math.log(8)
 """Largest log ratio of outcome to prediction that is used."""
 _LONE_LIMIT: Final = math.log(1.5)
 """The same for an outcome whose predecessor was not such an outlier: probably an isolated stall. Our choice."""
-_EXCEEDED: Final = 0.01
+_EXCEEDANCE: Final = 0.01
 _SPREAD_STEP: Final = 0.1
 """Step of the logarithm of the high quantile. Our choice."""
 _SPREAD_LIMIT: Final = math.log(16)
 _FIRST_RATIO: Final = 1.25
 """Initial ratio of the high quantile to the typical duration. Our choice; soon learned."""
 _SIZES_LIMIT: Final = 64
-_LATELY: Final = 64
+_RECENT_OUTCOMES: Final = 64
 """Number of recent outcomes of all models in which a model counts for the machine. Our choice."""
 _OWN_GAIN: Final = 1 / 64
 """Gain with which a lasting difference of a model from the others becomes its own. Our choice."""
@@ -69,13 +69,13 @@ class Drift:
     def vote(self, model: int, before: float, factor: float) -> None:
         """Record that the factor of a model changed from `before` to `factor` by its latest outcome."""
         self._outcomes += 1
-        oldest = self._outcomes - _LATELY
+        oldest = self._outcomes - _RECENT_OUTCOMES
         last = self._votes.get(model)
         # A new or returning model keeps its difference: only changes from now on count for the machine.
         own = before - self.level if last is None or last.outcome < oldest else last.own
         own += _OWN_GAIN * (factor - self.level - own)
         self._votes[model] = _Vote(factor, own, self._outcomes)
-        recent = {one: vote for one, vote in self._votes.items() if vote.outcome >= oldest}
+        recent = {number: vote for number, vote in self._votes.items() if vote.outcome >= oldest}
         self._votes = recent
         if len(recent) < 2:
             return
@@ -87,54 +87,54 @@ class Drift:
 class _Curve:
     """Durations on one number of units by rows, without the factors; never decreasing."""
 
-    __slots__ = ("_highs", "ratios", "seen", "sizes", "typical")
+    __slots__ = ("_highs", "outcomes", "ratios", "sizes", "typical")
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
         self.typical: list[float] = []
         self.ratios: list[float] = []  # ratio of the high quantile to the typical duration
-        self.seen: list[int] = []
+        self.outcomes: list[int] = []
         self._highs: list[float] = []
 
     def typical_at(self, rows: int) -> float:
-        return _on_line(self.sizes, self.typical, rows)
+        return _interpolated(self.sizes, self.typical, rows)
 
     def high_at(self, rows: int) -> float:
         if not self._highs:
             pairs = zip(self.typical, self.ratios, strict=True)
             self._highs = list(accumulate((typical * ratio for typical, ratio in pairs), max))
-        return _on_line(self.sizes, self._highs, rows)
+        return _interpolated(self.sizes, self._highs, rows)
 
-    def add(self, rows: int, typical: float, ratio: float, seen: int) -> None:
-        place = bisect_left(self.sizes, rows)
-        self.sizes.insert(place, rows)
-        self.typical.insert(place, typical)
-        self.ratios.insert(place, ratio)
-        self.seen.insert(place, seen)
-        self._straighten(place)
+    def add(self, rows: int, typical: float, ratio: float, outcomes: int) -> None:
+        index = bisect_left(self.sizes, rows)
+        self.sizes.insert(index, rows)
+        self.typical.insert(index, typical)
+        self.ratios.insert(index, ratio)
+        self.outcomes.insert(index, outcomes)
+        self._make_monotone(index)
 
     def point(self, rows: int) -> int:
         """Return the index of these rows, adding a point if there are not too many."""
-        place = bisect_left(self.sizes, rows)
-        if place < len(self.sizes) and self.sizes[place] == rows:
-            return place
+        index = bisect_left(self.sizes, rows)
+        if index < len(self.sizes) and self.sizes[index] == rows:
+            return index
         if len(self.sizes) >= _SIZES_LIMIT:
-            return min(place, len(self.sizes) - 1)
+            return min(index, len(self.sizes) - 1)
         typical = self.typical_at(rows)
         self.add(rows, typical, max(1.0, self.high_at(rows) / typical), 0)
-        return place
+        return index
 
-    def move(self, place: int, factor: float) -> None:
-        self.typical[place] *= factor
-        self.seen[place] += 1
-        self._straighten(place)
+    def scale(self, index: int, factor: float) -> None:
+        self.typical[index] *= factor
+        self.outcomes[index] += 1
+        self._make_monotone(index)
 
-    def _straighten(self, place: int) -> None:
+    def _make_monotone(self, index: int) -> None:
         """Keep the curve non-decreasing: the latest value stays, and others are adjusted."""
-        value = self.typical[place]
-        for other in range(place):
+        value = self.typical[index]
+        for other in range(index):
             self.typical[other] = min(self.typical[other], value)
-        for other in range(place + 1, len(self.typical)):
+        for other in range(index + 1, len(self.typical)):
             self.typical[other] = max(self.typical[other], value)
         self._highs = []
 
@@ -142,13 +142,13 @@ class _Curve:
 class ServiceTimes:
     """Durations of the runs of one model, by units and rows."""
 
-    __slots__ = ("_cache", "_curves", "_drift", "_factor", "_last", "_level", "_me", "_spread", "widths")
+    __slots__ = ("_cache", "_curves", "_drift", "_factor", "_last", "_level", "_model", "_spread", "widths")
 
     def __init__(self, times: RunTimes | None = None, units: int = 1, drift: Drift | None = None) -> None:
         """Begin with a profile, or without data."""
         self.widths: tuple[int, ...] = (units,) if times is None else times.widths()
         self._drift = Drift() if drift is None else drift
-        self._me = self._drift.join()
+        self._model = self._drift.join()
         self._level = self._drift.level
         self._factor = 0.0
         self._spread = 0.0
@@ -156,10 +156,12 @@ class ServiceTimes:
         self._curves: dict[int, _Curve] = {}
         self._cache: dict[tuple[int, int], tuple[Duration, Duration]] = {}
         trusted = round(1 / _POINT_GAIN)
-        for one in () if times is None else sorted(times.times, key=lambda one: (one.units, one.rows)):
-            typical = max(one.typical_ns, 1)
-            curve = self._curves.setdefault(one.units, _Curve())
-            curve.add(one.rows, typical, max(1.0, one.high_ns / typical), trusted)
+        for run_time in (
+            () if times is None else sorted(times.times, key=lambda run_time: (run_time.units, run_time.rows))
+        ):
+            typical = max(run_time.typical_ns, 1)
+            curve = self._curves.setdefault(run_time.units, _Curve())
+            curve.add(run_time.rows, typical, max(1.0, run_time.high_ns / typical), trusted)
 
     def expected_ns(self, rows: int, units: int) -> Duration:
         """Return the predicted duration of a run; zero before the first outcome.
@@ -188,20 +190,20 @@ class ServiceTimes:
             curve.add(rows, took / math.exp(before), _FIRST_RATIO, 1)
         else:
             high = self._look_up(rows, units)[1]
-            self._spread += _SPREAD_STEP * ((1 - _EXCEEDED) if took > high else -_EXCEEDED)
+            self._spread += _SPREAD_STEP * ((1 - _EXCEEDANCE) if took > high else -_EXCEEDANCE)
             self._spread = min(max(self._spread, -_SPREAD_LIMIT), _SPREAD_LIMIT)
-            place = curve.point(rows)
-            surprise = math.log(took / (curve.typical[place] * math.exp(before)))
-            gain = max(1 / (curve.seen[place] + 1), _POINT_GAIN)
+            index = curve.point(rows)
+            surprise = math.log(took / (curve.typical[index] * math.exp(before)))
+            gain = max(1 / (curve.outcomes[index] + 1), _POINT_GAIN)
             if gain == 1:  # the first run of this size determines its point
-                curve.move(place, math.exp(surprise))
+                curve.scale(index, math.exp(surprise))
             else:
                 limit = _SURPRISE_LIMIT if self._last * surprise > _LONE_LIMIT * abs(surprise) else _LONE_LIMIT
                 self._last = surprise
                 surprise = min(max(surprise, -limit), limit)
-                curve.move(place, math.exp(gain * surprise))
+                curve.scale(index, math.exp(gain * surprise))
                 self._factor = before + _FACTOR_GAIN * (1 - gain) * surprise
-                drift.vote(self._me, before, self._factor)
+                drift.vote(self._model, before, self._factor)
                 self._level = drift.level
         self._cache.clear()
 
@@ -209,9 +211,9 @@ class ServiceTimes:
         """Return a curve for a number of units that never ran, from its neighbours."""
         curve = _Curve()
         if self._curves:
-            sizes = self._curves[min(self._curves, key=lambda one: (abs(one - units), one))].sizes
+            sizes = self._curves[min(self._curves, key=lambda other: (abs(other - units), other))].sizes
             for rows in list(sizes):
-                typical, high = self._between(rows, units)
+                typical, high = self._interpolate(rows, units)
                 curve.add(rows, typical, max(1.0, high / typical), 0)
         self._curves[units] = curve
         return curve
@@ -221,46 +223,46 @@ class ServiceTimes:
             self._factor += self._drift.level - self._level
             self._level = self._drift.level
             self._cache.clear()
-        found = self._cache.get((rows, units))
-        if found is None:
-            found = self._cache[rows, units] = self._predict(rows, units)
-        return found
+        durations = self._cache.get((rows, units))
+        if durations is None:
+            durations = self._cache[rows, units] = self._predict(rows, units)
+        return durations
 
     def _predict(self, rows: int, units: int) -> tuple[Duration, Duration]:
         if not self._curves:
             return 0, 0
-        typical, high = self._between(rows, units)
+        typical, high = self._interpolate(rows, units)
         scale = math.exp(self._factor)
         typical_ns = round(typical * scale)
         return typical_ns, max(typical_ns, round(high * scale * math.exp(self._spread)))
 
-    def _between(self, rows: int, units: int) -> tuple[float, float]:
+    def _interpolate(self, rows: int, units: int) -> tuple[float, float]:
         """Return durations without the factors; between numbers of units, time is linear in their inverse."""
         curve = self._curves.get(units)
         if curve is not None:
             return curve.typical_at(rows), curve.high_at(rows)
-        shared = [one for one in self._curves if one > 0]
-        below = max((one for one in shared if one < units), default=None)
-        above = min((one for one in shared if one > units), default=None)
-        if units <= 0 or below is None:  # zero is the whole device, shared with others
-            nearest = max(self._curves) if units <= 0 else (above or 0)
-            stretch = 1.0 if units <= 0 or not above else above / units
+        shared = [width for width in self._curves if width > 0]
+        fewer = max((width for width in shared if width < units), default=None)
+        more = min((width for width in shared if width > units), default=None)
+        if units <= 0 or fewer is None:  # zero is the whole device, shared with others
+            nearest = max(self._curves) if units <= 0 else (more or 0)
+            stretch = 1.0 if units <= 0 or not more else more / units
             curve = self._curves[nearest]
             return curve.typical_at(rows) * stretch, curve.high_at(rows) * stretch
-        few = self._curves[below]
-        if above is None:
+        few = self._curves[fewer]
+        if more is None:
             return few.typical_at(rows), few.high_at(rows)
-        many = self._curves[above]
-        part = (1 / below - 1 / units) / (1 / below - 1 / above)
+        many = self._curves[more]
+        part = (1 / fewer - 1 / units) / (1 / fewer - 1 / more)
         typical = few.typical_at(rows) + part * (many.typical_at(rows) - few.typical_at(rows))
         return typical, few.high_at(rows) + part * (many.high_at(rows) - few.high_at(rows))
 
 
-def _on_line(sizes: list[int], values: list[float], rows: int) -> float:
-    place = bisect_left(sizes, rows)
-    if place == len(sizes):
+def _interpolated(sizes: list[int], values: list[float], rows: int) -> float:
+    index = bisect_left(sizes, rows)
+    if index == len(sizes):
         return values[-1] * rows / max(sizes[-1], 1)
-    if sizes[place] == rows or place == 0:
-        return values[place]
-    part = (rows - sizes[place - 1]) / (sizes[place] - sizes[place - 1])
-    return values[place - 1] + part * (values[place] - values[place - 1])
+    if sizes[index] == rows or index == 0:
+        return values[index]
+    part = (rows - sizes[index - 1]) / (sizes[index] - sizes[index - 1])
+    return values[index - 1] + part * (values[index] - values[index - 1])

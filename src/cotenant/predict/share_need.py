@@ -21,9 +21,9 @@ from cotenant.units.value import Value
 
 _STEPS: Final = 26
 """Bisection steps: to less than 1e-7."""
-_ALIKE: Final = 1e-6
+_EQUAL_MEANS: Final = 1e-6
 """Two means closer than this count as equal, because their difference is a divisor."""
-_EVEN: Final = 0.16
+_EVEN_POWER: Final = 0.16
 """Waits for services of equal duration fall off faster than their mean suggests, and more so at low load. This power of
 the load approximates the exact tail at every load (our fit; the test simulates it)."""
 _BELIEF_ROUNDS: Final = 20
@@ -43,9 +43,9 @@ def tolerable_ppm(mean_ns: float, slo_ns: int, busy: float, most_ppm: int) -> in
     far more: each time it finds the device in use, it waits until its cost is paid off. `busy` is the utilization
     by requests alone at their peak: waits grow with the inverse square of the remainder.
     """
-    left = max(1 - busy, 0.0)
-    spared = (WHOLE_PPM - most_ppm) / max(most_ppm, 1) * max(left * left * slo_ns / max(mean_ns, 1.0), 1.0)
-    return min(max(round(WHOLE_PPM / (1 + spared)), _MIN_TOLERABLE_PPM), most_ppm)
+    idle_part = max(1 - busy, 0.0)
+    lost_part = (WHOLE_PPM - most_ppm) / max(most_ppm, 1) * max(idle_part * idle_part * slo_ns / max(mean_ns, 1.0), 1.0)
+    return min(max(round(WHOLE_PPM / (1 + lost_part)), _MIN_TOLERABLE_PPM), most_ppm)
 
 
 class AloneLatency(Value, frozen=True):
@@ -65,18 +65,20 @@ class AloneLatency(Value, frozen=True):
         """Return the relative duration at this share; never less than at a larger one."""
         if not self.curve:
             return 1 - self.duty + self.duty / share
-        above = [point for point in self.curve if point[0] >= share]
-        below = [point for point in self.curve if point[0] < share]
-        floor = max((times for _, times in above), default=1.0)
-        if not below:
+        higher = [point for point in self.curve if point[0] >= share]
+        lower = [point for point in self.curve if point[0] < share]
+        min_times = max((times for _, times in higher), default=1.0)
+        if not lower:
             least, times = self.curve[0]
-            return max(times, floor) * max(1.0, least / share)
-        first, first_times = below[-1]
-        then, then_times = above[0] if above else (1.0, 1.0)
-        first_times = max(first_times, floor, then_times)
-        then_times = max(then_times, floor)
-        part = (1 / share - 1 / then) / (1 / first - 1 / then) if then > first else 1.0
-        return max(1.0, then_times + part * (first_times - then_times))
+            return max(times, min_times) * max(1.0, least / share)
+        lower_share, lower_times = lower[-1]
+        higher_share, higher_times = higher[0] if higher else (1.0, 1.0)
+        lower_times = max(lower_times, min_times, higher_times)
+        higher_times = max(higher_times, min_times)
+        part = (
+            (1 / share - 1 / higher_share) / (1 / lower_share - 1 / higher_share) if higher_share > lower_share else 1.0
+        )
+        return max(1.0, higher_times + part * (lower_times - higher_times))
 
 
 class Objective(Value, frozen=True):
@@ -105,10 +107,10 @@ def need_ppm(alone: AloneLatency, slo_ns: int, load: Estimate, objective: Object
     factor = math.exp(alone.doubt)
 
     def least(times: float, per_second: float) -> float | None:
-        found = _smallest_share(
+        share = _smallest_share(
             lambda share: _is_within(target_ns, alone, share, per_second, rules, times), rules.least
         )
-        return found if found is None else found * WHOLE_PPM
+        return share if share is None else share * WHOLE_PPM
 
     low, point, high = least(1 / factor, load.low), least(1.0, load.point), least(factor, load.high)
     whole_ns = latency_ns(alone, 1.0, load.point, rules)
@@ -119,12 +121,12 @@ def need_ppm(alone: AloneLatency, slo_ns: int, load: Estimate, objective: Object
         why += f"{whole} with the whole device, beyond reach of {round_duration(round(target_ns))}"
     else:
         why += f"{whole} with the whole device, {round_duration(round(target_ns))} with {point / 10_000:.3g}%"
-    most = float(WHOLE_PPM)
+    whole_ppm = float(WHOLE_PPM)
     return Need(
         Estimate(
-            most if low is None else low,
-            most if point is None else point,
-            most if high is None else high,
+            whole_ppm if low is None else low,
+            whole_ppm if point is None else point,
+            whole_ppm if high is None else high,
             load.coverage,
         ),
         point is not None,
@@ -149,7 +151,7 @@ def latency_ns(
     for _ in range(_STEPS):
         middle = (low + high) / 2
         low, high = (middle, high) if _tail_probability(middle, stay) > 1 - rules.quantile else (low, middle)
-    return float(stay.fixed_ns + max(high, stay.met_ns))
+    return float(stay.fixed_ns + max(high, stay.residual_ns))
 
 
 def _is_within(
@@ -160,7 +162,7 @@ def _is_within(
     if stay is None:
         return False
     rest_ns, step_ns = target_ns - stay.fixed_ns, stay.most_ns / 2**_STEPS
-    if rest_ns < max(step_ns, stay.met_ns):
+    if rest_ns < max(step_ns, stay.residual_ns):
         return False
     return rest_ns >= stay.most_ns or _tail_probability(rest_ns // step_ns * step_ns, stay) <= 1 - rules.quantile
 
@@ -169,13 +171,13 @@ class _Stay(NamedTuple):
     """Components of wait and service of a request."""
 
     fixed_ns: float
-    varies_ns: float
+    variable_ns: float
     """Mean of the variable part of a service."""
     wait_ns: float
     """Mean wait of the requests that wait."""
     waits: float
     """Part of the requests that wait."""
-    met_ns: float
+    residual_ns: float
     """Lower limit of the wait from the remainder of one service."""
     most_ns: float
     """Upper limit of the quantile of wait plus variable part."""
@@ -190,24 +192,24 @@ def _stay(alone: AloneLatency, share: float, per_second: float, rules: Objective
     if busy >= 1:
         return None
     tail = math.log(1 / (1 - rules.quantile))
-    varies_ns = max((tail_ns - mean_ns) / (tail - 1), tail_ns / tail if tail_ns > tail * mean_ns else 0.0)
-    fixed_ns = max(tail_ns - tail * varies_ns, 0.0)
+    variable_ns = max((tail_ns - mean_ns) / (tail - 1), tail_ns / tail if tail_ns > tail * mean_ns else 0.0)
+    fixed_ns = max(tail_ns - tail * variable_ns, 0.0)
     group = max(1.0, rules.dispersion)
-    varied = min((varies_ns / mean_ns) ** 2 / group, 1.0)
-    wait_ns = group * mean_ns * (1 + varied) / (2 * (1 - busy)) * busy ** (_EVEN * (1 - varied))
+    varied = min((variable_ns / mean_ns) ** 2 / group, 1.0)
+    wait_ns = group * mean_ns * (1 + varied) / (2 * (1 - busy)) * busy ** (_EVEN_POWER * (1 - varied))
     fixed_ns += (group - 1) * mean_ns
-    met_ns = group * max(mean_ns - varies_ns, 0.0) * max(1 - (1 - rules.quantile) / busy, 0.0) if busy else 0.0
-    return _Stay(fixed_ns, varies_ns, wait_ns, busy, met_ns, (varies_ns + wait_ns) * 2 * tail)
+    residual_ns = group * max(mean_ns - variable_ns, 0.0) * max(1 - (1 - rules.quantile) / busy, 0.0) if busy else 0.0
+    return _Stay(fixed_ns, variable_ns, wait_ns, busy, residual_ns, (variable_ns + wait_ns) * 2 * tail)
 
 
 def _tail_probability(than_ns: float, stay: _Stay) -> float:
     """Return the probability that variable part and wait together take longer than this."""
-    varies_ns, wait_ns, waits = stay.varies_ns, stay.wait_ns, stay.waits
-    longer, shorter = max(varies_ns, wait_ns), min(varies_ns, wait_ns)
+    variable_ns, wait_ns, waits = stay.variable_ns, stay.wait_ns, stay.waits
+    longer, shorter = max(variable_ns, wait_ns), min(variable_ns, wait_ns)
     if longer <= 0:
         return 0.0
-    by_itself = math.exp(-than_ns / varies_ns) if varies_ns > 0 else 0.0
-    if longer - shorter < _ALIKE * longer:
+    by_itself = math.exp(-than_ns / variable_ns) if variable_ns > 0 else 0.0
+    if longer - shorter < _EQUAL_MEANS * longer:
         both = (1 + than_ns / longer) * math.exp(-than_ns / longer)
     else:
         rest = math.exp(-than_ns / shorter) if shorter > 0 else 0.0
@@ -234,11 +236,11 @@ def alone_of(
     return AloneLatency(mean_ns, mean_ns * max(tail or _USUAL_TAIL, 1.0), doubt, duty)
 
 
-def _smallest_share(is_enough: Callable[[float], bool], least: float) -> float | None:
+def _smallest_share(is_enough: Callable[[float], bool], min_share: float) -> float | None:
     """Return the smallest share at which `is_enough` holds, which is monotone; None: it never does."""
     if not is_enough(1.0):
         return None
-    low, high = least, 1.0
+    low, high = min_share, 1.0
     if is_enough(low):
         return low
     for _ in range(_STEPS):

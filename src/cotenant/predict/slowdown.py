@@ -77,7 +77,7 @@ SLICES: Final = Law(gain=1.0, turn=0.2, floor=0.5, doubt=0.63)
 def slowdowns(uses: Sequence[Use | None], law: Law = MPS) -> tuple[Estimate, ...]:
     """Return for each tenant the time together over time alone; None: a tenant of unknown use."""
     doubt = law.doubt * (_LESS_SURE if None in uses else 1.0)
-    return tuple(_estimate(point, law, doubt) for point in points_of([one or UNKNOWN for one in uses], law))
+    return tuple(_estimate(point, law, doubt) for point in points_of([use or UNKNOWN for use in uses], law))
 
 
 def choose_law(laws: Sequence[Law], answers: Any, truth: Sequence[float]) -> Law:
@@ -110,41 +110,41 @@ def points_of(uses: Sequence[Use], law: Law) -> list[float]:
     count = len(uses)
     if count < 2:
         return [1.0] * count
-    duty = law.floor + (1 - law.floor) * np.array([_part(one.duty) for one in uses])
-    active = np.array([_part(one.active) for one in uses])
+    duty = law.floor + (1 - law.floor) * np.array([_clamp(use.duty) for use in uses])
+    active = np.array([_clamp(use.active) for use in uses])
     parts = []
-    if any(width < 1 and part > 0 for one in uses for width, part in one.widths):
-        parts.append(np.array([_held(one.widths) for one in uses]))
-    if parts and any(one.memory > 0 for one in uses):
-        parts.append(np.array([_held(((one.memory, 1.0),)) for one in uses]))
+    if any(width < 1 and part > 0 for use in uses for width, part in use.widths):
+        parts.append(np.array([_distribution(use.widths) for use in uses]))
+    if parts and any(use.memory > 0 for use in uses):
+        parts.append(np.array([_distribution(((use.memory, 1.0),)) for use in uses]))
     turns = _turns(uses, law)
     stretch = np.ones(count)
     for _ in range(_ROUNDS if count > 2 else 1):
-        seen = 1 + (stretch - 1) * (count - 2) / (count - 1)
-        longer = 1 - duty + duty * seen
-        presence = np.minimum(1.0, active * np.where(active < 1, longer, 1.0)) * duty * seen / longer
-        there = presence.sum() - presence
-        scarce = np.max([_over(part, presence) for part in parts], axis=0) if parts else there
-        turned = (turns @ presence) / np.maximum(there, _TINY)
-        stretch = 1 + law.gain * scarce * np.where(there > _TINY, turned, 0.0)
-    return [float(one) for one in 1 - duty + duty * stretch]
+        seen_stretch = 1 + (stretch - 1) * (count - 2) / (count - 1)
+        longer = 1 - duty + duty * seen_stretch
+        presence = np.minimum(1.0, active * np.where(active < 1, longer, 1.0)) * duty * seen_stretch / longer
+        others_presence = presence.sum() - presence
+        scarce = np.max([_excess_demand(part, presence) for part in parts], axis=0) if parts else others_presence
+        turned = (turns @ presence) / np.maximum(others_presence, _TINY)
+        stretch = 1 + law.gain * scarce * np.where(others_presence > _TINY, turned, 0.0)
+    return [float(slowdown) for slowdown in 1 - duty + duty * stretch]
 
 
 def _turns(uses: Sequence[Use], law: Law) -> Any:
     """Return how much more than its part of the time a tenant (row) loses to each other one; 0 to itself."""
     import numpy as np
 
-    lengths = np.array([max(one.kernel_ns, 0.0) for one in uses])
+    lengths = np.array([max(use.kernel_ns, 0.0) for use in uses])
     ratios = np.ones((len(uses), len(uses)))
     if law.turn and lengths.any():
-        known = np.where(lengths > 0, lengths, lengths.max())
-        ratios = np.clip(known[None, :] / known[:, None], 1 / _MAX_TURN, _MAX_TURN) ** law.turn
+        assumed_lengths = np.where(lengths > 0, lengths, lengths.max())
+        ratios = np.clip(assumed_lengths[None, :] / assumed_lengths[:, None], 1 / _MAX_TURN, _MAX_TURN) ** law.turn
         ratios[lengths <= 0] = np.maximum(ratios[lengths <= 0], 1.0)
     np.fill_diagonal(ratios, 0.0)
     return ratios
 
 
-def _over(parts: Any, presence: Any) -> Any:
+def _excess_demand(parts: Any, presence: Any) -> Any:
     """Return the mean excess demand while each tenant's kernels run, over the presence of the others.
 
     Distributions of sums are products of transforms; that of all others is a product of those before and those
@@ -159,27 +159,27 @@ def _over(parts: Any, presence: Any) -> Any:
     transformed = np.fft.rfft(others, size, axis=1)
     before = np.ones_like(transformed)
     after = np.ones_like(transformed)
-    for place in range(1, count):
-        before[place] = before[place - 1] * transformed[place - 1]
-        after[-place - 1] = after[-place] * transformed[-place]
+    for index in range(1, count):
+        before[index] = before[index - 1] * transformed[index - 1]
+        after[-index - 1] = after[-index] * transformed[-index]
     totals = np.fft.irfft(before * after * np.fft.rfft(parts, size, axis=1), size, axis=1)
     return np.maximum(0.0, totals @ np.maximum(0.0, np.arange(size) / _GRID - 1))
 
 
-def _held(widths: tuple[tuple[float, float], ...]) -> list[float]:
+def _distribution(widths: tuple[tuple[float, float], ...]) -> list[float]:
     """Return the distribution of widths on the grid, each split between its two nearest steps."""
-    found = [0.0] * (_GRID + 1)
-    whole = sum(part for _, part in widths)
-    if whole <= 0:
-        found[-1] = 1.0
-        return found
+    distribution = [0.0] * (_GRID + 1)
+    total = sum(part for _, part in widths)
+    if total <= 0:
+        distribution[-1] = 1.0
+        return distribution
     for width, part in widths:
-        place = _part(width) * _GRID
-        below = min(int(place), _GRID - 1)
-        found[below + 1] += (place - below) * part / whole
-        found[below] += (1 - (place - below)) * part / whole
-    return found
+        position = _clamp(width) * _GRID
+        step = min(int(position), _GRID - 1)
+        distribution[step + 1] += (position - step) * part / total
+        distribution[step] += (1 - (position - step)) * part / total
+    return distribution
 
 
-def _part(value: float) -> float:
+def _clamp(value: float) -> float:
     return min(max(value, 0.0), 1.0)

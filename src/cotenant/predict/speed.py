@@ -84,26 +84,26 @@ class SpeedPredictor:
 
     def predict(self, jobs: Sequence[TaskUse | None], gpus: Sequence[Spot]) -> Speeds:
         """Return predictions without corrections; None: a job of unknown use, for which the worst case is assumed."""
-        found = Speeds(*(np.empty((len(jobs), len(gpus)), dtype=np.float32) for _ in Speeds._fields))
-        known = [row for row, one in enumerate(jobs) if one is not None]
-        panel = WORST if len(known) < len(jobs) else ()
-        offline = job_side([*(jobs[row] for row in known), *panel])
+        speeds = Speeds(*(np.empty((len(jobs), len(gpus)), dtype=np.float32) for _ in Speeds._fields))
+        known_rows = [row for row, job in enumerate(jobs) if job is not None]
+        panel = WORST if len(known_rows) < len(jobs) else ()
+        offline = job_side([*(jobs[row] for row in known_rows), *panel])
         online = gpu_side(gpus)
-        width = max(1, _CELLS // max(len(known) + len(panel), 1))
-        for first in range(0, len(gpus), width):
-            some = slice(first, first + width)
-            speed, slowdown = self._logs(offline, GpuSide(*(one[some] for one in online)))
-            blurred = np.where(online.is_known[some] > 0, 1.0, _UNKNOWN)[None, :]
-            self._fill(found, known, some, (speed[: len(known)], slowdown[: len(known)], blurred))
+        block_size = max(1, _CELLS // max(len(known_rows) + len(panel), 1))
+        for first in range(0, len(gpus), block_size):
+            block = slice(first, first + block_size)
+            speed, slowdown = self._logs(offline, GpuSide(*(column[block] for column in online)))
+            uncertainty = np.where(online.is_known[block] > 0, 1.0, _UNKNOWN)[None, :]
+            self._fill(speeds, known_rows, block, (speed[: len(known_rows)], slowdown[: len(known_rows)], uncertainty))
             if panel:
-                unknown = [row for row, one in enumerate(jobs) if one is None]
+                unknown_rows = [row for row, job in enumerate(jobs) if job is None]
                 worst = (
-                    speed[len(known) :].min(axis=0, keepdims=True),
-                    slowdown[len(known) :].max(axis=0, keepdims=True),
-                    np.full_like(blurred, _UNKNOWN),
+                    speed[len(known_rows) :].min(axis=0, keepdims=True),
+                    slowdown[len(known_rows) :].max(axis=0, keepdims=True),
+                    np.full_like(uncertainty, _UNKNOWN),
                 )
-                self._fill(found, unknown, some, worst)
-        return found
+                self._fill(speeds, unknown_rows, block, worst)
+        return speeds
 
     def _logs(self, offline: JobSide, online: GpuSide) -> tuple[Any, Any]:
         facts = pair_facts(offline, online)
@@ -112,22 +112,22 @@ class SpeedPredictor:
         alone = online.presence[None, :] <= 0
         return both[:, :, 0], np.where(alone, 0.0, both[:, :, 1])
 
-    def _fill(self, found: Speeds, rows: Sequence[int], columns: slice, values: tuple[Any, Any, Any]) -> None:
-        where = (np.array(rows, dtype=np.intp)[:, None], np.arange(found.point.shape[1])[None, columns])
-        for table, one in zip(found, speeds_of(self._mode, *values), strict=True):
-            table[where] = one
+    def _fill(self, speeds: Speeds, rows: Sequence[int], columns: slice, values: tuple[Any, Any, Any]) -> None:
+        cells = (np.array(rows, dtype=np.intp)[:, None], np.arange(speeds.point.shape[1])[None, columns])
+        for table, column in zip(speeds, speeds_of(self._mode, *values), strict=True):
+            table[cells] = column
 
-    def learn(self, profile: str, co_runners: str, predicted: float, seen: float) -> None:
+    def learn(self, profile: str, co_runners: str, predicted: float, measured: float) -> None:
         """Learn that a job of this profile had this speed next to these co-runners, where `predict` gave `predicted`.
 
         `co_runners` is a key that groups co-running tenants, such as that of `co_runner_key`.
         """
-        if predicted <= 0 or seen <= 0:
+        if predicted <= 0 or measured <= 0:
             return
-        error = _within(math.log(max(seen, _MIN_SPEED) / max(predicted, _MIN_SPEED)))
-        self._take(profile, "", error)
+        error = _clamp(math.log(max(measured, _MIN_SPEED) / max(predicted, _MIN_SPEED)))
+        self._add_error(profile, "", error)
         if co_runners:
-            self._take(profile, co_runners, error)
+            self._add_error(profile, co_runners, error)
         while len(self._learned) > LEARNED_LIMIT:
             del self._learned[next(iter(self._learned))]
 
@@ -140,20 +140,20 @@ class SpeedPredictor:
         if not self._learned:
             return raw
         shift, times = self._corrections(profiles, co_runner_sets)
-        left = _SURER + (1 - _SURER) / np.sqrt(1 + times / _PATIENCE)
+        remaining = _SURER + (1 - _SURER) / np.sqrt(1 + times / _PATIENCE)
         point = np.clip(raw.point * np.exp(shift), _MIN_SPEED, 1.0)
-        low = np.maximum(point * (raw.low / raw.point) ** left, _MIN_SPEED)
+        low = np.maximum(point * (raw.low / raw.point) ** remaining, _MIN_SPEED)
         return Speeds(point, np.minimum(low, point), raw.slowdown, raw.slowdown_high)
 
     def has_measured(self, profiles: Sequence[str], co_runner_sets: Sequence[str]) -> Any:
         """Return a bool table: whether a speed of this profile (row) was measured next to these co-runners (column)."""
         rows = {profile: row for row, profile in enumerate(dict.fromkeys(profiles))}
         columns = {co_runners: column for column, co_runners in enumerate(dict.fromkeys(co_runner_sets))}
-        found = np.zeros((len(rows), len(columns)), dtype=bool)
+        measured = np.zeros((len(rows), len(columns)), dtype=bool)
         for profile, co_runners in self._learned:
             if profile in rows and co_runners in columns:
-                found[rows[profile], columns[co_runners]] = True
-        return found[
+                measured[rows[profile], columns[co_runners]] = True
+        return measured[
             np.ix_([rows[profile] for profile in profiles], [columns[co_runners] for co_runners in co_runner_sets])
         ]
 
@@ -168,38 +168,43 @@ class SpeedPredictor:
         column = [columns.setdefault(co_runners, len(columns)) for co_runners in co_runner_sets]
         shift = np.zeros((len(rows), len(columns)), dtype=np.float32)
         times = np.zeros((len(rows), len(columns)), dtype=np.float32)
-        whole = {profile: self._learned[profile, ""] for profile in rows if (profile, "") in self._learned}
-        for profile, seen in whole.items():
-            shift[rows[profile]], times[rows[profile]] = _towards(0.0, seen), seen.times
-        where = [
-            (rows[profile], columns[co_runners], _towards(_towards(0.0, whole.get(profile, seen)), seen), seen.times)
-            for (profile, co_runners), seen in self._learned.items()
+        by_profile = {profile: self._learned[profile, ""] for profile in rows if (profile, "") in self._learned}
+        for profile, correction in by_profile.items():
+            shift[rows[profile]], times[rows[profile]] = _blend(0.0, correction), correction.times
+        cells = [
+            (
+                rows[profile],
+                columns[co_runners],
+                _blend(_blend(0.0, by_profile.get(profile, correction)), correction),
+                correction.times,
+            )
+            for (profile, co_runners), correction in self._learned.items()
             if co_runners and co_runners in columns and profile in rows
         ]
-        if where:
-            down, across, shifted, often = (list(one) for one in zip(*where, strict=True))
-            shift[down, across] = shifted
-            times[down, across] += often
+        if cells:
+            row_numbers, column_numbers, shifts, counts = (list(values) for values in zip(*cells, strict=True))
+            shift[row_numbers, column_numbers] = shifts
+            times[row_numbers, column_numbers] += counts
         return shift[row][:, column], times[row][:, column]
 
     def learned(self) -> tuple[tuple[str, str, int, int], ...]:
         """Return all corrections, the most recent last."""
         return tuple(
-            (profile, co_runners, seen.times, round(seen.shift * _PPM))
-            for (profile, co_runners), seen in self._learned.items()
+            (profile, co_runners, correction.times, round(correction.shift * _PPM))
+            for (profile, co_runners), correction in self._learned.items()
         )
 
-    def _take(self, profile: str, co_runners: str, error: float) -> None:
+    def _add_error(self, profile: str, co_runners: str, error: float) -> None:
         before = self._learned.pop((profile, co_runners), _Correction(0, 0.0))
         times = min(before.times + 1, _FORGETS)
         self._learned[profile, co_runners] = _Correction(times, round(before.shift + (error - before.shift) / times, 6))
 
 
-def speeds_of(mode: ModeParameters, speed: Any, slowdown: Any, blurred: Any = 1.0) -> Speeds:
-    """Return speeds from a model's logarithms, with `blurred` times the usual uncertainty."""
+def speeds_of(mode: ModeParameters, speed: Any, slowdown: Any, uncertainty: Any = 1.0) -> Speeds:
+    """Return speeds from a model's logarithms, with `uncertainty` times the usual uncertainty."""
     of_speed, of_slowdown = mode.doubt
-    low = speed - blurred * of_speed * size_of(-speed)
-    high = slowdown + blurred * of_slowdown * np.where(slowdown > 0, size_of(slowdown), 0.0)
+    low = speed - uncertainty * of_speed * size_of(-speed)
+    high = slowdown + uncertainty * of_slowdown * np.where(slowdown > 0, size_of(slowdown), 0.0)
     least = np.maximum(np.exp(low), _MIN_SPEED)
     return Speeds(np.maximum(np.exp(speed), _MIN_SPEED), least, np.exp(slowdown), np.exp(high))
 
@@ -211,13 +216,13 @@ def size_of(slower: Any) -> Any:
 
 def co_runner_key(online: Sequence[OnlineUse]) -> str:
     """Return the names of the services as a key, in any order."""
-    return "+".join(sorted(one.name for one in online))
+    return "+".join(sorted(use.name for use in online))
 
 
-def _towards(shift: float, seen: _Correction) -> float:
+def _blend(shift: float, measured: _Correction) -> float:
     """Return the weighted mean of a prior correction and the measured one."""
-    return (_PATIENCE * shift + seen.times * seen.shift) / (_PATIENCE + seen.times)
+    return (_PATIENCE * shift + measured.times * measured.shift) / (_PATIENCE + measured.times)
 
 
-def _within(shift: float) -> float:
+def _clamp(shift: float) -> float:
     return min(max(shift, -_MAX_SHIFT), _MAX_SHIFT)

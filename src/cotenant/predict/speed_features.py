@@ -15,16 +15,17 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from cotenant.cluster.model.cluster import OnlineUse
-from cotenant.predict.profile_usage import assumed
+from cotenant.predict.profile_usage import assumed_use
 from cotenant.predict.usage import TaskUse
 from cotenant.units.share import WHOLE_PPM
 
 STEPS: Final = 20
 """Steps of the whole GPU in which widths are counted."""
-_MOST: Final = 6
+_MAX_DEMAND: Final = 6
 """Largest demand of online tenants, in whole GPUs; more is counted as that."""
 _WIDTHS: Final = np.arange(STEPS + 1, dtype=np.float64) / STEPS
-ASKED: Final = np.arange(_MOST * STEPS + 1, dtype=np.float64) / STEPS
+ASKED: Final = np.arange(_MAX_DEMAND * STEPS + 1, dtype=np.float64) / STEPS
+"""Grid of the demand of online tenants, in whole GPUs."""
 _MIN_SHARE: Final = 0.01
 _USUAL_KERNEL_NS: Final = 50_000.0
 """Kernel duration where it is unknown; that of an unknown job is ten times as long."""
@@ -83,50 +84,50 @@ class GpuSide(NamedTuple):
 
 def job_side(jobs: Sequence[TaskUse | None]) -> JobSide:
     """Return the features of jobs; unknown jobs are assumed to use the whole GPU all the time."""
-    uses = [assumed(one) for one in jobs]
-    known = np.array([one is not None for one in jobs], dtype=bool)
-    lengths = np.array([one.kernel_ns for one in uses], dtype=np.float64)
-    duty = np.array([one.duty for one in uses], dtype=np.float64)
-    rounds = np.array([0 if one is None else one.round_ns for one in jobs], dtype=np.float64)
+    uses = [assumed_use(job) for job in jobs]
+    known = np.array([job is not None for job in jobs], dtype=bool)
+    lengths = np.array([use.kernel_ns for use in uses], dtype=np.float64)
+    duty = np.array([use.duty for use in uses], dtype=np.float64)
+    rounds = np.array([0 if job is None else job.round_ns for job in jobs], dtype=np.float64)
     lengths = np.where(lengths > 0, lengths, np.where(known, _USUAL_KERNEL_NS, _LONG_KERNEL_NS))
     return JobSide(
         duty,
-        np.array([one.memory for one in uses], dtype=np.float64),
+        np.array([use.memory for use in uses], dtype=np.float64),
         lengths,
         np.where(rounds > 0, rounds, _USUAL_KERNELS * lengths / np.maximum(duty, _MIN_SHARE)),
-        np.array([held_of(one.widths) for one in uses], dtype=np.float64).reshape(len(uses), STEPS + 1),
+        np.array([held_of(use.widths) for use in uses], dtype=np.float64).reshape(len(uses), STEPS + 1),
         known,
     )
 
 
 def gpu_side(spots: Sequence[Spot]) -> GpuSide:
-    """Return the features of GPUs from the use of their tenants alone; slowdown between these is left to the model."""
+    """Return the features of GPUs from the use of their tenants alone; the model adds the slowdown between them."""
     rows = [_spot(spot) for spot in spots]
     columns = list(zip(*rows, strict=True)) if rows else [() for _ in GpuSide._fields[:-1]]
-    found: list[Any] = [np.array(column, dtype=np.float64) for column in columns]
-    place = {name: number for number, name in enumerate(GpuSide._fields)}
+    arrays: list[Any] = [np.array(column, dtype=np.float64) for column in columns]
+    index = {name: number for number, name in enumerate(GpuSide._fields)}
     for name, width in (("held", len(ASKED)), ("own", STEPS + 1)):
-        found[place[name]] = found[place[name]].reshape(len(rows), width)
-    share, held, own = (found[place[name]] for name in ("share", "held", "own"))
-    return GpuSide._make([*found, _by_width(share, held, own)])
+        arrays[index[name]] = arrays[index[name]].reshape(len(rows), width)
+    share, held, own = (arrays[index[name]] for name in ("share", "held", "own"))
+    return GpuSide._make([*arrays, _by_width(share, held, own)])
 
 
 def _by_width(shares: Any, held: Any, own: Any) -> Any:
-    found = np.empty((len(shares), 4, STEPS + 1))
+    table = np.empty((len(shares), 4, STEPS + 1))
     for share in np.unique(shares):
-        here = np.flatnonzero(shares == share)
+        rows = np.flatnonzero(shares == share)
         capped = np.minimum(_WIDTHS, share)[:, None]
         over = np.maximum(0.0, capped + ASKED[None, :] - 1)
         left = np.minimum(1.0, np.maximum(0.0, 1 - ASKED)[None, :] / np.maximum(capped, _MIN_SHARE))
-        found[here, 0] = np.maximum(1.0, _WIDTHS / share)[None, :]
-        found[here, 1] = held[here] @ over.T
-        found[here, 2] = own[here] @ over[:, : STEPS + 1].T
-        found[here, 3] = held[here] @ left.T
-    return found
+        table[rows, 0] = np.maximum(1.0, _WIDTHS / share)[None, :]
+        table[rows, 1] = held[rows] @ over.T
+        table[rows, 2] = own[rows] @ over[:, : STEPS + 1].T
+        table[rows, 3] = held[rows] @ left.T
+    return table
 
 
 class _Tenant(NamedTuple):
-    there: float
+    presence: float
     duty: float
     active: float
     memory: float
@@ -141,30 +142,30 @@ class _Tenant(NamedTuple):
 @functools.lru_cache(maxsize=_TENANTS_CACHED)
 def _tenant(use: TaskUse) -> _Tenant:
     """Return the features of an online tenant; one of unknown use is assumed to use everything."""
-    estimate = assumed(None if use == TaskUse() else use)
-    there = estimate.active * estimate.duty
+    estimate = assumed_use(None if use == TaskUse() else use)
+    presence = estimate.active * estimate.duty
     alone = np.array(held_of(estimate.widths))
-    held = there * alone
-    held[0] += 1 - there
+    held = presence * alone
+    held[0] += 1 - presence
     kernel_ns = estimate.kernel_ns or _USUAL_KERNEL_NS
     round_ns = float(use.round_ns or _USUAL_KERNELS * kernel_ns)
-    return _Tenant(there, estimate.duty, estimate.active, estimate.memory, kernel_ns, round_ns, alone, held)
+    return _Tenant(presence, estimate.duty, estimate.active, estimate.memory, kernel_ns, round_ns, alone, held)
 
 
 def _spot(spot: Spot) -> tuple[Any, ...]:
-    tenants = [_tenant(one.use) for one in spot.online]
+    tenants = [_tenant(online.use) for online in spot.online]
     share = max(spot.offer_ppm / WHOLE_PPM, _MIN_SHARE)
-    asked = sum(one.there for one in tenants)
-    weights = [one.there / asked for one in tenants] if asked > _TINY else []
+    asked = sum(tenant.presence for tenant in tenants)
+    weights = [tenant.presence / asked for tenant in tenants] if asked > _TINY else []
     held = np.ones(1)
     own = np.zeros(STEPS + 1)
     idle = idle_all = 1.0
-    for one in tenants:
-        held = np.convolve(held, one.held)
-        idle *= 1 - one.there
-        idle_all *= 1 - one.active
-    for one, part in zip(tenants, weights, strict=False):
-        own += part * one.alone
+    for tenant in tenants:
+        held = np.convolve(held, tenant.held)
+        idle *= 1 - tenant.presence
+        idle_all *= 1 - tenant.active
+    for tenant, part in zip(tenants, weights, strict=False):
+        own += part * tenant.alone
     own[0] += max(1 - float(own.sum()), 0.0)
 
     def mean(values: Iterable[float], empty: float) -> float:
@@ -175,39 +176,39 @@ def _spot(spot: Spot) -> tuple[Any, ...]:
         len(tenants),
         1 - idle,
         asked,
-        _within(held),
-        min(1.0, sum(one.memory * one.there for one in tenants)),
-        mean((one.kernel_ns for one in tenants), _USUAL_KERNEL_NS),
-        mean((one.round_ns for one in tenants), _USUAL_KERNELS * _USUAL_KERNEL_NS),
-        mean((one.duty for one in tenants), 0.0),
+        _on_demand_grid(held),
+        min(1.0, sum(tenant.memory * tenant.presence for tenant in tenants)),
+        mean((tenant.kernel_ns for tenant in tenants), _USUAL_KERNEL_NS),
+        mean((tenant.round_ns for tenant in tenants), _USUAL_KERNELS * _USUAL_KERNEL_NS),
+        mean((tenant.duty for tenant in tenants), 0.0),
         1 - idle_all,
         own,
-        float(all(one.use != TaskUse() for one in spot.online)),
+        float(all(online.use != TaskUse() for online in spot.online)),
     )
 
 
-def _within(held: Any) -> Any:
+def _on_demand_grid(held: Any) -> Any:
     """Return the distribution over ASKED; everything beyond its end is counted at its end."""
-    found = np.zeros(len(ASKED))
-    size = min(len(held), len(found))
-    found[:size] = held[:size]
-    found[-1] += held[size:].sum()
-    return found
+    distribution = np.zeros(len(ASKED))
+    size = min(len(held), len(distribution))
+    distribution[:size] = held[:size]
+    distribution[-1] += held[size:].sum()
+    return distribution
 
 
 def held_of(widths: tuple[tuple[float, float], ...]) -> list[float]:
     """Return the distribution of widths on the grid, each split between its two nearest steps."""
-    found = [0.0] * (STEPS + 1)
-    whole = sum(part for _, part in widths)
-    if whole <= 0:
-        found[-1] = 1.0
-        return found
+    distribution = [0.0] * (STEPS + 1)
+    total = sum(part for _, part in widths)
+    if total <= 0:
+        distribution[-1] = 1.0
+        return distribution
     for width, part in widths:
-        place = min(max(width, 0.0), 1.0) * STEPS
-        below = min(int(place), STEPS - 1)
-        found[below + 1] += (place - below) * part / whole
-        found[below] += (1 - (place - below)) * part / whole
-    return found
+        position = min(max(width, 0.0), 1.0) * STEPS
+        step = min(int(position), STEPS - 1)
+        distribution[step + 1] += (position - step) * part / total
+        distribution[step] += (1 - (position - step)) * part / total
+    return distribution
 
 
 class PairFacts(NamedTuple):
@@ -227,8 +228,8 @@ class PairFacts(NamedTuple):
 
 def pair_facts(jobs: JobSide, gpus: GpuSide) -> PairFacts:
     """Return the features of every job on every GPU as sums over the widths of the job's kernels."""
-    stretched, crowded, crowding, left = (jobs.held @ gpus.by_width[:, place].T for place in range(4))
-    there = jobs.duty[:, None] * stretched
-    there /= 1 - jobs.duty[:, None] + there
+    stretched, crowded, crowding, left = (jobs.held @ gpus.by_width[:, index].T for index in range(4))
+    presence = jobs.duty[:, None] * stretched
+    presence /= 1 - jobs.duty[:, None] + presence
     starved = np.maximum(0.0, jobs.memory[:, None] * gpus.share[None, :] + gpus.memory[None, :] - 1)
-    return PairFacts(stretched, crowded, there * crowding, left, starved)
+    return PairFacts(stretched, crowded, presence * crowding, left, starved)

@@ -54,7 +54,7 @@ _TINY_NS: Final = 100.0
 _MIN_RATE: Final = 0.01
 _BLOCK: Final = 8192
 """Rows that are computed at a time, to stay in the processor cache."""
-_MOST: Final = 4.0
+_MAX_CORRECTION: Final = 4.0
 """Largest difference of a prediction from the rule, in logarithms."""
 
 
@@ -110,7 +110,7 @@ def features(jobs: JobSide, gpus: GpuSide, facts: PairFacts, base: Rule) -> Any:
         gpus.active,
         own_width,
     )
-    there = jobs.duty[:, None] * facts.stretched
+    presence = jobs.duty[:, None] * facts.stretched
     busy = jobs.duty[:, None] * gpus.asked[None, :]
     ratio = jobs.kernel_ns[:, None] / np.maximum(gpus.kernel_ns[None, :], 1.0)  # where kernels take turns
     of_both = (
@@ -120,17 +120,17 @@ def features(jobs: JobSide, gpus: GpuSide, facts: PairFacts, base: Rule) -> Any:
         np.log(np.maximum(facts.left, _MIN_RATE)),
         facts.starved,
         _log(jobs.kernel_ns)[:, None] - _log(gpus.kernel_ns)[None, :],
-        there / (1 - jobs.duty[:, None] + there),
+        presence / (1 - jobs.duty[:, None] + presence),
         np.log(np.maximum(1 / (1 + busy / ratio), 1 - busy)),
         np.log1p(gpus.duty[None, :] * jobs.duty[:, None] * ratio),
         base.speed,
         base.slowdown,
     )
-    found = np.empty((len(FEATURES), *shape), dtype=np.float32)
-    wide = (*(one[:, None] for one in of_job), *(one[None, :] for one in of_gpu), *of_both)
-    for place, one in enumerate(wide):
-        found[place] = one
-    return found
+    table = np.empty((len(FEATURES), *shape), dtype=np.float32)
+    wide = (*(column[:, None] for column in of_job), *(column[None, :] for column in of_gpu), *of_both)
+    for index, column in enumerate(wide):
+        table[index] = column
+    return table
 
 
 class Scale(Value, frozen=True):
@@ -169,8 +169,8 @@ class Trees(Value, frozen=True, tag="trees"):
 
     def errors(self, rows: Any) -> Any:
         """Return the log errors of speed and slowdown to add to the rule."""
-        found = np.zeros((len(rows), 2), dtype=np.float32)
-        grown = [
+        errors = np.zeros((len(rows), 2), dtype=np.float32)
+        trees = [
             (output, asks, above, np.array(leaves, dtype=np.float32))
             for output in range(2)
             for asks, above, leaves in zip(self.asks[output], self.above[output], self.leaves[output], strict=True)
@@ -178,13 +178,13 @@ class Trees(Value, frozen=True, tag="trees"):
         for first in range(0, len(rows), _BLOCK):
             columns = rows.T[:, first : first + _BLOCK]
             sums = np.zeros((2, columns.shape[1]), dtype=np.float32)
-            for output, asks, above, leaves in grown:
+            for output, asks, above, leaves in trees:
                 leaf = np.zeros(columns.shape[1], dtype=np.uint8)
                 for level, (feature, border) in enumerate(zip(asks, above, strict=True)):
                     leaf |= (columns[feature] > np.float32(border)).view(np.uint8) << level
                 sums[output] += leaves[leaf]
-            found[first : first + _BLOCK] = sums.T
-        return found
+            errors[first : first + _BLOCK] = sums.T
+        return errors
 
 
 Layers = tuple[tuple[tuple[tuple[float, ...], ...], tuple[float, ...]], ...]
@@ -200,11 +200,11 @@ class Neural(Value, frozen=True, tag="neural"):
     def errors(self, rows: Any) -> Any:
         """Return the log errors of speed and slowdown to add to the rule."""
         signal = self.scale.applied(rows).T[None]
-        for place in range(len(self.networks[0])):
-            if place:
+        for index in range(len(self.networks[0])):
+            if index:
                 np.maximum(signal, 0, out=signal)
-            weights = np.array([layers[place][0] for layers in self.networks], dtype=np.float32)
-            added = np.array([layers[place][1] for layers in self.networks], dtype=np.float32)
+            weights = np.array([layers[index][0] for layers in self.networks], dtype=np.float32)
+            added = np.array([layers[index][1] for layers in self.networks], dtype=np.float32)
             signal = np.matmul(weights.transpose(0, 2, 1), signal)
             signal += added[:, :, None]
         return signal.mean(axis=0).T
@@ -216,8 +216,8 @@ Model = Linear | Trees | Neural
 def answers(model: Model, rows: Any) -> Any:
     """Return logarithms of speed (at most 0) and slowdown (at least 0): a row of two for each row of features."""
     base = rows[:, -2:]
-    found = base + np.clip(model.errors(rows), -_MOST, _MOST)
-    return np.stack([np.minimum(found[:, 0], 0.0), np.maximum(found[:, 1], 0.0)], axis=1)
+    logs = base + np.clip(model.errors(rows), -_MAX_CORRECTION, _MAX_CORRECTION)
+    return np.stack([np.minimum(logs[:, 0], 0.0), np.maximum(logs[:, 1], 0.0)], axis=1)
 
 
 def with_squares(rows: Any) -> Any:

@@ -25,7 +25,7 @@ class ModeParameters(Value, frozen=True):
 
 
 class Parameters(Value, frozen=True, kw_only=True):
-    """All fitted parameters, and what they were fitted to."""
+    """All fitted parameters, and the origin of the fit."""
 
     version: int
     made_by: str
@@ -42,7 +42,7 @@ class Parameters(Value, frozen=True, kw_only=True):
 def load_parameters() -> Parameters:
     """Return the parameters that come with the package."""
     content = importlib.resources.files(__package__).joinpath(FILE).read_bytes()
-    found = msgspec.json.decode(content, type=Parameters)
-    if found.version != VERSION or found.features != FEATURES:
-        raise InvariantError(f"{FILE} is of another version: make it anew with `cotenant lab predictor --parameters`")
-    return found
+    parameters = msgspec.json.decode(content, type=Parameters)
+    if parameters.version != VERSION or parameters.features != FEATURES:
+        raise InvariantError(f"{FILE} has another version: create it with `cotenant-lab study predictor --parameters`")
+    return parameters

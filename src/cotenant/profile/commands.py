@@ -45,18 +45,18 @@ def find_profile(store: ProfileStore, task: str, device: str) -> StoredProfile:
     if not keys:
         raise WorldError(f"{store.path} holds no profile yet; record one with: cotenant profile record -- COMMAND")
     exact = [key for key in keys if key.task == task]
-    found = [key for key in exact or keys if task in key.task and device in key.device]
-    if not found:
+    matches = [key for key in exact or keys if task in key.task and device in key.device]
+    if not matches:
         raise ConfigError("TASK", task, "no profile has this task; see `cotenant profile list`")
-    if len(found) > 1:
-        several = "; ".join(f"{key.task!r} on {key.device or 'an unknown device'}" for key in found[:4])
+    if len(matches) > 1:
+        several = "; ".join(f"{key.task!r} on {key.device or 'an unknown device'}" for key in matches[:4])
         raise ConfigError(
-            "TASK", task, f"{len(found)} profiles match ({several}); give more of the task, or --device NAME"
+            "TASK", task, f"{len(matches)} profiles match ({several}); give more of the task, or --device NAME"
         )
-    kept = store.get(found[0])
-    if kept is None:
-        raise WorldError(f"every recording of {found[0].task!r} is damaged; record it again")
-    return kept
+    stored = store.get(matches[0])
+    if stored is None:
+        raise WorldError(f"every recording of {matches[0].task!r} is damaged; record it again")
+    return stored
 
 
 def load_profile(store: ProfileStore, named: str, device: str) -> Profile:
@@ -71,7 +71,7 @@ def load_profile(store: ProfileStore, named: str, device: str) -> Profile:
 
 def all_profiles(store: ProfileStore) -> list[StoredProfile]:
     """Return all profiles of the store."""
-    return [kept for key in store.keys() if (kept := store.get(key)) is not None]  # noqa: SIM118  not a dictionary
+    return [stored for key in store.keys() if (stored := store.get(key)) is not None]  # noqa: SIM118  not a dictionary
 
 
 def import_profiles(
@@ -109,13 +109,13 @@ def prune(store: ProfileStore, task: str, older_ns: int | None, keep: int | None
     keys = [key for key in store.keys() if not task or key.task == task]  # noqa: SIM118  not a dictionary
     if task and not keys:
         raise ConfigError("--task", task, "no profile has this task; see `cotenant profile list`")
-    everything_goes = older_ns is None and keep is None
+    deletes_all = older_ns is None and keep is None
     before_ns = 0 if older_ns is None else unix_ns() - older_ns
-    return store.prune(keys, before_ns, 0 if everything_goes else 1 << 62 if keep is None else keep)
+    return store.prune(keys, before_ns, 0 if deletes_all else 1 << 62 if keep is None else keep)
 
 
 def fills(profile: Profile) -> list[Fill]:
-    """Return what co-running tenants of several kernel lengths could run in the idle gaps."""
+    """Return the predicted fill of the idle gaps by co-running tenants of several kernel lengths."""
     return [predict_fill(profile, kernel_ns) for kernel_ns in NEIGHBOUR_NS]
 
 
@@ -151,21 +151,21 @@ def write_file(path: Path, data: bytes) -> None:
         raise ConfigError("FILE", str(path), f"it cannot be written: {error.strerror}") from None
 
 
-def keys_json(kept: list[StoredProfile]) -> list[dict[str, object]]:
+def keys_json(profiles: list[StoredProfile]) -> list[dict[str, object]]:
     """Return the list of `profile list --json`."""
     return [
         {
-            "task": one.profile.task,
-            "device": one.profile.device,
-            "runs": one.profile.runs,
-            "kernels": len(one.profile.timings),
-            "launches": sum(timing.launches for timing in one.profile.timings),
-            "device_ns": round(one.profile.device_ns),
-            "span_ns": one.profile.span_ns,
-            "busy_ns": one.profile.busy_ns,
-            "recorded_unix_ns": one.recorded_ns,
+            "task": stored.profile.task,
+            "device": stored.profile.device,
+            "runs": stored.profile.runs,
+            "kernels": len(stored.profile.timings),
+            "launches": sum(timing.launches for timing in stored.profile.timings),
+            "device_ns": round(stored.profile.device_ns),
+            "span_ns": stored.profile.span_ns,
+            "busy_ns": stored.profile.busy_ns,
+            "recorded_unix_ns": stored.recorded_ns,
         }
-        for one in kept
+        for stored in profiles
     ]
 
 
@@ -199,7 +199,7 @@ def profile_json(profile: Profile) -> dict[str, object]:
     }
 
 
-def fills_json(found: Sequence[Fill]) -> list[dict[str, object]]:
+def fills_json(predictions: Sequence[Fill]) -> list[dict[str, object]]:
     """Return the predicted fills as JSON values."""
     return [
         {
@@ -208,5 +208,5 @@ def fills_json(found: Sequence[Fill]) -> list[dict[str, object]]:
             "filled_part": round(fill.filled_part, 4),
             "slowdown": round(fill.slowdown, 4),
         }
-        for fill in found
+        for fill in predictions
     ]

@@ -41,15 +41,15 @@ def _unpacked(path: Path) -> Iterator[tuple[str, bytes]]:
     with path.open("rb") as file:
         if tarfile.is_tarfile(file):
             with tarfile.open(path) as archive:
-                for entry in sorted((one for one in archive if one.isfile()), key=lambda one: one.name):
-                    inside = archive.extractfile(entry)
-                    assert inside is not None  # only entries that are no files have no content
-                    yield Path(entry.name).name, _bounded(inside, entry.name)
+                for entry in sorted((entry for entry in archive if entry.isfile()), key=lambda entry: entry.name):
+                    extracted = archive.extractfile(entry)
+                    assert extracted is not None  # only entries that are no files have no content
+                    yield Path(entry.name).name, _bounded(extracted, entry.name)
             return
         file.seek(0)
-        packed = file.read(2) == b"\x1f\x8b"
+        is_gzip = file.read(2) == b"\x1f\x8b"
         file.seek(0)
-        if not packed:
+        if not is_gzip:
             yield path.name, _bounded(file, str(path))
             return
         with gzip.open(file) as content:

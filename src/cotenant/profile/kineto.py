@@ -59,26 +59,26 @@ def read_kineto(data: bytes, task: str, where: str) -> list[Timeline]:
     try:
         trace = msgspec.json.decode(data, type=_Trace, strict=False)
         launches = _launches(trace.events)
-        found: dict[int, list[Activity]] = {}
+        by_device: dict[int, list[Activity]] = {}
         for event in trace.events:
             work = _WORK.get(event.cat.lower()) if event.ph == "X" else None
             if work is not None:
                 device, activity = _activity(event, work, launches)
-                found.setdefault(device, []).append(activity)
+                by_device.setdefault(device, []).append(activity)
     except msgspec.DecodeError as error:
-        _, _, place = str(error).partition(" - at ")
-        wrong = f"{place} is not as Kineto writes it" if place else "not JSON"
-        raise ConfigError("trace", where, f"is no PyTorch profiler trace: {wrong}") from None
+        _, _, location = str(error).partition(" - at ")
+        problem = f"{location} is not as Kineto writes it" if location else "not JSON"
+        raise ConfigError("trace", where, f"is no PyTorch profiler trace: {problem}") from None
     except (ArithmeticError, ValueError) as error:
         raise ConfigError("trace", where, f"is no PyTorch profiler trace: {error}") from None
-    if not found:
+    if not by_device:
         raise ConfigError("trace", where, "holds no device activity; record it with ProfilerActivity.CUDA")
-    known = {device.id: device for device in trace.devices}
+    devices = {device.id: device for device in trace.devices}
     timelines = []
-    for number, activities in sorted(found.items()):
-        described = known.get(number, _Device())
-        name = task if len(found) == 1 else f"{task} device {number}"
-        timelines.append(timeline_of(name, described.name, described.sms, activities))
+    for number, activities in sorted(by_device.items()):
+        properties = devices.get(number, _Device())
+        name = task if len(by_device) == 1 else f"{task} device {number}"
+        timelines.append(timeline_of(name, properties.name, properties.sms, activities))
     return timelines
 
 
@@ -92,14 +92,14 @@ def _ns(microseconds: Decimal) -> int:
 
 def _launches(events: list[_Event]) -> dict[int, int]:
     """Return the instants of launches by correlation id: the first call of an id is the launch, later ones wait."""
-    found: dict[int, int] = {}
+    instants: dict[int, int] = {}
     for event in events:
         if event.ph == "X" and event.cat.lower() in _HOST:
             correlation = msgspec.json.decode(event.args, type=_Args, strict=False).correlation
             if correlation is not None:
                 at_ns = _ns(event.ts)
-                found[correlation] = min(at_ns, found.get(correlation, at_ns))
-    return found
+                instants[correlation] = min(at_ns, instants.get(correlation, at_ns))
+    return instants
 
 
 def _extent(numbers: list[int]) -> Extent:

@@ -108,8 +108,8 @@ class Profile(Value, frozen=True):
         """Return both profiles as one; kernels keep the order in which they first ran."""
         timings = {timing.kernel: timing for timing in self.timings}
         for timing in other.timings:
-            known = timings.get(timing.kernel)
-            timings[timing.kernel] = timing if known is None else known.merged(timing)
+            earlier = timings.get(timing.kernel)
+            timings[timing.kernel] = timing if earlier is None else earlier.merged(timing)
         intervals = {interval.after: interval for interval in self.intervals}
         for interval in other.intervals:
             before = intervals.get(interval.after)

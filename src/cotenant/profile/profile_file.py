@@ -64,8 +64,8 @@ def encode_profile(profile: Profile) -> bytes:
             timing.kernel.function,
             timing.kernel.grid,
             timing.kernel.block,
-            _written(timing.device),
-            _written(timing.gap),
+            _encode_histogram(timing.device),
+            _encode_histogram(timing.gap),
             timing.launches,
             timing.kernel.shared_bytes,
             timing.kernel.work,
@@ -75,7 +75,7 @@ def encode_profile(profile: Profile) -> bytes:
         for timing in profile.timings
     )
     intervals = tuple(
-        _Interval(tuple(indexes[kernel] for kernel in interval.after), _written(interval.host))
+        _Interval(tuple(indexes[kernel] for kernel in interval.after), _encode_histogram(interval.host))
         for interval in profile.intervals
         if all(kernel in indexes for kernel in interval.after)
     )
@@ -103,9 +103,9 @@ def decode_profile(data: bytes, where: str) -> Profile:
     try:
         file = msgspec.json.decode(data, type=_File)
     except (msgspec.DecodeError, ValueError) as error:
-        _, _, place = str(error).partition(" - at ")
-        wrong = str(error) if "unknown field" in str(error) else f"{place or 'the JSON'} has a wrong type or value"
-        raise ConfigError("profile", where, f"it cannot be read: {wrong}") from None
+        _, _, location = str(error).partition(" - at ")
+        problem = str(error) if "unknown field" in str(error) else f"{location or 'the JSON'} has a wrong type or value"
+        raise ConfigError("profile", where, f"it cannot be read: {problem}") from None
     if file.version != VERSION:
         raise ConfigError("version", file.version, f"this cotenant reads version {VERSION} of profiles", where=where)
     timings = tuple(_timing(kernel, where) for kernel in file.kernels)
@@ -116,18 +116,18 @@ def decode_profile(data: bytes, where: str) -> Profile:
         if not 1 <= len(interval.after) <= HISTORY or not all(0 <= index < len(timings) for index in interval.after):
             raise ConfigError("after", interval.after, f"must name 1 to {HISTORY} kernels by index", where=where)
         after = tuple(timings[index].kernel for index in interval.after)
-        intervals.append(LaunchInterval(after, _read(interval.host_ns, where)))
+        intervals.append(LaunchInterval(after, _decode_histogram(interval.host_ns, where)))
     if min(file.runs, file.span_ns, file.busy_ns) < 0:
         raise ConfigError("runs, span_ns, busy_ns", where, "must not be negative")
     return Profile(file.task, file.device, file.runs, timings, tuple(intervals), file.span_ns, file.busy_ns)
 
 
-def _written(histogram: Histogram) -> _Histogram:
+def _encode_histogram(histogram: Histogram) -> _Histogram:
     return _Histogram(histogram.buckets, histogram.count, histogram.total, histogram.lowest, histogram.highest)
 
 
-def _read(written: _Histogram, where: str) -> Histogram:
-    histogram = Histogram(written.buckets, written.count, written.total, written.lowest, written.highest)
+def _decode_histogram(record: _Histogram, where: str) -> Histogram:
+    histogram = Histogram(record.buckets, record.count, record.total, record.lowest, record.highest)
     if not histogram.sound:
         raise ConfigError("buckets", where, "a histogram is inconsistent; export the profile again")
     return histogram
@@ -141,8 +141,8 @@ def _timing(kernel: _Kernel, where: str) -> KernelTiming:
     return KernelTiming(
         KernelIdentity(kernel.function, kernel.grid, kernel.block, kernel.shared_bytes, kernel.work),
         kernel.launches,
-        _read(kernel.device_ns, where),
-        _read(kernel.gap_ns, where),
+        _decode_histogram(kernel.device_ns, where),
+        _decode_histogram(kernel.gap_ns, where),
         kernel.blocks_per_sm,
         kernel.memory_bound,
     )

@@ -84,29 +84,35 @@ class ProfileStore:
                 (profile.task, profile.device, profile.task, profile.device, RECORDINGS_KEPT),
             )
 
-        self._work(insert)
+        self._run_transaction(insert)
 
     def keys(self) -> list[ProfileKey]:
         """Return the keys of all profiles, in order."""
         if not self.path.exists():
             return []
         query = "SELECT DISTINCT task, device FROM recording ORDER BY task, device"
-        return self._work(lambda database: [ProfileKey(*row) for row in database.execute(query)], writing=False)
+        return self._run_transaction(
+            lambda database: [ProfileKey(*row) for row in database.execute(query)], writing=False
+        )
 
     def recordings(self, key: ProfileKey) -> list[StoredProfile]:
         """Return the recordings of one task and device, the oldest first."""
         if not self.path.exists():
             return []
         query = "SELECT id, at_ns, body, crc FROM recording WHERE task = ? AND device = ? ORDER BY id"
-        rows = self._work(lambda database: list(database.execute(query, (key.task, key.device))), writing=False)
-        return list(self._sound(rows))
+        rows = self._run_transaction(
+            lambda database: list(database.execute(query, (key.task, key.device))), writing=False
+        )
+        return list(self._decode_rows(rows))
 
     def get(self, key: ProfileKey) -> StoredProfile | None:
         """Return all recordings of one task and device as one profile."""
-        found = self.recordings(key)
-        if not found:
+        recordings = self.recordings(key)
+        if not recordings:
             return None
-        return StoredProfile(merge((one.profile for one in found), key.task, key.device), found[-1].recorded_ns)
+        return StoredProfile(
+            merge((recording.profile for recording in recordings), key.task, key.device), recordings[-1].recorded_ns
+        )
 
     def prune(self, keys: Sequence[ProfileKey], before_ns: int, keep: int) -> int:
         """Delete recordings made before an instant, and all but the latest `keep` of each key; return how many."""
@@ -114,18 +120,18 @@ class ProfileStore:
             return 0
 
         def delete(database: sqlite3.Connection) -> int:
-            gone = 0
+            deleted = 0
             for key in keys:
-                gone += database.execute(
+                deleted += database.execute(
                     "DELETE FROM recording WHERE task = ? AND device = ? AND (at_ns < ? OR id NOT IN "
                     "(SELECT id FROM recording WHERE task = ? AND device = ? ORDER BY id DESC LIMIT ?))",
                     (key.task, key.device, before_ns, key.task, key.device, keep),
                 ).rowcount
-            return gone
+            return deleted
 
-        return self._work(delete)
+        return self._run_transaction(delete)
 
-    def _sound(self, rows: list[tuple[int, int, bytes, int]]) -> Iterator[StoredProfile]:
+    def _decode_rows(self, rows: list[tuple[int, int, bytes, int]]) -> Iterator[StoredProfile]:
         for number, at_ns, body, crc in rows:
             try:
                 if zlib.crc32(body) != crc:
@@ -134,7 +140,7 @@ class ProfileStore:
             except (ValueError, TypeError, msgspec.DecodeError) as error:
                 self._report(f"{self.path}: recording {number} is damaged and skipped: {error}")
 
-    def _work(self, work: Callable[[sqlite3.Connection], _T], *, writing: bool = True) -> _T:
+    def _run_transaction(self, work: Callable[[sqlite3.Connection], _T], *, writing: bool = True) -> _T:
         """Run one transaction; if the file is damaged, rename it once and run on a new file."""
         try:
             return self._transact(work, writing=writing)
@@ -150,8 +156,8 @@ class ProfileStore:
     def _transact(self, work: Callable[[sqlite3.Connection], _T], *, writing: bool) -> _T:
         with self._open() as database, database:
             # A reader never waits for writers; but a new file is created by a write transaction.
-            is_made = int(database.execute("PRAGMA user_version").fetchone()[0]) == _SCHEMA
-            database.execute("BEGIN IMMEDIATE" if writing or not is_made else "BEGIN")
+            has_schema = int(database.execute("PRAGMA user_version").fetchone()[0]) == _SCHEMA
+            database.execute("BEGIN IMMEDIATE" if writing or not has_schema else "BEGIN")
             self._migrate(database)
             return work(database)
 

@@ -104,11 +104,11 @@ def simulate_cluster(
     *,
     data: str = "",
     physics: ColocationModel | None = None,
-    say: Callable[[str], None] | None = None,
+    report: Callable[[str], None] | None = None,
     progress: Progress | None = None,
     new_machine: Callable[[], ControllerMachine] = ClusterMachine,
 ) -> ClusterRun:
-    """Run a scenario. `say` receives a line for each decision."""
+    """Run a scenario. `report` receives a line for each decision."""
     if scenario.cluster.place not in ROUNDS:
         remedy = f"choose one of {', '.join(ROUNDS)}"
         raise ConfigError("cluster.place", scenario.cluster.place, remedy, where=str(where))
@@ -116,8 +116,8 @@ def simulate_cluster(
     if mode not in MODES:
         raise ConfigError("mode", mode, f"choose one of {', '.join(MODES)}, or leave it out", where=str(where))
     physics = physics or built_in()
-    cast = build_cluster(scenario, where, physics, data)
-    return _Run(scenario, cast, physics, mode, say, new_machine).play(progress)
+    setup = build_cluster(scenario, where, physics, data)
+    return _Run(scenario, setup, physics, mode, report, new_machine).play(progress)
 
 
 class _Run:
@@ -126,22 +126,22 @@ class _Run:
     def __init__(
         self,
         scenario: ClusterScenario,
-        cast: ClusterSetup,
+        setup: ClusterSetup,
         physics: ColocationModel,
         mode: str,
-        say: Callable[[str], None] | None,
+        report: Callable[[str], None] | None,
         new_machine: Callable[[], ControllerMachine],
     ) -> None:
-        self._scenario, self._setup, self._mode, self._report = scenario, cast, mode, say
+        self._scenario, self._setup, self._mode, self._report = scenario, setup, mode, report
         self._digest = hashlib.sha256()
         self._loop = loop = SimLoop()
         report_ns = int(scenario.report)
-        settings = scenario.cluster.settings(len(cast.jobs), report_ns)
+        settings = scenario.cluster.settings(len(setup.jobs), report_ns)
         journal = SimJournal() if scenario.failures.controller_kills else None
         self._controller = SimController(loop, new_machine, settings, self._watch, journal)
         plan = ClusterPlan(
-            nodes=cast.nodes,
-            jobs=cast.jobs,
+            nodes=setup.nodes,
+            jobs=setup.jobs,
             online=scenario.online,
             seed=scenario.seed,
             report_ns=report_ns,
@@ -200,13 +200,13 @@ class _Run:
                 self._report(line)
 
     def _outcome(self, now: Instant) -> ClusterOutcome:
-        world, seen, sim_jobs = self._world, self._world.measurements, self._world.sim_jobs
+        world, measurements, sim_jobs = self._world, self._world.measurements, self._world.sim_jobs
         states = Counter(reported.state for reported in self._controller.machine.jobs())
         done = np.flatnonzero(sim_jobs.state == SimJobState.DONE)
         started = np.flatnonzero(sim_jobs.first_start_ns >= 0)
-        came = np.flatnonzero(sim_jobs.state != SimJobState.PENDING)
-        all_over = len(came) == len(sim_jobs.work) and all(state.is_over for state in states)
-        gpu_ns = max(seen.gpus * seen.span_ns, 1)
+        submitted = np.flatnonzero(sim_jobs.state != SimJobState.PENDING)
+        all_over = len(submitted) == len(sim_jobs.work) and all(state.is_over for state in states)
+        gpu_ns = max(measurements.gpus * measurements.span_ns, 1)
         return ClusterOutcome(
             seed=self._scenario.seed,
             place=self._scenario.cluster.place,
@@ -217,15 +217,15 @@ class _Run:
             jobs={state.value: states[state] for state in JobState if states[state]},
             left_out=self._setup.left_out,
             unplaceable=self._setup.unplaceable,
-            utilization=seen.mean("utilization"),
-            utilization_before=seen.mean("utilization_before"),
-            sm_activity=seen.mean("sm_activity"),
-            sm_activity_before=seen.mean("sm_activity_before"),
-            memory=seen.mean("memory"),
-            memory_before=seen.mean("memory_before"),
-            online_slowdown_mean=seen.mean("slowdown"),
-            online_slowdown_p99=seen.slowdown(0.99),
-            offline_speed=seen.mean("offline_speed"),
+            utilization=measurements.mean("utilization"),
+            utilization_before=measurements.mean("utilization_before"),
+            sm_activity=measurements.mean("sm_activity"),
+            sm_activity_before=measurements.mean("sm_activity_before"),
+            memory=measurements.mean("memory"),
+            memory_before=measurements.mean("memory_before"),
+            online_slowdown_mean=measurements.mean("slowdown"),
+            online_slowdown_p99=measurements.slowdown(0.99),
+            offline_speed=measurements.mean("offline_speed"),
             jct_h=_distribution((sim_jobs.end_ns - sim_jobs.submit_ns)[done] / _HOUR_NS),
             wait_h=_distribution((sim_jobs.first_start_ns - sim_jobs.submit_ns)[started] / _HOUR_NS),
             makespan_h=float(sim_jobs.end_ns[done].max()) / _HOUR_NS if all_over and len(done) else 0.0,
@@ -237,9 +237,9 @@ class _Run:
             refused=world.refused,
             crashes=dict(self._faults.counts),
             gpu_time={
-                "shared": seen.shared_gpu_ns / gpu_ns,
-                "free": seen.free_gpu_ns / gpu_ns,
-                "down": seen.down_gpu_ns / gpu_ns,
+                "shared": measurements.shared_gpu_ns / gpu_ns,
+                "free": measurements.free_gpu_ns / gpu_ns,
+                "down": measurements.down_gpu_ns / gpu_ns,
             },
             decisions=self._digest.hexdigest()[:16],
             problems=audit(world, self._controller.machine),
@@ -248,27 +248,28 @@ class _Run:
 
 def audit(world: SimCluster, machine: ControllerMachine) -> list[str]:
     """Return inconsistencies: each job is in one state, and neither work nor GPU time is created or lost."""
-    sim_jobs, seen = world.sim_jobs, world.measurements
+    sim_jobs, measurements = world.sim_jobs, world.measurements
     problems = []
-    reported = {one.spec.name: one.state for one in machine.jobs()}
+    reported = {job_report.spec.name: job_report.state for job_report in machine.jobs()}
     for job, spec in enumerate(sim_jobs.specs):
         actual, state = SimJobState(sim_jobs.state[job]), reported.get(spec.name)
         if (state is None) != (actual in {SimJobState.PENDING, SimJobState.REFUSED}):
-            problems.append(f"{spec.name} is {actual.name} and the cluster says {state}")
+            problems.append(f"{spec.name} is {actual.name} and the controller reports {state}")
         elif state is JobState.DONE and actual is not SimJobState.DONE:
             problems.append(f"{spec.name} is reported to be done and is {actual.name}")
         elif actual is SimJobState.DONE and state in {JobState.WAITING, JobState.FAILED}:
-            problems.append(f"{spec.name} is done, and the cluster says {state.value}")
+            problems.append(f"{spec.name} is done, and the controller reports {state.value}")
     held = sim_jobs.done + sim_jobs.lost
     for job in np.flatnonzero(np.abs(sim_jobs.computed - held) > _NEAR * np.maximum(sim_jobs.work, 1.0)).tolist():
         problems.append(f"{sim_jobs.specs[job].name} computed {sim_jobs.computed[job]:g} ns and has {held[job]:g}")
     finished = sim_jobs.state == SimJobState.DONE
     for job in np.flatnonzero(finished & (sim_jobs.safe != sim_jobs.work)).tolist():
         problems.append(f"{sim_jobs.specs[job].name} is done with {sim_jobs.safe[job]:g} of {sim_jobs.work[job]:g} ns")
-    sums = seen.shared_gpu_ns + seen.free_gpu_ns + seen.down_gpu_ns
-    if abs(sums - seen.gpus * seen.span_ns) > _NEAR * max(sums, 1.0) or seen.free_gpu_ns < -_NEAR * max(sums, 1.0):
-        problems.append(f"GPU time adds up to {sums:g} ns of {seen.gpus * seen.span_ns:g}")
-    speed_ns = seen.mean("offline_speed") * seen.span_ns * seen.gpus
+    sums = measurements.shared_gpu_ns + measurements.free_gpu_ns + measurements.down_gpu_ns
+    gpu_ns, tolerance_ns = measurements.gpus * measurements.span_ns, _NEAR * max(sums, 1.0)
+    if abs(sums - gpu_ns) > tolerance_ns or measurements.free_gpu_ns < -tolerance_ns:
+        problems.append(f"GPU time adds up to {sums:g} ns of {gpu_ns:g}")
+    speed_ns = measurements.mean("offline_speed") * measurements.span_ns * measurements.gpus
     gang_ns = float((sim_jobs.computed * sim_jobs.gpus).sum())
     if gang_ns - speed_ns > 1e-4 * max(gang_ns, 1.0):
         problems.append(f"jobs have {gang_ns:g} ns of work of GPUs that did {speed_ns:g}")

@@ -45,23 +45,23 @@ def build_cluster(scenario: ClusterScenario, where: Path, physics: ColocationMod
     unplaceable = 0
     traced: list[TraceJob] = []
     nodes = [
-        TraceNode(f"{sort.name}-{number}", sort.type, sort.gpus, int(sort.memory))
-        for sort in scenario.nodes
-        for number in range(sort.count)
+        TraceNode(f"{group.name}-{number}", group.type, group.gpus, int(group.memory))
+        for group in scenario.nodes
+        for number in range(group.count)
     ]
     if scenario.trace is not None:
         nodes, traced, unplaceable = _traced(scenario.trace, scenario, nodes, where, data)
     if not nodes:
         raise ConfigError("nodes", 0, "a cluster has at least one node: give a count", where=str(where))
     rng = np.random.default_rng([scenario.seed, 21])
-    kinds = {training.name: place for place, training in enumerate(physics.trainings)}
+    kinds = {training.name: index for index, training in enumerate(physics.trainings)}
     known = scenario.trace.known / WHOLE_PPM if scenario.trace else 1.0
     jobs = [_job(job, physics, kinds, rng, known, where) for job in traced]
     cancels: list[tuple[int, str]] = []
-    for sort in scenario.jobs:
-        made, gone = _made(sort, scenario, physics, kinds, where)
-        jobs += made
-        cancels += gone
+    for group in scenario.jobs:
+        group_jobs, group_cancels = _generate_jobs(group, scenario, physics, kinds, where)
+        jobs += group_jobs
+        cancels += group_cancels
     _check_names(jobs, where)
     capacities = [(node.type, node.gpus, node.memory_bytes) for node in nodes]
     capacities = list(dict.fromkeys(capacities))
@@ -72,44 +72,44 @@ def build_cluster(scenario: ClusterScenario, where: Path, physics: ColocationMod
 
 def _check_names(jobs: Sequence[ScheduledJob], where: Path) -> None:
     """Reject duplicate names: the controller would take the second job for a repetition of the first, or refuse it."""
-    seen: set[str] = set()
+    names: set[str] = set()
     for job in jobs:
-        if job.spec.name in seen:
-            remedy = "a sort of jobs and the trace both bring a job of this name; give the sort another name"
+        if job.spec.name in names:
+            remedy = "two groups of jobs, or a group and the trace, contain a job of this name; rename the group"
             raise ConfigError("jobs", job.spec.name, remedy, where=str(where))
-        seen.add(job.spec.name)
+        names.add(job.spec.name)
 
 
-def _made(
-    sort: JobsConfig, scenario: ClusterScenario, physics: ColocationModel, kinds: dict[str, int], where: Path
+def _generate_jobs(
+    group: JobsConfig, scenario: ClusterScenario, physics: ColocationModel, kinds: dict[str, int], where: Path
 ) -> tuple[list[ScheduledJob], list[tuple[int, str]]]:
     """Generate the jobs of one group; the random numbers depend only on the seed and the group's name."""
-    rng = np.random.default_rng([scenario.seed, 22, *sort.name.encode()])
-    over_ns = int(sort.over) or int(scenario.duration)
-    count = int(sort.count)
-    whens = np.sort(rng.integers(0, over_ns, count)).tolist()
-    works = np.exp(np.log(max(int(sort.work), 1)) + sort.spread * rng.standard_normal(count))
-    users = rng.integers(0, sort.users, count).tolist()
-    leaves = rng.random(count) < sort.cancelled / WHOLE_PPM
-    stays = rng.exponential(max(int(sort.work), 1), count)
+    rng = np.random.default_rng([scenario.seed, 22, *group.name.encode()])
+    over_ns = int(group.over) or int(scenario.duration)
+    count = int(group.count)
+    submits = np.sort(rng.integers(0, over_ns, count)).tolist()
+    works = np.exp(np.log(max(int(group.work), 1)) + group.spread * rng.standard_normal(count))
+    users = rng.integers(0, group.users, count).tolist()
+    is_cancelled = rng.random(count) < group.cancelled / WHOLE_PPM
+    cancel_delays = rng.exponential(max(int(group.work), 1), count)
     jobs = []
     cancels = []
-    for number, (when, work, user) in enumerate(zip(whens, works.tolist(), users, strict=True)):
+    for number, (when, work, user) in enumerate(zip(submits, works.tolist(), users, strict=True)):
         traced = TraceJob(
-            f"{sort.name}-{number}",
-            f"{sort.name}-user-{user}",
+            f"{group.name}-{number}",
+            f"{group.name}-user-{user}",
             when,
             max(round(work), 1),
-            sort.gpus,
-            sort.profile,
-            int(sort.memory),
-            sort.types,
+            group.gpus,
+            group.profile,
+            int(group.memory),
+            group.types,
         )
-        known = sort.known / WHOLE_PPM
-        made = _job(traced, physics, kinds, rng, known, where)
-        jobs.append(made._replace(spec=msgspec.structs.replace(made.spec, priority=sort.priority)))
-        if leaves[number]:
-            cancels.append((when + 1 + int(stays[number]), traced.name))
+        known = group.known / WHOLE_PPM
+        job = _job(traced, physics, kinds, rng, known, where)
+        jobs.append(job._replace(spec=msgspec.structs.replace(job.spec, priority=group.priority)))
+        if is_cancelled[number]:
+            cancels.append((when + 1 + int(cancel_delays[number]), traced.name))
     return jobs, cancels
 
 
@@ -151,13 +151,13 @@ def _traced(
     if trace.jobs:
         jobs = _JOB_READERS[trace.format](*_read(trace.jobs, "trace.jobs", where, data))
     if trace.nodes:
-        content, found = _read(trace.nodes, "trace.nodes", where, data)
+        content, path = _read(trace.nodes, "trace.nodes", where, data)
         if (trace.nodes_format or trace.format) == "openb":
             pods = trace.services or (trace.jobs if trace.format == "openb" else "")
             services = read_openb_pods(*_read(pods, "trace.services", where, data))[0] if pods else []
-            nodes, unplaceable = with_services(read_openb_nodes(content, found), services)
+            nodes, unplaceable = with_services(read_openb_nodes(content, path), services)
         else:
-            nodes = read_nodes(content, found)
+            nodes = read_nodes(content, path)
     selected = window(jobs, int(trace.begin), int(scenario.duration), int(trace.limit), trace.compress)
     return nodes, selected, unplaceable
 

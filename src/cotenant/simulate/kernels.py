@@ -7,7 +7,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from cotenant.gate import tenant_gate as passage
+from cotenant.gate import tenant_gate
 from cotenant.gate.rules import GateEntry, GatePolicy, GateRules
 from cotenant.gate.tenant_table import file_bytes, format_tenant_table, page_offset, read_page, write_tenant_table
 from cotenant.simulate.oracle import OfflineKernels, Plan, plan_of
@@ -81,12 +81,12 @@ def play(policy: Policy, tenants: Sequence[Tenant], setting: RunSettings) -> Sha
     clients = [
         Client(
             tenant.load,
-            place if sliced else 0,
-            _host_seed(setting, place),
-            setting.warm if place == 0 else 0,
-            _FIRST if base in _GATES and place == 0 else 0,
+            index if sliced else 0,
+            _host_seed(setting, index),
+            setting.warm if index == 0 else 0,
+            _FIRST if base in _GATES and index == 0 else 0,
         )
-        for place, tenant in enumerate(tenants)
+        for index, tenant in enumerate(tenants)
     ]
     if base not in _GATES:
         gates: list[LaunchGate] = [OpenGate() for _ in tenants]
@@ -97,36 +97,38 @@ def play(policy: Policy, tenants: Sequence[Tenant], setting: RunSettings) -> Sha
     format_tenant_table(file, len(tenants))
     write_tenant_table(file, _rules(_GATES[base], tenants, setting, sliced=sliced))
     gates = [
-        passage.TenantGate(file, (place, 1), *works_of(tenant.load, 0 if sliced else setting.device.sm_count))
-        for place, tenant in enumerate(tenants)
+        tenant_gate.TenantGate(file, (index, 1), *works_of(tenant.load, 0 if sliced else setting.device.sm_count))
+        for index, tenant in enumerate(tenants)
     ]
     played = DeviceSimulation(setting.device, clients, gates, setting.costs, setting.seed).play(_LONGEST_NS)
-    pages = (bytes(file[page_offset(place) : page_offset(place + 1)]) for place in range(len(tenants)))
+    pages = (bytes(file[page_offset(index) : page_offset(index + 1)]) for index in range(len(tenants)))
     return SharedRun(played=played, pages=tuple(read_page(page) for page in pages))
 
 
 def plan_oracle(alone: DeviceRun, offline: Workload, setting: RunSettings, allowance_ns: int, *, sliced: bool) -> Plan:
     """Return the oracle's plan: the most offline kernel time within this delay."""
-    below = OfflineKernels(durations_ns=(offline.device_ns,), intervals_ns=(setting.costs.call_ns,))
+    kernels = OfflineKernels(durations_ns=(offline.device_ns,), intervals_ns=(setting.costs.call_ns,))
     if not offline.graph:
-        below = OfflineKernels(
+        kernels = OfflineKernels(
             durations_ns=tuple(launch.device_ns for launch in offline.launches),
             intervals_ns=tuple(max(launch.interval_ns, setting.costs.call_ns) for launch in offline.launches),
         )
     switch_ns = setting.device.switch_ns if sliced else 0
-    return plan_of(alone.gaps_ns, below, allowance_ns, switch_ns, setting.costs)
+    return plan_of(alone.gaps_ns, kernels, allowance_ns, switch_ns, setting.costs)
 
 
-def works_of(load: Workload, sm_count: int = 0) -> tuple[list[passage.LaunchEstimate], list[int]]:
+def works_of(load: Workload, sm_count: int = 0) -> tuple[list[tenant_gate.LaunchEstimate], list[int]]:
     """Return what a profile of the load would contain for each kernel, and the kernel of each launch.
 
     With a number of SMs, also the preemption granularity of its blocks.
     """
-    pieces = len(load.launches)
+    kernel_count = len(load.launches)
     if load.graph:
-        granularity_ns = load.device_ns // pieces if sm_count else 0
+        granularity_ns = load.device_ns // kernel_count if sm_count else 0
         return [
-            passage.LaunchEstimate(load.device_ns, load.device_ns, granularity_ns=granularity_ns, kernel_count=pieces)
+            tenant_gate.LaunchEstimate(
+                load.device_ns, load.device_ns, granularity_ns=granularity_ns, kernel_count=kernel_count
+            )
         ], [0]
     numbers: dict[KernelIdentity, int] = {}
     steps = [numbers.setdefault(launch.kernel, len(numbers)) for launch in load.launches]
@@ -139,26 +141,26 @@ def works_of(load: Workload, sm_count: int = 0) -> tuple[list[passage.LaunchEsti
     ], steps
 
 
-def _work(recorder: Recorder, blocks: int, slots: int) -> passage.LaunchEstimate:
-    seen = recorder.histogram()
-    granularity_ns = passage.granularity_of(seen.mean, blocks, slots)
-    return passage.estimate_launch(seen.mean, seen.quantile(0.9), seen.quantile(0.99), granularity_ns)
+def _work(recorder: Recorder, blocks: int, slots: int) -> tenant_gate.LaunchEstimate:
+    times = recorder.histogram()
+    granularity_ns = tenant_gate.granularity_of(times.mean, blocks, slots)
+    return tenant_gate.estimate_launch(times.mean, times.quantile(0.9), times.quantile(0.99), granularity_ns)
 
 
 def _rules(policy: GatePolicy, tenants: Sequence[Tenant], setting: RunSettings, *, sliced: bool) -> GateRules:
     entries = tuple(
         GateEntry(
-            *(place, 1, tenant.priority, place == 0),
+            *(index, 1, tenant.priority, index == 0),
             guaranteed_ppm=tenant.guaranteed_ppm,
             limit_ppm=tenant.limit_ppm,
             static=tenant.static,
         )
-        for place, tenant in enumerate(tenants)
+        for index, tenant in enumerate(tenants)
     )
     switch_ns = setting.device.switch_ns if sliced else 0
     return msgspec.structs.replace(setting.rules, policy=policy, switch_ns=switch_ns, entries=entries)
 
 
-def _host_seed(setting: RunSettings, place: int) -> int:
+def _host_seed(setting: RunSettings, index: int) -> int:
     """Return the seed of a host's jitter, the same under every policy."""
-    return setting.seed * 1_000_003 + place
+    return setting.seed * 1_000_003 + index

@@ -122,25 +122,25 @@ def decode_kernels(text: str, where: str) -> KernelScenario:
         raise refuse(["tenant"], "tenant", len(scenario.tenant), "two tenants or more share a device: add a [[tenant]]")
     for index, tenant in enumerate(scenario.tenant):
         field = f"tenant[{index}]"
-        place: list[str | int] = ["tenant", index]
+        tenant_path: list[str | int] = ["tenant", index]
         if bool(tenant.file) == (tenant.generator is not None):
             remedy = "give it a load: either file, or a [tenant.generator] with kernels, kernel and interval"
-            raise refuse([*place, "file"], f"{field}.file", tenant.file, remedy)
-        timed = tenant.arrival in ("periodic", "poisson")
-        if timed != bool(tenant.period):
+            raise refuse([*tenant_path, "file"], f"{field}.file", tenant.file, remedy)
+        has_period = tenant.arrival in ("periodic", "poisson")
+        if has_period != bool(tenant.period):
             remedy = "periodic and poisson arrivals need a period, others have none"
-            raise refuse([*place, "period"], f"{field}.period", int(tenant.period), remedy)
+            raise refuse([*tenant_path, "period"], f"{field}.period", int(tenant.period), remedy)
         if tenant.generator is not None and not (tenant.generator.kernels and tenant.generator.kernel):
             remedy = "a load has at least one kernel, of at least a nanosecond"
-            raise refuse([*place, "generator", "kernels"], f"{field}.generator.kernels", 0, remedy)
+            raise refuse([*tenant_path, "generator", "kernels"], f"{field}.generator.kernels", 0, remedy)
         if index == 0 and tenant.arrival == "training":
-            remedy = "the first tenant is the one that is measured: it must come to an end; put the training second"
-            raise refuse([*place, "arrival"], f"{field}.arrival", tenant.arrival, remedy)
+            remedy = "the first tenant is measured and must end; list the training after it"
+            raise refuse([*tenant_path, "arrival"], f"{field}.arrival", tenant.arrival, remedy)
         if index and tenant.priority < scenario.tenant[0].priority:
-            remedy = "the first tenant is the one that is measured: nobody may be above it"
-            raise refuse([*place, "priority"], f"{field}.priority", tenant.priority, remedy)
+            remedy = "the first tenant is measured: no other one may have a higher priority"
+            raise refuse([*tenant_path, "priority"], f"{field}.priority", tenant.priority, remedy)
     with_oracle = [policy for policy in scenario.policies if policy.startswith("oracle")]
     if with_oracle and len(scenario.tenant) > 2:
-        remedy = "the oracle knows two tenants: leave it away, or the others"
+        remedy = "the oracle supports two tenants: remove it, or the other tenants"
         raise refuse(["policies"], "policies", with_oracle[0], remedy)
     return msgspec.structs.replace(scenario, policies=tuple(dict.fromkeys(scenario.policies)))

@@ -99,7 +99,7 @@ def simulate_kernels(scenario: KernelScenario, where: Path, report: Report, data
         return runs[policy]
 
     rows: list[PolicyOutcome] = []
-    against: dict[str, float] = {}
+    fill_vs_oracle: dict[str, float] = {}
     for policy in scenario.policies:
         fill: Policy | None = _ORACLES.get(policy)
         if fill is None:
@@ -107,7 +107,7 @@ def simulate_kernels(scenario: KernelScenario, where: Path, report: Report, data
             continue
         played = run(fill).played
         rows.append(_oracle(policy, alone, played, loads[1], setting))
-        against[fill] = played.clients[1].done_ns / 1e6 / max(rows[-1].offline_kernel_ms, 1e-6)
+        fill_vs_oracle[fill] = played.clients[1].done_ns / 1e6 / max(rows[-1].offline_kernel_ms, 1e-6)
     gap_ns = sum(close_ns - open_ns for open_ns, close_ns in alone.gaps_ns)
     return KernelOutcome(
         seed=scenario.seed,
@@ -116,7 +116,7 @@ def simulate_kernels(scenario: KernelScenario, where: Path, report: Report, data
         online_alone_ms=sum(alone.clients[0].latencies_ns) / 1e6,
         gap_ratio=gap_ns / alone.wall_ns,
         policies=rows,
-        fill_vs_oracle=against,
+        fill_vs_oracle=fill_vs_oracle,
     )
 
 
@@ -174,7 +174,7 @@ def _oracle(policy: str, alone: DeviceRun, fill: DeviceRun, offline: Workload, s
 
 
 def _load(config: TenantConfig, scenario: KernelScenario, where: Path, data: str) -> Workload:
-    launches = _made_up(config.generator) if config.generator else _read(config, where, data)
+    launches = _generate_launches(config.generator) if config.generator else _read(config, where, data)
     host_ns, scale = int(config.host), int(config.scale) / 1e6
     launches = tuple(
         msgspec.structs.replace(launch, interval_ns=host_ns or round(launch.interval_ns * scale)) for launch in launches
@@ -186,7 +186,7 @@ def _load(config: TenantConfig, scenario: KernelScenario, where: Path, data: str
     return msgspec.structs.replace(load, requests=max(round(int(scenario.duration) / each_ns), 3))
 
 
-def _made_up(config: GeneratorConfig) -> tuple[Launch, ...]:
+def _generate_launches(config: GeneratorConfig) -> tuple[Launch, ...]:
     kernel = KernelIdentity("made up", (max(int(config.blocks), 1), 1, 1), (1024, 1, 1))
     return (Launch(kernel, int(config.kernel), int(config.interval), registers=64),) * int(config.kernels)
 
@@ -201,7 +201,7 @@ def _read(config: TenantConfig, where: Path, data: str) -> tuple[Launch, ...]:
     if isinstance(recording, Timeline):
         launches = launches_of(recording)
     elif recording is not None:
-        launches = _profiled(recording)
+        launches = _launches_of_profile(recording)
     else:
         launches = ()
     if not launches:
@@ -209,7 +209,7 @@ def _read(config: TenantConfig, where: Path, data: str) -> tuple[Launch, ...]:
     return launches
 
 
-def _profiled(profile: Profile) -> tuple[Launch, ...]:
+def _launches_of_profile(profile: Profile) -> tuple[Launch, ...]:
     """Return launches of a profile, which has no order: each kernel at its mean, in proportion to its launches."""
     timed = [timing for timing in profile.timings if timing.device.count]
     launches = sum(timing.launches for timing in timed)

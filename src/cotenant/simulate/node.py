@@ -36,7 +36,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def simulate(scenario: Scenario, report: Callable[[str], None] | None = None) -> tuple[Outcome, bytes]:
-    """Return the results and the journal; `say` receives a line per turn."""
+    """Return the results and the journal; `report` receives a line per turn."""
     loop = SimLoop()
     counts: Counter[str] = Counter()
     endings: Counter[str] = Counter()

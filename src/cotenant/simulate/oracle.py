@@ -54,8 +54,8 @@ def plan_of(
 ) -> Plan:
     """Return the plan with the most work within the allowed delay."""
     lengths = offline.lengths_ns()
-    whole_ns = allowance_ns + sum(close_ns - open_ns for open_ns, close_ns in gaps_ns)
-    rounds = min(whole_ns // max(int(lengths.sum()), 1) + 2, _MAX_ROUNDS)
+    total_ns = allowance_ns + sum(close_ns - open_ns for open_ns, close_ns in gaps_ns)
+    rounds = min(total_ns // max(int(lengths.sum()), 1) + 2, _MAX_ROUNDS)
     ends: _Ints = np.concatenate(([0], np.cumsum(np.tile(lengths, rounds))))
     done: _Ints = np.zeros(1, dtype=np.int64)
     delays: _Ints = np.zeros(1, dtype=np.int64)
@@ -64,10 +64,10 @@ def plan_of(
         if gap_ns > 0:
             done, delays = _after_gap(done, delays, ends, gap_ns, allowance_ns, switch_ns)
     done = np.searchsorted(ends, ends[done] + (allowance_ns - delays), side="right") - 1
-    most = int(done.max())
-    each = len(offline.durations_ns)
-    done_ns = most // each * sum(offline.durations_ns) + sum(offline.durations_ns[: most % each])
-    return Plan(done_ns, most, int(delays[int(done.argmax())]))
+    max_kernels = int(done.max())
+    launches = len(offline.durations_ns)
+    done_ns = max_kernels // launches * sum(offline.durations_ns) + sum(offline.durations_ns[: max_kernels % launches])
+    return Plan(done_ns, max_kernels, int(delays[int(done.argmax())]))
 
 
 def _after_gap(

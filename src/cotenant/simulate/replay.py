@@ -51,7 +51,7 @@ def _kind_of(path: Path) -> _Kind:
 
 
 def replay_file(path: Path, report: Callable[[str], None] | None = None, snapshot: Path | None = None) -> ReplayReport:
-    """Replay one journal; `say` receives a line per turn, `snapshot` the final state of a cluster."""
+    """Replay one journal; `report` receives a line per turn, `snapshot` the final state of a cluster."""
     actions = 0
 
     def turns(reader: Iterable[Any]) -> Iterator[Any]:
@@ -73,16 +73,16 @@ def replay_file(path: Path, report: Callable[[str], None] | None = None, snapsho
         reader = make_reader(file.read)
         try:
             replay(machine, turns(reader))
-        except Divergence as found:
+        except Divergence as divergence:
             return ReplayReport(
                 str(path),
-                found.number,
+                divergence.number,
                 actions,
                 reproduced=False,
                 torn_bytes=0,
-                diverged_at=found.number,
-                recorded=describe(found.turn.now, found.turn.event, found.turn.actions),
-                actual=describe(found.turn.now, found.turn.event, found.actual),
+                diverged_at=divergence.number,
+                recorded=describe(divergence.turn.now, divergence.turn.event, divergence.turn.actions),
+                actual=describe(divergence.turn.now, divergence.turn.event, divergence.actual),
             )
         except OSError as error:
             raise ConfigError("journal", str(path), f"cannot be read: {error.strerror}; check the path") from None

@@ -39,7 +39,7 @@ def create(directories: Directories, options: CreateOptions) -> list[SoftwareGpu
     context_bytes = (
         None if options.context_memory is None else parse_size(options.context_memory, field="--context-memory")
     )
-    made = manage.create(
+    gpus = manage.create(
         home(directories),
         options.model,
         _number("--count", options.count),
@@ -49,9 +49,9 @@ def create(directories: Directories, options: CreateOptions) -> list[SoftwareGpu
         context_bytes=context_bytes or 0,
         counts_code=options.module_memory,
     )
-    for gpu in made:
+    for gpu in gpus:
         fault.set_mps_deaths(home(directories), gpu.ordinal, harm=options.mps_deaths_harm)
-    return made
+    return gpus
 
 
 def find(directories: Directories) -> list[SoftwareGpu]:
@@ -82,8 +82,8 @@ def environment_of(gpu: str, directories: Directories, base: Mapping[str, str] |
     if not gpu:
         return {}
     kind, colon, number = gpu.rpartition(":")
-    known = (kind, colon) in (("", ""), ("soft", ":"))
-    if not known or not (number.isascii() and number.isdigit()):
+    is_valid = (kind, colon) in (("", ""), ("soft", ":"))
+    if not is_valid or not (number.isascii() and number.isdigit()):
         raise ConfigError("--gpu", gpu, 'write "soft:0" for a software GPU, or "0" for a real one')
     if not colon:
         return {"CUDA_VISIBLE_DEVICES": number}
@@ -116,11 +116,13 @@ def existing(directories: Directories, field: str, number: str) -> int:
 
 
 def _existing(directories: Directories, ordinal: int, field: str, value: str) -> None:
-    there = [gpu.ordinal for gpu in find(directories) if gpu.alive]
-    if ordinal not in there:
-        named = ", ".join(f"{SOFT_PREFIX}{one}" for one in there)
-        known = f"here {'is' if len(there) == 1 else 'are'} {named}" if there else "there is none"
-        raise ConfigError(field, value, f"no such software GPU, {known}; make some with: cotenant softgpu create")
+    ordinals = [gpu.ordinal for gpu in find(directories) if gpu.alive]
+    if ordinal not in ordinals:
+        named = ", ".join(f"{SOFT_PREFIX}{existing_ordinal}" for existing_ordinal in ordinals)
+        existing_gpus = f"the existing ones are {named}" if ordinals else "there is none"
+        raise ConfigError(
+            field, value, f"no such software GPU, {existing_gpus}; create one with: cotenant softgpu create"
+        )
 
 
 def _number(field: str, text: str) -> int:

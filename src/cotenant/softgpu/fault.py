@@ -48,19 +48,19 @@ class Kind:
 
 
 _KINDS = (
-    Kind("illegal-address", 1, Reach.CLIENT, "CUDA_ERROR_ILLEGAL_ADDRESS", (31,), "a kernel leaves its memory", True),
-    Kind("misaligned-address", 2, Reach.CLIENT, "CUDA_ERROR_MISALIGNED_ADDRESS", (13,), "a kernel misaligns", True),
-    Kind("illegal-instruction", 3, Reach.CLIENT, "CUDA_ERROR_ILLEGAL_INSTRUCTION", (13,), "a kernel is nonsense", True),
+    Kind("illegal-address", 1, Reach.CLIENT, "CUDA_ERROR_ILLEGAL_ADDRESS", (31,), "invalid memory access", True),
+    Kind("misaligned-address", 2, Reach.CLIENT, "CUDA_ERROR_MISALIGNED_ADDRESS", (13,), "misaligned access", True),
+    Kind("illegal-instruction", 3, Reach.CLIENT, "CUDA_ERROR_ILLEGAL_INSTRUCTION", (13,), "illegal instruction", True),
     Kind("assert", 4, Reach.CLIENT, "CUDA_ERROR_ASSERT", (43,), "an assertion in a kernel fails", True),
     Kind("stack-error", 5, Reach.CLIENT, "CUDA_ERROR_HARDWARE_STACK_ERROR", (13,), "a kernel's stack overflows", True),
     Kind("launch-failed", 6, Reach.CLIENT, "CUDA_ERROR_LAUNCH_FAILED", (13,), "a kernel fails otherwise", True),
-    Kind("launch-timeout", 7, Reach.CLIENT, "CUDA_ERROR_LAUNCH_TIMEOUT", (8,), "a kernel takes too long", True),
-    Kind("ecc-contained", 8, Reach.CLIENT, "CUDA_ERROR_ECC_UNCORRECTABLE", (94,), "bad memory, one victim", True),
+    Kind("launch-timeout", 7, Reach.CLIENT, "CUDA_ERROR_LAUNCH_TIMEOUT", (8,), "a kernel exceeds the time limit", True),
+    Kind("ecc-contained", 8, Reach.CLIENT, "CUDA_ERROR_ECC_UNCORRECTABLE", (94,), "memory error, contained", True),
     Kind("mps-server-death", 9, Reach.GROUP, "CUDA_ERROR_MPS_RPC_FAILURE", (), "the MPS server dies"),
-    Kind("ecc", 10, Reach.DEVICE, "CUDA_ERROR_ECC_UNCORRECTABLE", (48, 63, 95), "bad memory, not contained"),
+    Kind("ecc", 10, Reach.DEVICE, "CUDA_ERROR_ECC_UNCORRECTABLE", (48, 63, 95), "memory error, not contained"),
     Kind("device-lost", 11, Reach.DEVICE, "CUDA_ERROR_UNKNOWN", (79,), "the GPU falls off the bus until it is reset"),
     Kind("hang", 12, Reach.CLIENT, "CUDA_ERROR_LAUNCH_TIMEOUT", (8,), "a kernel does not end", True, lasting=True),
-    Kind("clear", 13, Reach.CLIENT, "", (), "hangs end, faults that wait for a launch are forgotten"),
+    Kind("clear", 13, Reach.CLIENT, "", (), "hangs end, and faults that wait for a launch are cancelled"),
     Kind("slow-clock", 0, Reach.DEVICE, "", (), "all kernels run slower", lasting=True),
 )
 KINDS = {kind.name: kind for kind in _KINDS}
@@ -72,18 +72,18 @@ def inject(directory: Path, ordinal: int, kind: Kind, *, client: int = 0, at_lau
         raise ConfigError("--client", client, "no process has such a number")
     if at_launch > _MAX_LAUNCH or hang_ns > _MAX_NS:
         raise ConfigError("--at-launch or --for", max(at_launch, hang_ns), "write less: at most 2^32 - 1, or an hour")
-    result, struck = wire.ask(
+    result, affected = wire.ask(
         manage.socket_of(directory, ordinal), _FAULT, kind.number, client | at_launch << 32, hang_ns
     )
     if result == _STALE:
-        pids = [each["pid"] for each in manage.inspect(directory, ordinal)["clients"]]
-        known = f"its clients are {', '.join(map(str, pids))}" if pids else "it has none"
-        raise ConfigError("--client", client, f"no client of software GPU {ordinal} has this pid; {known}")
+        pids = [client_counters["pid"] for client_counters in manage.inspect(directory, ordinal)["clients"]]
+        clients = f"its clients are {', '.join(map(str, pids))}" if pids else "it has none"
+        raise ConfigError("--client", client, f"no client of software GPU {ordinal} has this pid; {clients}")
     if result == _INVALID:
-        raise ConfigError("KIND", kind.name, "this GPU does not contain memory errors: that began with the A100")
+        raise ConfigError("KIND", kind.name, "this GPU cannot contain memory errors; A100 and later can")
     if result != _OK:
-        raise WorldError(f"software GPU {ordinal} did not take the fault: result {result}")
-    return struck
+        raise WorldError(f"software GPU {ordinal} rejected the fault: result {result}")
+    return affected
 
 
 def set_clock(directory: Path, ordinal: int, factor: float, *, for_ns: int = 0) -> None:

@@ -40,11 +40,11 @@ def kinds() -> list[dict[str, Any]]:
 
 
 def inject(directories: Directories, options: FaultOptions) -> dict[str, Any]:
-    """Inject a fault and return what was done."""
+    """Inject a fault and return its description as JSON values."""
     kind = fault.KINDS.get(options.kind)
     if kind is None:
         raise ConfigError("KIND", options.kind, f"the kinds are {', '.join(fault.KINDS)}")
-    _suit(kind, options)
+    _check_options(kind, options)
     ordinal = softgpu.existing(directories, "--gpu", options.gpu)
     home = softgpu.home(directories)
     for_ns = 0 if options.duration is None else parse_duration(options.duration, field="--for")
@@ -52,7 +52,7 @@ def inject(directories: Directories, options: FaultOptions) -> dict[str, Any]:
         factor = _factor(options.factor)
         fault.set_clock(home, ordinal, factor, for_ns=for_ns)
         return {"gpu": ordinal, "kind": kind.name, "factor": factor, "for_ns": for_ns}
-    struck = fault.inject(
+    affected = fault.inject(
         home,
         ordinal,
         kind,
@@ -60,10 +60,10 @@ def inject(directories: Directories, options: FaultOptions) -> dict[str, Any]:
         at_launch=0 if options.at_launch is None else _count("--at-launch", options.at_launch),
         hang_ns=for_ns,
     )
-    if not struck and kind.reach is not Reach.DEVICE:
-        whom = "MPS client" if kind.reach is Reach.GROUP else "client without a fault"
-        raise ConfigError("--gpu", options.gpu, f"software GPU {ordinal} has no {whom} to inject the fault into")
-    return {"gpu": ordinal, "kind": kind.name, "struck": struck}
+    if not affected and kind.reach is not Reach.DEVICE:
+        target = "MPS client" if kind.reach is Reach.GROUP else "client without a fault"
+        raise ConfigError("--gpu", options.gpu, f"software GPU {ordinal} has no {target} to inject the fault into")
+    return {"gpu": ordinal, "kind": kind.name, "struck": affected}
 
 
 def reset(directories: Directories, number: str) -> None:
@@ -82,16 +82,16 @@ def on_or_off(choice: str, field: str = "--mps-death-harms") -> bool:
     return choice == "on"
 
 
-def _suit(kind: Kind, options: FaultOptions) -> None:
-    unsuited = (
-        ("--client", options.client, kind.reach is Reach.DEVICE, "it strikes the whole device"),
-        ("--at-launch", options.at_launch, not kind.at_launch, "it does not come with a launch"),
+def _check_options(kind: Kind, options: FaultOptions) -> None:
+    conflicts = (
+        ("--client", options.client, kind.reach is Reach.DEVICE, "it affects the whole device"),
+        ("--at-launch", options.at_launch, not kind.at_launch, "it does not occur at a launch"),
         ("--for", options.duration, not kind.lasting, "only hang and slow-clock have a duration"),
         ("--factor", options.factor, bool(kind.number), "only slow-clock has a factor"),
     )
-    for option, value, is_wrong, why in unsuited:
+    for option, value, is_wrong, why in conflicts:
         if value is not None and is_wrong:
-            raise ConfigError(option, value, f"leave it out with {kind.name}: {why}")
+            raise ConfigError(option, value, f"omit it with {kind.name}: {why}")
 
 
 def _factor(text: str | None) -> float:

@@ -26,7 +26,7 @@ LIBRARY_NAMES = {"libcuda.so.1": "libsoftgpu.so", NVML: "libsoftgpu-ml.so"}
 MIN_SLICE_NS = 10_000  # as in native/softgpu/server/server.h: below it the server would do nothing but switch
 MIN_MEMORY_BYTES = 1 << 20
 _BACKLOG = 128
-_LAST_WORDS_MS = 2000
+_SHUTDOWN_TIMEOUT_MS = 2000
 COMPUTE_MODES = {"default": 0, "prohibited": 2, "exclusive-process": 3}
 """Names as in nvidia-smi, numbers as in the driver."""
 
@@ -70,7 +70,7 @@ def _listen(path: Path) -> socket.socket:
         listener.bind(str(path))
     except OSError as error:
         listener.close()
-        raise ConfigError("directory", str(path.parent), f"a socket cannot be made there: {error}") from error
+        raise ConfigError("directory", str(path.parent), f"a socket cannot be created there: {error}") from error
     path.chmod(0o600)
     listener.listen(_BACKLOG)
     return listener
@@ -131,7 +131,7 @@ def create(
         raise ConfigError("--compute-mode", compute_mode, f"there are {', '.join(COMPUTE_MODES)}")
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if any(gpu.alive for gpu in gpus(directory)):
-        raise ConfigError("directory", str(directory), "software GPUs live there already; destroy them first")
+        raise ConfigError("directory", str(directory), "it already holds running software GPUs; destroy them first")
     destroy(directory)
     _link_libraries(directory)
     make_programs(directory / "bin")
@@ -156,7 +156,7 @@ def _link_libraries(directory: Path) -> None:
 
 def gpus(directory: Path) -> list[SoftwareGpu]:
     """Return the software GPUs of a directory, including dead ones."""
-    found = []
+    result = []
     for ordinal in range(MAX_GPUS):
         path = socket_of(directory, ordinal)
         if not path.exists():
@@ -164,9 +164,9 @@ def gpus(directory: Path) -> list[SoftwareGpu]:
         try:
             counters = wire.report(path)
         except (WorldError, PeerError):
-            found.append(SoftwareGpu(ordinal, path, alive=False, pid=_server_of(path) or 0))
+            result.append(SoftwareGpu(ordinal, path, alive=False, pid=_server_of(path) or 0))
             continue
-        found.append(
+        result.append(
             SoftwareGpu(
                 ordinal,
                 path,
@@ -179,7 +179,7 @@ def gpus(directory: Path) -> list[SoftwareGpu]:
                 is_lost=counters["lost"],
             )
         )
-    return found
+    return result
 
 
 def inspect(directory: Path, ordinal: int) -> dict[str, Any]:
@@ -203,7 +203,10 @@ def destroy(directory: Path) -> int:
         for file in (path, path.with_suffix(".log"), path.with_suffix(".pid")):
             file.unlink(missing_ok=True)
         ended += 1
-    for name in (*(f"lib/{face}" for face in LIBRARY_NAMES), *(f"bin/{program}" for program in PROGRAMS)):
+    for name in (
+        *(f"lib/{library_name}" for library_name in LIBRARY_NAMES),
+        *(f"bin/{program}" for program in PROGRAMS),
+    ):
         (directory.absolute() / name).unlink(missing_ok=True)
     for folder in ("lib", "bin"):
         with contextlib.suppress(OSError):  # removed already, or not empty
@@ -232,7 +235,7 @@ def _end_server(path: Path) -> None:
     try:
         waiting = select.poll()
         waiting.register(process, select.POLLIN)
-        if not waiting.poll(_LAST_WORDS_MS):
+        if not waiting.poll(_SHUTDOWN_TIMEOUT_MS):
             signal.pidfd_send_signal(process, signal.SIGKILL)
             waiting.poll()
     finally:
@@ -242,7 +245,10 @@ def _end_server(path: Path) -> None:
 def env(directory: Path, *, base: dict[str, str] | None = None) -> dict[str, str]:
     """Return the environment variables with which a program finds these GPUs; `base` is its environment."""
     directory = directory.absolute()
-    found = {"PATH": os.defpath, **(os.environ if base is None else base)}
+    environ = {"PATH": os.defpath, **(os.environ if base is None else base)}
     added = {"LD_LIBRARY_PATH": directory / "lib", "PATH": directory / "bin"}
-    paths = {name: ":".join(filter(None, (str(ours), found.get(name, "")))) for name, ours in added.items()}
+    paths = {
+        name: ":".join(filter(None, (str(own_directory), environ.get(name, ""))))
+        for name, own_directory in added.items()
+    }
     return {**paths, "COTENANT_SOFTGPU": str(directory)}

@@ -21,12 +21,12 @@ def main(arguments: list[str]) -> int:
     """
     if arguments[0] == "events":
         queries, confirmed = _native.probe_events(_IMAGE, "probe", int(arguments[1]), int(arguments[2]))
-        said = {"query_ns": queries, "confirmed_ns": confirmed}
+        result = {"query_ns": queries, "confirmed_ns": confirmed}
     else:
         rounds, burst, duration_ns = (int(word) for word in arguments[:3])
-        launches, lates = _native.probe_driver(_IMAGE, "probe", rounds, burst, duration_ns)
-        said = {"launch_ns": launches, "late_ns": lates}
-    print(json.dumps(said), flush=True)  # noqa: T201  a program of its own
+        launches, delays = _native.probe_driver(_IMAGE, "probe", rounds, burst, duration_ns)
+        result = {"launch_ns": launches, "late_ns": delays}
+    print(json.dumps(result), flush=True)  # noqa: T201  a program of its own
     if arguments[3:]:
         sys.stdin.read()
     return 0

@@ -72,7 +72,7 @@ def _ask(path: Path, kind: int, timeout_s: float, *numbers: int) -> tuple[Reply,
             raise WorldError(f"the device server at {path} does not answer: {error}") from error
     try:
         if len(answer) != _REPLY.size:
-            raise WorldError(f"the device server at {path} does not answer: it said {len(answer)} bytes")
+            raise WorldError(f"the device server at {path} sent {len(answer)} bytes instead of a reply")
         reply = Reply(*_REPLY.unpack(answer))
         return reply, os.pread(descriptors[0], reply.a, 0) if descriptors else b""
     finally:
@@ -96,7 +96,7 @@ def receive(line: socket.socket) -> Reply:
     except OSError as error:
         raise WorldError(f"the device server does not answer: {error}") from error
     if len(answer) != _REPLY.size:
-        raise WorldError(f"the device server does not answer: it said {len(answer)} bytes")
+        raise WorldError(f"the device server sent {len(answer)} bytes instead of a reply")
     return Reply(*_REPLY.unpack(answer))
 
 
@@ -114,9 +114,9 @@ def report(path: Path, *, timeout_s: float = 10.0) -> dict[str, Any]:
     try:
         counters = json.loads(answer)
     except ValueError as error:
-        raise PeerError(f"the device server at {path} said what is not JSON: {answer[:80]!r}") from error
+        raise PeerError(f"the device server at {path} did not send JSON: {answer[:80]!r}") from error
     if not isinstance(counters, dict):
-        raise PeerError(f"the device server at {path} said what is not a report: {answer[:80]!r}")
+        raise PeerError(f"the device server at {path} did not send a report: {answer[:80]!r}")
     return counters
 
 

@@ -16,12 +16,12 @@ def decode_device_records(data: bytes) -> tuple[list[DeviceOp], list[ContextSwit
     """Return the finished operations and the context switches; other records are skipped."""
     ops: list[DeviceOp] = []
     switches: list[ContextSwitch] = []
-    whole = len(data) - len(data) % RECORD.size
-    for _, tag, client, _, stream, kind, what, _, submit, ready, start, end, delayed in RECORD.iter_unpack(
-        data[:whole]
+    whole_bytes = len(data) - len(data) % RECORD.size
+    for _, tag, client, _, stream, kind, outcome, _, submit, ready, start, end, delayed in RECORD.iter_unpack(
+        data[:whole_bytes]
     ):
-        if what == DONE and kind in _OPS and start <= end:
+        if outcome == DONE and kind in _OPS and start <= end:
             ops.append(DeviceOp(_OPS[kind], tag >> 32, client, stream & 0xFFFF, submit, ready, start, end, delayed))
-        elif what in (OFF, ON):
-            switches.append(ContextSwitch(client, start, what == ON))
+        elif outcome in (OFF, ON):
+            switches.append(ContextSwitch(client, start, outcome == ON))
     return ops, switches

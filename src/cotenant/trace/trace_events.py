@@ -60,8 +60,8 @@ def _events(groups: Iterable[TrackGroup], start_ns: int) -> Iterator[str]:
             yield from _slices(track, f'"pid":{pid},"tid":{track_number}', start_ns)
 
 
-def _meta(what: str, pid: int, tid: int, field: str, value: str) -> str:
-    return f'{{"ph":"M","name":"{what}","pid":{pid},"tid":{tid},"args":{{"{field}":{value}}}}}'
+def _meta(name: str, pid: int, tid: int, field: str, value: str) -> str:
+    return f'{{"ph":"M","name":"{name}","pid":{pid},"tid":{tid},"args":{{"{field}":{value}}}}}'
 
 
 def _counts(counter: CounterTrack, pid: int, start_ns: int) -> Iterator[str]:
@@ -70,28 +70,28 @@ def _counts(counter: CounterTrack, pid: int, start_ns: int) -> Iterator[str]:
         yield f'{{"ph":"C","name":{name},"pid":{pid},"tid":0,"ts":{_us(at_ns - start_ns)},"args":{{"value":{value}}}}}'
 
 
-def _slices(track: Track, place: str, start_ns: int) -> Iterator[str]:
+def _slices(track: Track, ids: str, start_ns: int) -> Iterator[str]:
     names: dict[str, str] = {}
-    for one in track.slices:
-        name = names.get(one.name)
+    for slice_ in track.slices:
+        name = names.get(slice_.name)
         if name is None:
-            name = names[one.name] = _text(one.name)
-        ts = _us(one.start_ns - start_ns)
-        more = _optional_fields(one)
+            name = names[slice_.name] = _text(slice_.name)
+        ts = _us(slice_.start_ns - start_ns)
+        fields = _optional_fields(slice_)
         yield (
-            f'{{"ph":"X","name":{name},"cat":"{one.category}",{place},"ts":{ts},'
-            f'"dur":{_us(one.end_ns - one.start_ns)}{more}}}'
+            f'{{"ph":"X","name":{name},"cat":"{slice_.category}",{ids},"ts":{ts},'
+            f'"dur":{_us(slice_.end_ns - slice_.start_ns)}{fields}}}'
         )
-        if one.flow:
+        if slice_.flow:
             arrow = '"ph":"f","bp":"e"' if track.flows_end else '"ph":"s"'
-            yield f'{{{arrow},"name":"launch","cat":"flow","id":{one.flow},{place},"ts":{ts}}}'
+            yield f'{{{arrow},"name":"launch","cat":"flow","id":{slice_.flow},{ids},"ts":{ts}}}'
 
 
-def _optional_fields(one: Slice) -> str:
-    colour = _COLOURS.get(one.name)
+def _optional_fields(slice_: Slice) -> str:
+    colour = _COLOURS.get(slice_.name)
     text = f',"cname":"{colour}"' if colour else ""
-    if one.facts:
-        facts = ",".join(f'"{key}":{_text(value) if isinstance(value, str) else value}' for key, value in one.facts)
+    if slice_.facts:
+        facts = ",".join(f'"{key}":{_text(value) if isinstance(value, str) else value}' for key, value in slice_.facts)
         text += f',"args":{{{facts}}}'
     return text
 

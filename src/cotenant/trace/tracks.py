@@ -87,7 +87,7 @@ def build_tracks(recording: Recording) -> list[TrackGroup]:
     unrecorded = [program for program in recording.programs if program.pid not in recorded]
     expected = [track for program in unrecorded for track in _expected_tracks(program, window, flows, starts)]
     if expected:
-        busy = merge_spans((one.start_ns, one.end_ns) for track in expected for one in track.slices)
+        busy = merge_spans((slice_.start_ns, slice_.end_ns) for track in expected for slice_ in track.slices)
         idle = Track("idle (expected)", _idle(busy))
         groups.append(TrackGroup("device (expected)", [idle, *expected], [_busy_counter(busy, window)]))
     waits = _waiting_counter(recording.programs, window)
@@ -119,16 +119,16 @@ def running_spans(op: DeviceOp, offs: list[Span]) -> list[Span]:
 
 def switched_out(switches: Iterable[ContextSwitch]) -> dict[int, list[Span]]:
     """Return when each client was switched out; without a switch back, until the end."""
-    found: dict[int, list[Span]] = {}
+    spans: dict[int, list[Span]] = {}
     since: dict[int, int] = {}
     for switch in switches:
         if not switch.is_on:
             since[switch.client] = switch.at_ns
         elif switch.client in since:
-            found.setdefault(switch.client, []).append((since.pop(switch.client), switch.at_ns))
+            spans.setdefault(switch.client, []).append((since.pop(switch.client), switch.at_ns))
     for client, off_ns in since.items():
-        found.setdefault(client, []).append((off_ns, 1 << 62))
-    return found
+        spans.setdefault(client, []).append((off_ns, 1 << 62))
+    return spans
 
 
 def merge_spans(spans: Iterable[Span]) -> list[Span]:
@@ -162,23 +162,23 @@ def _device_group(
     by_pid: dict[int, list[DeviceOp]] = {}
     for op in device.ops:
         by_pid.setdefault(op.pid, []).append(op)
-    launch_of_op = {pid: _match(found, by_pid.get(pid, [])) for pid, found in launches.items()}
+    launch_of_op = {pid: _match(program_launches, by_pid.get(pid, [])) for pid, program_launches in launches.items()}
     rows: dict[tuple[int, int, int], list[Slice]] = {}
     streams: dict[tuple[int, int, int], int] = {}  # the program's stream numbers
-    seen: dict[int, int] = {}
+    op_counts: dict[int, int] = {}
     for op in device.ops:
-        place = seen[op.pid] = seen.get(op.pid, -1) + 1
+        index = op_counts[op.pid] = op_counts.get(op.pid, -1) + 1
         row = rows.setdefault((op.pid, op.client, op.stream), [])
-        launch = launch_of_op.get(op.pid, {}).get(place)
+        launch = launch_of_op.get(op.pid, {}).get(index)
         name, flow = _OP_NAMES[op.kind], 0
         if launch is not None:
             streams.setdefault((op.pid, op.client, op.stream), launches[op.pid][launch].stream)
             name = _name_of(programs[op.pid], launches[op.pid][launch], op)
-            is_seen = window[0] <= op.start_ns < window[1] and _is_within(launches[op.pid][launch], window)
-            if is_seen and (op.pid, launch) not in starts:
+            is_visible = window[0] <= op.start_ns < window[1] and _is_within(launches[op.pid][launch], window)
+            if is_visible and (op.pid, launch) not in starts:
                 flow = starts[op.pid, launch] = next(flows)
         slices = list(_clipped(_op_slices(op, name, flow, offs.get(op.client, [])), window))
-        if flow and launch is not None and not any(one.flow for one in slices):
+        if flow and launch is not None and not any(slice_.flow for slice_ in slices):
             del starts[op.pid, launch]  # switched out for the whole window: there is no slice to point to
         row += slices
     tracks = []
@@ -200,7 +200,7 @@ def _op_slices(op: DeviceOp, name: str, flow: int, offs: list[Span]) -> Iterator
 
 
 def _launches_of(program: Program) -> list[ProgramEvent]:
-    return [one for one in program.events if one.kind is ProgramEventKind.LAUNCH]
+    return [event for event in program.events if event.kind is ProgramEventKind.LAUNCH]
 
 
 def _name_of(program: Program, launch: ProgramEvent, op: DeviceOp | None = None) -> str:
@@ -212,22 +212,22 @@ def _name_of(program: Program, launch: ProgramEvent, op: DeviceOp | None = None)
     return kernel.name
 
 
-def _match(launches: list[ProgramEvent], op: list[DeviceOp]) -> dict[int, int]:
+def _match(launches: list[ProgramEvent], ops: list[DeviceOp]) -> dict[int, int]:
     """Return the launch of each operation by index: the last one before its submission, in the order of both."""
-    found: dict[int, int] = {}
-    at, used = -1, -1
-    for place in sorted(range(len(op)), key=lambda place: op[place].submit_ns):
-        if op[place].kind is DeviceOpKind.HOST:
+    launch_by_op: dict[int, int] = {}
+    launch, used = -1, -1
+    for index in sorted(range(len(ops)), key=lambda index: ops[index].submit_ns):
+        if ops[index].kind is DeviceOpKind.HOST:
             continue
-        submit_ns = op[place].submit_ns
-        while at + 1 < len(launches) and launches[at + 1].at_ns <= submit_ns:
-            at += 1
+        submit_ns = ops[index].submit_ns
+        while launch + 1 < len(launches) and launches[launch + 1].at_ns <= submit_ns:
+            launch += 1
         # A clock that is slightly behind must not assign two operations to one launch.
-        if at == used and at + 1 < len(launches) and launches[at + 1].at_ns <= submit_ns + JITTER_NS:
-            at += 1
-        if at >= 0:
-            found[place] = used = at
-    return found
+        if launch == used and launch + 1 < len(launches) and launches[launch + 1].at_ns <= submit_ns + JITTER_NS:
+            launch += 1
+        if launch >= 0:
+            launch_by_op[index] = used = launch
+    return launch_by_op
 
 
 # -- expected device work ----------------------------------------------------------------------------------------
@@ -240,8 +240,8 @@ def _expected_tracks(
     rows: dict[int, list[Slice]] = {}
     ends: dict[int, int] = {}
     for number, launch in enumerate(_launches_of(program)):
-        known = program.kernels[launch.kernel].mean_ns if launch.kernel < len(program.kernels) else 0
-        length_ns = launch.length_ns or known
+        mean_ns = program.kernels[launch.kernel].mean_ns if launch.kernel < len(program.kernels) else 0
+        length_ns = launch.length_ns or mean_ns
         if not length_ns:
             continue
         start_ns = max(launch.at_ns, ends.get(launch.stream, 0))
@@ -249,8 +249,8 @@ def _expected_tracks(
         flow = 0
         if start_ns < window[1] and _is_within(launch, window):
             flow = starts[program.pid, number] = next(flows)
-        one = Slice(_name_of(program, launch), start_ns, start_ns + length_ns, "expected", (), flow)
-        rows.setdefault(launch.stream, []).extend(_clipped([one], window))
+        slice_ = Slice(_name_of(program, launch), start_ns, start_ns + length_ns, "expected", (), flow)
+        rows.setdefault(launch.stream, []).extend(_clipped([slice_], window))
     for stream, slices in sorted(rows.items()):
         yield Track(f"{program.name} ({program.pid}), stream {stream} (expected)", slices, flows_end=True)
 
@@ -269,33 +269,33 @@ def _program_group(program: Program, window: Span, starts: Mapping[tuple[int, in
         flow = starts.get((program.pid, number), 0)
         passed = PASS_REASONS.get(launch.reason, "unknown")
         facts: Facts = (("expected_ns", launch.length_ns), ("passed", passed))
-        one = Slice(_name_of(program, launch), launch.at_ns, max(end_ns, launch.at_ns), "launch", facts, flow)
+        slice_ = Slice(_name_of(program, launch), launch.at_ns, max(end_ns, launch.at_ns), "launch", facts, flow)
         if _is_within(launch, window):
-            rows.setdefault(launch.stream, []).append(one)
+            rows.setdefault(launch.stream, []).append(slice_)
     tracks = [Track(f"launches, stream {stream}", slices[::-1]) for stream, slices in sorted(rows.items())]
     for kind, name in ((ProgramEventKind.WAIT, "gate waits"), (ProgramEventKind.SYNC, "device waits")):
-        found = [_wait_slice(program, one) for one in program.events if one.kind is kind]
-        for number, slices in enumerate(stacked(sorted(_clipped(found, window), key=_by_start))):
+        waits = [_wait_slice(program, event) for event in program.events if event.kind is kind]
+        for number, slices in enumerate(stacked(sorted(_clipped(waits, window), key=_by_start))):
             tracks.append(Track(name if number == 0 else f"{name}, {number + 1}", slices))
     return TrackGroup(f"{program.name} ({program.pid})", tracks, [], program.pid)
 
 
-def _wait_slice(program: Program, one: ProgramEvent) -> Slice:
-    if one.kind is ProgramEventKind.SYNC:
-        return Slice("synchronize", one.at_ns, one.end_ns, "sync")
-    reason = GATE_REASONS.get(one.reason, "unknown")
-    return Slice(f"gate: {reason}", one.at_ns, one.end_ns, "gate", (("kernel", _name_of(program, one)),))
+def _wait_slice(program: Program, event: ProgramEvent) -> Slice:
+    if event.kind is ProgramEventKind.SYNC:
+        return Slice("synchronize", event.at_ns, event.end_ns, "sync")
+    reason = GATE_REASONS.get(event.reason, "unknown")
+    return Slice(f"gate: {reason}", event.at_ns, event.end_ns, "gate", (("kernel", _name_of(program, event)),))
 
 
 def stacked(slices: Iterable[Slice]) -> list[list[Slice]]:
     """Distribute overlapping slices over as many rows as needed."""
     rows: list[list[Slice]] = []
-    for one in slices:
-        row = next((row for row in rows if row[-1].end_ns <= one.start_ns), None)
+    for slice_ in slices:
+        row = next((row for row in rows if row[-1].end_ns <= slice_.start_ns), None)
         if row is None:
-            rows.append([one])
+            rows.append([slice_])
         else:
-            row.append(one)
+            row.append(slice_)
     return rows
 
 
@@ -332,7 +332,7 @@ def _waiting_counter(programs: Iterable[Program], window: Span) -> CounterTrack:
     """Return the number of programs that wait at the gate."""
     changes: dict[int, int] = {}
     for program in programs:
-        waits = [(one.at_ns, one.end_ns) for one in program.events if one.kind is ProgramEventKind.WAIT]
+        waits = [(event.at_ns, event.end_ns) for event in program.events if event.kind is ProgramEventKind.WAIT]
         for start_ns, end_ns in merge_spans(waits):
             start_ns, end_ns = max(start_ns, window[0]), min(end_ns, window[1])  # noqa: PLW2901  clipped
             if start_ns < end_ns:
@@ -345,8 +345,8 @@ def _waiting_counter(programs: Iterable[Program], window: Span) -> CounterTrack:
     return CounterTrack("programs waiting at the gate", points)
 
 
-def _by_start(one: Slice) -> Span:
-    return one.start_ns, one.end_ns
+def _by_start(slice_: Slice) -> Span:
+    return slice_.start_ns, slice_.end_ns
 
 
 def _is_within(launch: ProgramEvent, window: Span) -> bool:
@@ -354,9 +354,9 @@ def _is_within(launch: ProgramEvent, window: Span) -> bool:
 
 
 def _clipped(slices: Iterable[Slice], window: Span) -> Iterator[Slice]:
-    for one in slices:
-        start_ns, end_ns = max(one.start_ns, window[0]), min(one.end_ns, window[1])
-        if start_ns == one.start_ns and end_ns == one.end_ns:
-            yield one
+    for slice_ in slices:
+        start_ns, end_ns = max(slice_.start_ns, window[0]), min(slice_.end_ns, window[1])
+        if start_ns == slice_.start_ns and end_ns == slice_.end_ns:
+            yield slice_
         elif start_ns < end_ns:
-            yield Slice(one.name, start_ns, end_ns, one.category, one.facts, one.flow)
+            yield Slice(slice_.name, start_ns, end_ns, slice_.category, slice_.facts, slice_.flow)

@@ -26,12 +26,12 @@ def read_azure(packed: bytes, where: str) -> tuple[int, ...]:
     """Return instants since midnight of the first day; the days of the trace are assumed to be consecutive."""
     days: list[str] = []
     instants = []
-    for place, (stamp, _, _) in table_rows(_unpacked(packed, where), _COLUMNS, where):
+    for location, (stamp, _, _) in table_rows(_unpacked(packed, where), _COLUMNS, where):
         date, _, clock = stamp.partition(" ")
         parts = clock.split(":")
         if len(parts) != 3:
-            raise ConfigError("TIMESTAMP", stamp, f"should be a date and hh:mm:ss; {REMEDY}", where=place)
-        hours, minutes, seconds = (number(part, "TIMESTAMP", place, least=0, most=61) for part in parts)
+            raise ConfigError("TIMESTAMP", stamp, f"should be a date and hh:mm:ss; {REMEDY}", where=location)
+        hours, minutes, seconds = (number(part, "TIMESTAMP", location, least=0, most=61) for part in parts)
         if date not in days:
             days.append(date)
         since_s = ((days.index(date) * 24 + hours) * 60 + minutes) * 60 + seconds

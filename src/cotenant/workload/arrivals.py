@@ -13,9 +13,9 @@ from cotenant.workload.load import Arrival, Workload, at_instants
 from cotenant.workload.rates import BurstRate, RateProcess, StepRate
 
 
-def draw_arrivals(rates_: RateProcess, for_ns: int, seed: int) -> Arrival:
+def draw_arrivals(process: RateProcess, for_ns: int, seed: int) -> Arrival:
     """Draw open-loop arrivals over a period; a function of its arguments only."""
-    return at_instants(draw_instants(rates_, for_ns, seed))
+    return at_instants(draw_instants(process, for_ns, seed))
 
 
 def with_arrivals(load: Workload, arrival: Arrival) -> Workload:
@@ -23,18 +23,18 @@ def with_arrivals(load: Workload, arrival: Arrival) -> Workload:
     return msgspec.structs.replace(load, arrival=arrival, requests=len(arrival.instants_ns))
 
 
-def draw_instants(rates_: RateProcess, for_ns: int, seed: int) -> tuple[int, ...]:
+def draw_instants(process: RateProcess, for_ns: int, seed: int) -> tuple[int, ...]:
     """Return all instants of a period."""
-    return tuple(iter_instants(rates_, for_ns, seed))
+    return tuple(iter_instants(process, for_ns, seed))
 
 
-def iter_instants(rates_: RateProcess, for_ns: int, seed: int) -> Iterator[int]:
+def iter_instants(process: RateProcess, for_ns: int, seed: int) -> Iterator[int]:
     """Yield instants one at a time, in constant memory.
 
     Method: thinning. Candidates are drawn at the peak rate and kept with probability rate / peak.
     """
     rng = random.Random(seed)
-    curve = _draw_steps(rates_, for_ns, rng) if isinstance(rates_, BurstRate) else rates_
+    curve = _draw_steps(process, for_ns, rng) if isinstance(process, BurstRate) else process
     peak_per_s, at_s, end_s = curve.peak_per_s, 0.0, for_ns / SECOND_NS
     if peak_per_s <= 0:
         return
@@ -59,7 +59,7 @@ def spread_instants(recorded_ns: Sequence[int], seed: int) -> tuple[int, ...]:
     A recording with a resolution of seconds would otherwise have all requests of a second arrive at once.
     """
     rng, spread_ns, step_ns = random.Random(seed), [], SECOND_NS
-    groups = [(at_ns, len(list(some))) for at_ns, some in itertools.groupby(sorted(recorded_ns))]
+    groups = [(at_ns, len(list(group))) for at_ns, group in itertools.groupby(sorted(recorded_ns))]
     for (at_ns, count), following in itertools.zip_longest(groups, groups[1:]):
         if following is not None:
             step_ns = following[0] - at_ns
@@ -67,12 +67,12 @@ def spread_instants(recorded_ns: Sequence[int], seed: int) -> tuple[int, ...]:
     return tuple(spread_ns)
 
 
-def _draw_steps(rates_: BurstRate, for_ns: int, rng: random.Random) -> StepRate:
+def _draw_steps(process: BurstRate, for_ns: int, rng: random.Random) -> StepRate:
     """Draw one path of the two states; the initial state has the stationary distribution."""
-    is_high = rng.random() * (rates_.low_ns + rates_.high_ns) < rates_.high_ns
+    is_high = rng.random() * (process.low_ns + process.high_ns) < process.high_ns
     at_ns, rates = 0, []
     while at_ns < for_ns:
-        rates.append((at_ns, rates_.high_per_s if is_high else rates_.low_per_s))
-        at_ns += max(int(rng.expovariate(1 / (rates_.high_ns if is_high else rates_.low_ns))), 1)
+        rates.append((at_ns, process.high_per_s if is_high else process.low_per_s))
+        at_ns += max(int(rng.expovariate(1 / (process.high_ns if is_high else process.low_ns))), 1)
         is_high = not is_high
     return StepRate(tuple(rates))

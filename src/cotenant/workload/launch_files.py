@@ -12,8 +12,8 @@ from cotenant.workload.timeline import Timeline
 
 _NAME_LIMIT: Final = 480  # limit of a kernel name in an image, see native/softgpu/driver/internal.h
 _SHARED_LIMIT_BYTES: Final = 48 * 1024  # more requires attributes, which a replay does not set
-_MOST_THREADS: Final = 1024
-_MOST_REGISTERS: Final = 255
+_MAX_THREADS: Final = 1024
+_MAX_REGISTERS: Final = 255
 _BYTES_PER_NS: Final = {"@htod": 12.0, "@dtoh": 12.0, "@dtod": 700.0, "@memset": 700.0}
 """Assumed bandwidth of a copy of unknown size: PCIe 3.0, and HBM2 in both directions. Our choice."""
 
@@ -31,15 +31,15 @@ def image_of(timeline: Timeline) -> str:
 def image_text(launches: Sequence[Launch]) -> str:
     """Return a text image with every launched function; each launch carries its duration."""
     lines = ["softgpu-image 1"]
-    seen: dict[str, None] = {}
+    names: dict[str, None] = {}
     for launch in launches:
         name = image_name(launch.kernel)
-        if launch.kernel.work is not WorkKind.KERNEL or name in seen:
+        if launch.kernel.work is not WorkKind.KERNEL or name in names:
             continue
-        seen[name] = None
+        names[name] = None
         lines += [f"kernel {name}", "  params 8", "  duration_param 0"]
         if launch.registers:
-            lines.append(f"  registers {min(launch.registers, _MOST_REGISTERS)}")
+            lines.append(f"  registers {min(launch.registers, _MAX_REGISTERS)}")
         if launch.kernel.shared_bytes:
             lines.append(f"  shared_bytes {min(launch.kernel.shared_bytes, _SHARED_LIMIT_BYTES)}")
     return "\n".join(lines) + "\n"
@@ -59,7 +59,7 @@ def script_text(task: str, launches: Sequence[Launch]) -> str:
 def _line(launch: Launch) -> str:
     kernel = launch.kernel
     if kernel.work is WorkKind.KERNEL:
-        threads = min(kernel.threads_per_block, _MOST_THREADS)
+        threads = min(kernel.threads_per_block, _MAX_THREADS)
         shape = f"{kernel.blocks} {threads} {launch.device_ns}"
         return f"{image_name(kernel)} {shape} {launch.interval_ns} {launch.stream}"
     word = _copy_word(kernel)

@@ -34,11 +34,11 @@ def _launches(content: bytes, where: str) -> Iterator[Launch]:
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
-        place = f"{where}:{number}"
+        location = f"{where}:{number}"
         copy = words[0] in _BYTES_PER_NS
         if len(words) != (_COPY_WORDS if copy else _KERNEL_WORDS):
-            raise ConfigError("line", line[:60], _REMEDY, where=place)
-        name, *numbers = words[0], *(_whole(word, place) for word in words[1:])
+            raise ConfigError("line", line[:60], _REMEDY, where=location)
+        name, *numbers = words[0], *(_parse_number(word, location) for word in words[1:])
         if copy:
             moved_bytes, interval_ns, stream = numbers
             kernel = KernelIdentity(
@@ -51,7 +51,7 @@ def _launches(content: bytes, where: str) -> Iterator[Launch]:
             yield Launch(KernelIdentity(name, (blocks, 1, 1), (threads, 1, 1)), device_ns, interval_ns, stream)
 
 
-def _whole(word: str, place: str) -> int:
+def _parse_number(word: str, location: str) -> int:
     if not word.isdecimal() or int(word) > _NUMBER_LIMIT:
-        raise ConfigError("line", word, _REMEDY, where=place)
+        raise ConfigError("line", word, _REMEDY, where=location)
     return int(word)

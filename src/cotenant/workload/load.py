@@ -83,17 +83,17 @@ class Workload(Value, frozen=True):
 
     @property
     def device_ns(self) -> int:
-        """Device time of one request, with its launches in sequence."""
+        """Return the device time of one request, with its launches in sequence."""
         return sum(launch.device_ns for launch in self.launches)
 
     @property
     def kernels_ns(self) -> int:
-        """The part of it that is kernels."""
+        """Return the device time of the kernels of one request."""
         return sum(launch.device_ns for launch in self.launches if launch.kernel.work is WorkKind.KERNEL)
 
     @property
     def host_ns(self) -> int:
-        """Host time of one request: the sum of the intervals between its launches."""
+        """Return the host time of one request: the sum of the intervals between its launches."""
         return 0 if self.graph else sum(launch.interval_ns for launch in self.launches)
 
 
@@ -103,7 +103,9 @@ def launches_of(timeline: Timeline) -> tuple[Launch, ...]:
     An activity without a launch time was launched together with the one before, as in a graph; without any, launches
     are back to back.
     """
-    latest_ns = min((one.launch_ns for one in timeline.activities if one.launch_ns is not None), default=0)
+    latest_ns = min(
+        (activity.launch_ns for activity in timeline.activities if activity.launch_ns is not None), default=0
+    )
     scheduled: list[tuple[int, Activity]] = []
     for activity in timeline.activities:
         if activity.launch_ns is not None:
@@ -111,7 +113,7 @@ def launches_of(timeline: Timeline) -> tuple[Launch, ...]:
         scheduled.append((latest_ns, activity))
     if not scheduled:
         return ()
-    scheduled.sort(key=lambda one: one[0])
+    scheduled.sort(key=lambda entry: entry[0])
     following = itertools.pairwise((*scheduled, scheduled[-1]))
     return tuple(_launch(activity, next_ns - at_ns) for (at_ns, activity), (next_ns, _) in following)
 

@@ -32,40 +32,38 @@ def main(arguments: Sequence[str]) -> int:
         script = Path(options.script).read_text(encoding="utf-8")
         image = Path(options.image).read_text(encoding="utf-8") if options.image else image_for(script)
     except (OSError, UnicodeDecodeError) as error:
-        return _complain(f"{error}; name a launch script and the text image of its kernels")
+        return _fail(f"{error}; name a launch script and the text image of its kernels")
     if options.arrival in ("periodic", "poisson") and not options.period_us > 0:
-        return _complain(f"--period-us: {options.period_us:g}: set the interval between {options.arrival} requests")
+        return _fail(f"--period-us: {options.period_us:g}: set the interval between {options.arrival} requests")
     try:
         instants = _instants(options)
     except (OSError, ValueError, OverflowError) as error:
-        return _complain(
-            f"--instants: {options.instants}: {error}; write one instant in nanoseconds per line, in order"
-        )
+        return _fail(f"--instants: {options.instants}: {error}; write one instant in nanoseconds per line, in order")
     try:
         player = _native.player_open(script, image, options.priority, options.graph)
         if options.memory:
             hold_device_memory(options.memory)
     except ValueError as error:
-        return _complain(f"{options.script}:{error}: write NAME BLOCKS THREADS DURATION_NS INTERVAL_NS [STREAM]")
+        return _fail(f"{options.script}:{error}: write NAME BLOCKS THREADS DURATION_NS INTERVAL_NS [STREAM]")
     except OSError as error:
-        return _complain(str(error))
+        return _fail(str(error))
     if options.warm_up:
         _native.player_play(player, 0, 0, 0, options.warm_up, 0, b"", False)
     if options.steered:
-        _say(f"{READY} {os.getpid()}")
+        _print_line(f"{READY} {os.getpid()}")
         sys.stdin.readline()
     period_ns, limit_ns = round(options.period_us * 1e3), round(options.seconds * 1e9)
     endless = options.arrival == "training" or options.seconds
     requests = options.requests or len(instants) or (0 if endless else 1)
     try:
-        played = (ARRIVALS[options.arrival], period_ns, options.seed, requests, limit_ns, instants.tobytes())
-        packed, launches = _native.player_play(player, *played, options.tell)
+        schedule = (ARRIVALS[options.arrival], period_ns, options.seed, requests, limit_ns, instants.tobytes())
+        packed, launches = _native.player_play(player, *schedule, options.tell)
     except OSError as error:
-        return _complain(str(error))
-    said = request_summary(packed, launches)
+        return _fail(str(error))
+    summary = request_summary(packed, launches)
     if options.detail:
-        said["detail"] = _rows(packed)
-    _say(json.dumps(said))
+        summary["detail"] = _rows(packed)
+    _print_line(json.dumps(summary))
     if options.steered:
         sys.stdin.read()  # stay a client of the device, so that its counters can still be read
     return 0
@@ -125,12 +123,12 @@ def _instants(options: argparse.Namespace) -> array[int]:
         raise ValueError("--arrival instants and --instants FILE go together")
     if not options.instants:
         return array("Q")
-    found = array("Q", (int(line) for line in Path(options.instants).read_text(encoding="utf-8").split()))
-    if not found or list(found) != sorted(found):
-        raise ValueError("it has none, or they are not in order")
-    if options.requests > len(found):
-        raise ValueError(f"it has {len(found)} for {options.requests} requests")
-    return found
+    instants = array("Q", (int(line) for line in Path(options.instants).read_text(encoding="utf-8").split()))
+    if not instants or list(instants) != sorted(instants):
+        raise ValueError("it has no instant, or they are not in order")
+    if options.requests > len(instants):
+        raise ValueError(f"it has {len(instants)} instants for {options.requests} requests")
+    return instants
 
 
 def hold_device_memory(size_bytes: int) -> None:
@@ -138,7 +136,7 @@ def hold_device_memory(size_bytes: int) -> None:
     pointer = ctypes.c_uint64()
     code = ctypes.CDLL("libcuda.so.1").cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(size_bytes))
     if code:
-        raise OSError(f"cuMemAlloc of {size_bytes} bytes gave {code}")
+        raise OSError(f"cuMemAlloc of {size_bytes} bytes returned {code}")
 
 
 def _rows(packed: bytes) -> list[tuple[int, int, int]]:
@@ -146,12 +144,12 @@ def _rows(packed: bytes) -> list[tuple[int, int, int]]:
     return list(zip(words[::_WORDS], words[1::_WORDS], words[2::_WORDS], strict=True))
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
-def _complain(text: str) -> int:
+def _fail(text: str) -> int:
     sys.stderr.write(f"player: {text}\n")
     return 2
 

@@ -51,9 +51,9 @@ class Timeline(Value, frozen=True):
         return self.span_ns - sum(gap_ns for _, gap_ns in self.gaps())
 
     def gaps(self) -> Iterator[tuple[Activity, int]]:
-        """Yield the activity that ended last before each gap of the device over all streams, and the length of the gap.
+        """Yield for each activity but the first the one that ended last before it, and the device's idle time between.
 
-        0 if none.
+        The idle time is over all streams, and 0 if the two overlap.
         """
         latest: Activity | None = None
         for activity in self.activities:
@@ -64,13 +64,15 @@ class Timeline(Value, frozen=True):
 
     def launches(self) -> list[Activity]:
         """Return the activities with a known launch time, in launch order."""
-        known = [activity for activity in self.activities if activity.launch_ns is not None]
-        return sorted(known, key=lambda activity: (activity.launch_ns, activity.start_ns))
+        launched = [activity for activity in self.activities if activity.launch_ns is not None]
+        return sorted(launched, key=lambda activity: (activity.launch_ns, activity.start_ns))
 
 
 def timeline_of(task: str, device: str, sms: int, activities: Iterable[Activity]) -> Timeline:
     """Return a sorted timeline."""
-    return Timeline(task, device, sms, tuple(sorted(activities, key=lambda one: (one.start_ns, one.end_ns))))
+    return Timeline(
+        task, device, sms, tuple(sorted(activities, key=lambda activity: (activity.start_ns, activity.end_ns)))
+    )
 
 
 def profile_of(timeline: Timeline) -> Profile:
@@ -78,13 +80,13 @@ def profile_of(timeline: Timeline) -> Profile:
     gaps: dict[KernelIdentity, Recorder] = {}
     for after, gap_ns in timeline.gaps():
         gaps.setdefault(after.kernel, Recorder()).record(gap_ns)
-    seen: dict[KernelIdentity, Recorder] = {}
+    durations: dict[KernelIdentity, Recorder] = {}
     first: dict[KernelIdentity, Activity] = {}
     for activity in timeline.activities:
-        seen.setdefault(activity.kernel, Recorder()).record(activity.device_ns)
+        durations.setdefault(activity.kernel, Recorder()).record(activity.device_ns)
         first.setdefault(activity.kernel, activity)
     timings = []
-    for kernel, recorder in seen.items():
+    for kernel, recorder in durations.items():
         device = recorder.histogram()
         gap = gaps[kernel].histogram() if kernel in gaps else Histogram()
         fits = kernel.resident_blocks(first[kernel].registers)
@@ -101,12 +103,12 @@ def profile_of(timeline: Timeline) -> Profile:
 
 
 def _intervals(launches: list[Activity]) -> Iterator[LaunchInterval]:
-    found: dict[tuple[KernelIdentity, ...], Recorder] = {}
+    recorders: dict[tuple[KernelIdentity, ...], Recorder] = {}
     history: tuple[KernelIdentity, ...] = ()
     for launch, following in itertools.pairwise(launches):
         history = (*history, launch.kernel)[-HISTORY:]
         assert launch.launch_ns is not None
         assert following.launch_ns is not None
-        found.setdefault(history, Recorder()).record(following.launch_ns - launch.launch_ns)
-    for after, recorder in found.items():
+        recorders.setdefault(history, Recorder()).record(following.launch_ns - launch.launch_ns)
+    for after, recorder in recorders.items():
         yield LaunchInterval(after, recorder.histogram())

@@ -1,4 +1,4 @@
-"""A program for any driver: compiles PTX, launches, copies, waits, times, and prints what it computed."""
+"""A program for any driver: compiles PTX, launches, copies, waits, times, and prints its results."""
 
 from __future__ import annotations
 

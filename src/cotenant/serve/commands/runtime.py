@@ -18,7 +18,7 @@ from cotenant.serve.runtime.gpu.runtime import GpuRuntime
 from cotenant.serve.runtime.gpu.worker_pool import WorkerLimits
 from cotenant.serve.runtime.runtime import ONNX_CPU, REPLAY, CpuRuntime, ModelRuntime
 from cotenant.softgpu.commands import environment_of, home
-from cotenant.softgpu.mps.directories import reach
+from cotenant.softgpu.mps.directories import connect_to_daemon
 from cotenant.units.text import parse_duration
 
 TENANTS: Final = ("auto", "yes", "no")
@@ -81,7 +81,7 @@ def _launcher(
 
 
 def _is_mps_reachable() -> bool:
-    connection = reach()
+    connection = connect_to_daemon()
     if connection is None:
         return False
     connection.close()

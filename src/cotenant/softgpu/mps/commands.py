@@ -21,14 +21,14 @@ _COMMAND_BYTES = 256
 """Bytes of a client's command line in the answer of ps, which is one message for all clients."""
 
 
-def obey(daemon: Daemon, line: str, _peer: Peer) -> str | None:
+def execute_command(daemon: Daemon, line: str, _peer: Peer) -> str | None:
     """Return the answer to one command, each line terminated; None: the daemon's end is the answer."""
     words = line.split()
     if not words:
         return "="
     usage, fewest, most, command = COMMANDS.get(words[0], ("", 0, 0, None))
     if command is None:
-        return f'=Unknown command {words[0][:64]!r}: "help" lists those there are\n'
+        return f'=Unknown command {words[0][:64]!r}: "help" lists the commands\n'
     if not fewest <= len(words) - 1 <= most:
         return f"=Usage: {' '.join(filter(None, (words[0], usage)))}\n"
     try:
@@ -47,7 +47,7 @@ def _number(word: str, field: str) -> int:
 def _server(daemon: Daemon, word: str) -> ServerProcess:
     server = daemon.servers.get(_number(word, "PID"))
     if server is None:
-        raise ConfigError("PID", word, "no MPS server has it; get_server_list lists those there are")
+        raise ConfigError("PID", word, "no MPS server has it; get_server_list lists the servers")
     return server
 
 
@@ -103,8 +103,8 @@ def _ps(daemon: Daemon, words: Sequence[str]) -> list[str]:
         for peer in daemon.clients_of(server.pid):
             for ordinal, _, _, identity in server.gpus:
                 if peer.pid in clients_by_gpu.get(ordinal, ([], False))[0]:
-                    seen = (str(peer.pid), str(peer.number), str(server.pid), identity[:_PARTIAL])
-                    rows.append((*seen, _namespace(peer.pid), _command_of(peer.pid)))
+                    columns = (str(peer.pid), str(peer.number), str(server.pid), identity[:_PARTIAL])
+                    rows.append((*columns, _namespace(peer.pid), _command_of(peer.pid)))
     return [f"{a:<9} {b:<5} {c:<9} {d:<22} {e:<12} {f}".rstrip() for a, b, c, d, e, f in rows]
 
 
@@ -126,7 +126,7 @@ def _command_of(pid: int) -> str:
 def _terminate(daemon: Daemon, words: Sequence[str]) -> list[str]:
     server, pid = _server(daemon, words[0]), _number(words[1], "PID")
     if pid not in [peer.pid for peer in daemon.clients_of(server.pid)]:
-        raise ConfigError("PID", words[1], "no client of this server has it; get_client_list lists those there are")
+        raise ConfigError("PID", words[1], "no client of this server has it; get_client_list lists the clients")
     return [daemon.ask(server, f"terminate {pid}") or "805"]
 
 

@@ -15,10 +15,10 @@ from cotenant.softgpu.mps.directories import (
     PIPE_VARIABLE,
     WORDS_BYTES,
     Log,
+    connect_to_daemon,
     control_socket,
     log_directory,
     pipe_directory,
-    reach,
 )
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _USAGE = """usage: nvidia-cuda-mps-control [-d | -f | -h | -v | COMMAND]
   -f       start the control daemon in the foreground
   -h       print this
   -v       print the version
-  COMMAND  say one command to the daemon; without any, commands are read from standard input, one a line
+  COMMAND  send one command to the daemon; without one, commands are read from standard input, one a line
 
 This is the control daemon of cotenant's software GPUs.
 """
@@ -63,7 +63,7 @@ def locked_pid_file() -> int | None:
 
 
 def _prepare(echo: TextIO | None) -> tuple[socket.socket, int, Log] | str:
-    """Prepare the directories of a daemon, and return why that failed; empty: it did not."""
+    """Return the listener, pid file and log of a daemon, or why they cannot be created."""
     try:
         for directory in (pipe_directory(), log_directory()):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ def _serve(listener: socket.socket, file: int, log: Log) -> int:
     log.write(f"To connect CUDA applications to this daemon, set env {PIPE_VARIABLE}={pipe_directory()}")
     log.write(f"CUDA MPS Control binary version: {VERSION}")
     daemon = Daemon(listener, Path(sys.argv[0]).absolute().parent / "nvidia-cuda-mps-server", log)
-    daemon.obey = commands.obey
+    daemon.execute_command = commands.execute_command
     try:
         daemon.run()
     finally:
@@ -126,7 +126,7 @@ def _daemon(*, background: bool) -> int:
 
 
 def _front_end(commands: Iterable[bytes], *, prompt: str) -> int:
-    line = reach()
+    line = connect_to_daemon()
     if line is None:
         _write(f"{NO_DAEMON}\n")
         return 1

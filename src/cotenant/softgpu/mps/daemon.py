@@ -102,7 +102,7 @@ class Daemon:
         self.defaults = read_limits(os.environ, log)
         self.servers: dict[int, ServerProcess] = {}
         self.peers: list[Peer] = []
-        self.obey: Callable[[Daemon, str, Peer], str | None] = lambda _daemon, _command, _peer: ""
+        self.execute_command: Callable[[Daemon, str, Peer], str | None] = lambda _daemon, _command, _peer: ""
         self._program = server_program
         self._clock = LiveClock()
         self._quit_by_ns: int | None = None
@@ -206,7 +206,7 @@ class Daemon:
             self.peers.append(peer)
             self._selector.register(line, selectors.EVENT_READ, lambda: self._receive(peer))
 
-    def _part(self, peer: Peer) -> None:
+    def _disconnect(self, peer: Peer) -> None:
         self._selector.unregister(peer.line)
         peer.line.close()
         self.peers.remove(peer)
@@ -227,15 +227,15 @@ class Daemon:
                 self.log.write("NEW UI")
             peer.is_front_end = True
             self.log.write(f"Cmd:{rest[:200]}")
-            answer = self.obey(self, rest, peer)
+            answer = self.execute_command(self, rest, peer)
             if answer is None:
                 return  # the daemon's end is the answer
         elif kind == "client" and not peer.server:
-            answer = self._welcome(peer, dict(line.split("=", 1) for line in rest.splitlines() if "=" in line))
+            answer = self._admit_client(peer, dict(line.split("=", 1) for line in rest.splitlines() if "=" in line))
         elif message:
             self.log.write("Unable to read new connection type information")
         if answer is None or not self._send(peer, answer):
-            self._part(peer)
+            self._disconnect(peer)
 
     def _send(self, peer: Peer, answer: str) -> bool:
         try:
@@ -244,10 +244,10 @@ class Daemon:
             return False
         return True
 
-    def _welcome(self, peer: Peer, settings: dict[str, str]) -> str:
+    def _admit_client(self, peer: Peer, settings: dict[str, str]) -> str:
         exists = any(not server.is_draining for server in self.servers.values())
-        how = "Server already exists" if exists else "Server is not ready, push client to pending list"
-        self.log.write(f"NEW CLIENT {peer.pid} from user {peer.uid}: {how}")
+        server_state = "Server already exists" if exists else "Server is not ready, push client to pending list"
+        self.log.write(f"NEW CLIENT {peer.pid} from user {peer.uid}: {server_state}")
         if self._is_quitting or any(server.is_draining for server in self.servers.values()):
             return f"refused {SERVER_NOT_READY}\n"
         server = self.start_server(peer.uid)
@@ -256,8 +256,8 @@ class Daemon:
         own = read_limits(settings, self.log, priority=self.defaults.priority)
         limits = []
         for index, (_, _, sm_count, identity) in enumerate(server.gpus):
-            wanted = [text.limit_of(limit, index, identity) for limit in (server.pinned, own.pinned)]
-            pinned_bytes = min(filter(None, wanted), default=0)
+            limits_bytes = [text.limit_of(limit, index, identity) for limit in (server.pinned, own.pinned)]
+            pinned_bytes = min(filter(None, limits_bytes), default=0)
             limits.append(f"{text.share_of(sm_count, min(server.percentage, own.percentage))}:{pinned_bytes}")
         answer = self.ask(server, f"admit {peer.pid} {own.priority} {' '.join(limits)}")
         if answer != "admitted":

@@ -28,7 +28,7 @@ def control_socket() -> Path:
     return pipe_directory() / "control"
 
 
-def reach() -> socket.socket | None:
+def connect_to_daemon() -> socket.socket | None:
     """Connect to the control daemon; None if there is none behind the socket."""
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:

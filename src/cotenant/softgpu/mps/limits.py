@@ -24,10 +24,10 @@ def parse_percentage(text: str, *, field: str) -> float:
 
 def parse_memory(text: str, *, field: str) -> int:
     """Return a pinned memory limit in bytes, from "10G", "900M", or with a trailing B."""
-    found = _SIZE.fullmatch(text)
-    if not found or int(found[1]) == 0:
+    match = _SIZE.fullmatch(text)
+    if not match or int(match[1]) == 0:
         raise ConfigError(field, text, 'a limit is a whole number with G or M behind it, like "10G"')
-    return int(found[1]) * _UNITS[found[2].upper()]
+    return int(match[1]) * _UNITS[match[2].upper()]
 
 
 def show_memory(limit_bytes: int) -> str:

@@ -67,13 +67,11 @@ def open_groups(directory: Path) -> list[Gpu]:
             continue  # as in the driver library: a GPU without a server is absent
         reply = wire.exchange(line, wire.GROUP_OPEN)
         if reply.result != 0:
-            raise WorldError(
-                f"software GPU {ordinal} does not let an MPS server in: its compute mode keeps others away"
-            )
+            raise WorldError(f"software GPU {ordinal} rejects an MPS server: its compute mode excludes it")
         gpus.append(Gpu(ordinal, line, reply.a, reply.b, identity_of(reply.batch[:16])))
     if not gpus:
         raise WorldError(
-            "there is no software GPU for an MPS server: is COTENANT_SOFTGPU set as `cotenant softgpu env` says?"
+            "there is no software GPU for an MPS server: is COTENANT_SOFTGPU set as `cotenant softgpu env` prints it?"
         )
     return gpus
 
@@ -85,14 +83,14 @@ class Server:
         self.gpus = list(gpus)
         self.log = log
         self._all = gpus
-        self._news: list[tuple[Gpu, int]] = []
+        self._notifications: list[tuple[Gpu, int]] = []
 
-    def _on(self, gpu: Gpu, kind: int, a: int = 0, b: int = 0, c: int = 0) -> wire.Reply | None:
+    def _ask_device(self, gpu: Gpu, kind: int, a: int = 0, b: int = 0, c: int = 0) -> wire.Reply | None:
         """Return the answer of one device; notifications that arrive before it are kept."""
         try:
             reply = wire.exchange(gpu.line, kind, a, b, c)
             while reply.behind == wire.NEWS:
-                self._news.append((gpu, reply.a))
+                self._notifications.append((gpu, reply.a))
                 reply = wire.receive(gpu.line)
         except WorldError:
             self._lose(gpu)
@@ -102,23 +100,23 @@ class Server:
     def _pids(self, gpu: Gpu, *, computing: bool) -> tuple[list[int], bool]:
         """Return the clients that enumerated a device or have a context there, and whether it refuses others."""
         pids: list[int] = []
-        while (reply := self._on(gpu, wire.GROUP_STATE, len(pids), int(computing))) is not None:
+        while (reply := self._ask_device(gpu, wire.GROUP_STATE, len(pids), int(computing))) is not None:
             page = wire.handles(reply.batch)[: reply.a - len(pids)]
             pids += page
             if len(pids) >= reply.a or not page:
                 return pids, bool(reply.b)
         return pids, False
 
-    def _spread(self) -> None:
+    def _propagate_faults(self) -> None:
         """Propagate a fault on one device to every device that the affected clients use."""
-        while self._news:
-            source, code = self._news.pop(0)
-            struck = set(self._pids(source, computing=True)[0]) if source in self.gpus else set()
+        while self._notifications:
+            source, code = self._notifications.pop(0)
+            affected = set(self._pids(source, computing=True)[0]) if source in self.gpus else set()
             self.log.write("Volta MPS: Server is handling a fatal GPU error.")
             for gpu in list(self.gpus):
-                if gpu is not source and struck & set(self._pids(gpu, computing=True)[0]):
-                    self._on(gpu, wire.GROUP_STRIKE, 0, code)
-            for pid in sorted(struck):
+                if gpu is not source and affected & set(self._pids(gpu, computing=True)[0]):
+                    self._ask_device(gpu, wire.GROUP_STRIKE, 0, code)
+            for pid in sorted(affected):
                 self.log.write(f"Volta MPS: status of client {{{pid}, 1}} is INACTIVE")
 
     def _lose(self, gpu: Gpu) -> None:
@@ -146,23 +144,23 @@ class Server:
             return "fault"
         for gpu, (cap, limit_bytes) in zip(self._all, limits, strict=True):
             if gpu in self.gpus:
-                self._on(gpu, wire.GROUP_ADMIT, pid, limit_bytes, cap | priority << 32)
+                self._ask_device(gpu, wire.GROUP_ADMIT, pid, limit_bytes, cap | priority << 32)
         self.log.write(f"New client {pid} connected")
         return "admitted"
 
     def _terminate(self, pid: int) -> int:
         ended = 0
         for gpu in list(self.gpus):
-            reply = self._on(gpu, wire.GROUP_STRIKE, pid, _CLIENT_TERMINATED)
+            reply = self._ask_device(gpu, wire.GROUP_STRIKE, pid, _CLIENT_TERMINATED)
             ended += reply.a if reply is not None else 0
         if not ended:
             return _NO_SUCH_CLIENT
         self.log.write(f"Volta MPS: status of client {{{pid}, 1}} is INACTIVE")
         return _TERMINATED
 
-    def _listen(self, gpu: Gpu) -> None:
+    def _receive_notification(self, gpu: Gpu) -> None:
         try:
-            self._news.append((gpu, wire.receive(gpu.line).a))
+            self._notifications.append((gpu, wire.receive(gpu.line).a))
         except WorldError:
             self._lose(gpu)
 
@@ -181,8 +179,8 @@ class Server:
                 waiting.register(gpu.line, select.POLLIN)
             ready = [descriptor for descriptor, _ in waiting.poll(_POLL_MS if orphaned else None)]
             for gpu in [gpu for gpu in self.gpus if gpu.line.fileno() in ready]:
-                self._listen(gpu)
-            self._spread()
+                self._receive_notification(gpu)
+            self._propagate_faults()
             if daemon.fileno() not in ready:
                 continue
             words = next_message(daemon).split()
@@ -194,7 +192,7 @@ class Server:
                 self.log.write(f"Client {words[1]} disconnected")
             else:
                 answer = self.answer(words)
-                self._spread()
+                self._propagate_faults()
                 with contextlib.suppress(OSError):  # a daemon that died meanwhile is noticed at the next read
                     daemon.send(answer.encode())
 

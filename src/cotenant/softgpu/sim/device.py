@@ -339,12 +339,12 @@ class Device:
         self, kernels: Sequence[Kernel], clients: Iterable[ScriptClient], until_ns: int = _NEVER_NS - 1
     ) -> list[ScriptResult]:
         """Run whole scripts without a Python call per kernel; the clients stay on the device with their counters."""
-        packed, rows, kept = b"".join(_KERNEL.pack(*kernel.as_tuple()) for kernel in kernels), [], []
+        packed, rows, buffers = b"".join(_KERNEL.pack(*kernel.as_tuple()) for kernel in kernels), [], []
         for client in clients:
             launches = client.repeats * sum(step.kernel is not None for step in client.steps)
             starts, ends, delays = (array("Q", bytes(8 * launches)) for _ in range(3))
             repeat_ends = array("Q", bytes(8 * client.repeats))
-            kept.append((starts, ends, delays, repeat_ends))
+            buffers.append((starts, ends, delays, repeat_ends))
             rows.append(
                 (
                     _aligned(b"".join(_packed_step(step) for step in client.steps)),
@@ -375,7 +375,7 @@ class Device:
                 repeat_ends_ns=repeat_ends,
             )
             for (launches, completions, finished_ns, blocked_ns, handle), (starts, ends, delays, repeat_ends) in zip(
-                outcomes, kept, strict=True
+                outcomes, buffers, strict=True
             )
         ]
 

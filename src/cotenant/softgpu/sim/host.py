@@ -27,7 +27,7 @@ blocked by a full queue, and finished."""
 
 
 class LaunchGate(Protocol):
-    """Admits launches. `sleeps` and `spins` tell how it waits for the instant that `ask` returned."""
+    """Admits launches. `sleeps` and `spins` say how it waits for the instant that `ask` returned."""
 
     sleeps: bool
     """It sleeps and wakes late, unless the wake word is signalled."""
@@ -130,7 +130,7 @@ class Client(Value, frozen=True):
 
 
 class Host:
-    """State of one process, in plain numbers because every kernel passes here."""
+    """State of one process, in plain numbers because every launch updates it."""
 
     __slots__ = (
         "at_ns",
@@ -176,10 +176,10 @@ class Host:
         self.tag = index << 40
         kernels = [device_op(launch, config) for launch in load.launches]
         streams = sorted({launch.stream for launch in load.launches})
-        places = [streams.index(launch.stream) for launch in load.launches]
+        stream_indexes = [streams.index(launch.stream) for launch in load.launches]
         durations = [launch.device_ns if launch.kernel.work is WorkKind.KERNEL else 0 for launch in load.launches]
-        each = list(zip(kernels, places, durations, strict=True))
-        self.ops = [each] if load.graph else [[one] for one in each]
+        request_ops = list(zip(kernels, stream_indexes, durations, strict=True))
+        self.ops = [request_ops] if load.graph else [[op] for op in request_ops]
         self.intervals = [0] if load.graph else [launch.interval_ns for launch in load.launches]
         self.kinds = len(streams)
         self.last_step = len(self.ops) - 1
@@ -188,7 +188,7 @@ class Host:
         self.rng = random.Random(client.seed)
         arrival = load.arrival
         self.training = arrival.kind == "training"
-        self.period = _pauses(client)
+        self.period = _mean_interval(client)
         self.instants = arrival.instants_ns
         self.requests = 2**62 if self.training else client.warm + load.requests
         if arrival.kind == "instants":
@@ -225,7 +225,7 @@ class Host:
         return self.due_ns + (round(-math.log1p(-rng.random()) * mean_ns) if rng is not None else mean_ns)
 
 
-def _pauses(client: Client) -> tuple[int, random.Random | None]:
+def _mean_interval(client: Client) -> tuple[int, random.Random | None]:
     arrival = client.load.arrival
     if arrival.kind == "periodic":
         return arrival.period_ns, None
@@ -239,7 +239,7 @@ def device_op(launch: Launch, config: DeviceConfig) -> tuple[int, ...]:
     kernel = launch.kernel
     if kernel.work is not WorkKind.KERNEL:
         name = kernel.function.lower()
-        kind = next((one for word, one in _DIRECTIONS.items() if word in name), OpKind.COPY_DTOD)
+        kind = next((direction for word, direction in _DIRECTIONS.items() if word in name), OpKind.COPY_DTOD)
         if kernel.work is WorkKind.MEMSET:
             kind = OpKind.MEMSET
         return int(kind), launch.moved_bytes or max(int(launch.device_ns * _BYTES_PER_NS[kind]), 1)

@@ -55,7 +55,7 @@ class DeviceSimulation:
     ) -> None:
         """Start all hosts at instant 0; ties go to the first."""
         self._ticks: list[tuple[int, int, Callable[[int], None]]] = []
-        self._keeps = True
+        self._records_gaps = True
         self._device = _native.Device(
             msgspec.structs.asdict(config), (len(clients), len(clients), 64 * len(clients), 1, 2 * _OPS, 4 * _OPS), 0
         )
@@ -87,34 +87,34 @@ class DeviceSimulation:
 
         Gaps are not recorded, because such runs are long.
         """
-        self._keeps = False
+        self._records_gaps = False
         self._run(warm_ns, None)
         self._begin = self._window_edge(warm_ns)
         return self._result(self._run(for_ns, None))
 
-    def requests_of(self, place: int) -> tuple[array[int], array[int]]:
+    def requests_of(self, index: int) -> tuple[array[int], array[int]]:
         """Return when each finished request of a host was due, and when it ended."""
-        host = self._hosts[place]
+        host = self._hosts[index]
         return host.dues, host.ends
 
     def done_ns(self) -> list[int]:
         """Return the completed kernel time by host."""
         return [host.done_ns for host in self._hosts]
 
-    def busy_ns(self, place: int) -> int:
+    def busy_ns(self, index: int) -> int:
         """Return how long a host has had blocks on the device."""
-        return self._device.count_client(self._hosts[place].client)["busy_ns"]
+        return self._device.count_client(self._hosts[index].client)["busy_ns"]
 
-    def _run(self, until_ns: int, stops: Host | None) -> int:
+    def _run(self, until_ns: int, until_host: Host | None) -> int:
         """Run until an instant, including its events, or until this host has finished."""
         hosts, device, step_host = self._hosts, self._device, self._step
         tick_ns = self._next_tick_ns()
         now_ns = 0
-        while stops is None or stops.state != THROUGH:
-            now_ns, who, awaited = tick_ns, None, False
+        while until_host is None or until_host.state != THROUGH:
+            now_ns, next_host, awaited = tick_ns, None, False
             for host in hosts:
                 if host.at_ns < now_ns:
-                    now_ns, who = host.at_ns, host
+                    now_ns, next_host = host.at_ns, host
                 if host.awaits:
                     awaited = True
             if awaited:
@@ -125,12 +125,12 @@ class DeviceSimulation:
                     device.advance(change_ns)
                     self._collect()
                     continue
-            if now_ns > until_ns or (who is None and tick_ns == NEVER_NS):
+            if now_ns > until_ns or (next_host is None and tick_ns == NEVER_NS):
                 return self._settle(until_ns)
-            if who is None:
+            if next_host is None:
                 tick_ns = self._tick(now_ns)
             else:
-                step_host(who, now_ns)
+                step_host(next_host, now_ns)
         return now_ns
 
     def _settle(self, until_ns: int) -> int:
@@ -144,9 +144,9 @@ class DeviceSimulation:
     def _tick(self, now_ns: int) -> int:
         """Call everything that is due, in the order of registration, and return when the next call is due."""
         self._settle(now_ns)
-        for place, (at_ns, period_ns, call) in enumerate(self._ticks):
+        for index, (at_ns, period_ns, call) in enumerate(self._ticks):
             if at_ns <= now_ns:
-                self._ticks[place] = (at_ns + period_ns, period_ns, call)
+                self._ticks[index] = (at_ns + period_ns, period_ns, call)
                 call(now_ns)
         for host in self._hosts:  # a waiting host may see what a call changed at its next poll
             if host.state == AT_GATE and host.gate.spins:
@@ -160,13 +160,13 @@ class DeviceSimulation:
         if state == SUBMITTING:
             self._submit(host, now_ns)
         elif state <= AT_GATE:
-            self._ask(host, now_ns)
+            self._request_launch(host, now_ns)
         elif state == ENTERING:
             self._enter(host, now_ns)
         elif state == RETURNING:
             self._return(host, now_ns)
 
-    def _ask(self, host: Host, now_ns: int) -> None:
+    def _request_launch(self, host: Host, now_ns: int) -> None:
         if host.state == READY:
             if host.outstanding >= AHEAD_LIMIT:
                 self._device.advance(now_ns)
@@ -205,7 +205,7 @@ class DeviceSimulation:
     def _submit(self, host: Host, now_ns: int) -> None:
         device, streams, step = self._device, host.streams, host.step
         ops = host.ops[step]
-        if self._keeps and host is self._hosts[0]:
+        if self._records_gaps and host is self._hosts[0]:
             device.advance(now_ns)
             self._collect()
             if not host.outstanding:
@@ -291,16 +291,16 @@ class DeviceSimulation:
             host.outstanding -= 1
             host.kernels += 1
             host.done_ns += host.ops[step][index][2]
-            if self._keeps and host.gate.confirms:
+            if self._records_gaps and host.gate.confirms:
                 host.runs.append((record[9], end_ns))
             if tag >> 39 & 1:
                 host.ended.append((end_ns, step))
             if not host.outstanding:
                 host.idle_from_ns = end_ns
             if host.awaits:
-                self._awaited(host, end_ns)
+                self._on_completion(host, end_ns)
 
-    def _awaited(self, host: Host, end_ns: int) -> None:
+    def _on_completion(self, host: Host, end_ns: int) -> None:
         costs = self._costs
         if host.state == IN_SYNC:
             if not host.outstanding:

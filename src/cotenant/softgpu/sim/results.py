@@ -55,8 +55,8 @@ def co_running_ns(runs: Sequence[tuple[int, int]], gaps: Sequence[tuple[int, int
         total += stop_ns - start_ns
         while first < len(gaps) and gaps[first][1] <= start_ns:
             first += 1
-        place = first
-        while place < len(gaps) and gaps[place][0] < stop_ns:
-            total -= max(min(stop_ns, gaps[place][1]) - max(start_ns, gaps[place][0]), 0)
-            place += 1
+        index = first
+        while index < len(gaps) and gaps[index][0] < stop_ns:
+            total -= max(min(stop_ns, gaps[index][1]) - max(start_ns, gaps[index][0]), 0)
+            index += 1
     return total

@@ -8,20 +8,20 @@ import threading
 
 import numpy as np
 from cuda.bindings import driver
-from face import Gpu, code, ok
+from cuda_helpers import Gpu, code, ok
 
 gpu = Gpu()
 side = ok(driver.cuStreamCreate(1))
 event, early = ok(driver.cuEventCreate(0)), ok(driver.cuEventCreate(0))
 memory = ok(driver.cuMemAlloc(1 << 20))
 codes: list[int] = []
-heard = threading.Event()
+called_back = threading.Event()
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
 def callback(_stream: int, status: int, _data: int) -> None:
     codes.append(status)
-    heard.set()
+    called_back.set()
 
 
 ok(driver.cuEventRecord(early, side))
@@ -46,7 +46,7 @@ answers = [
     code(driver.cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, side, ((1,), (U64,)), 0)),
     code(driver.cuDevicePrimaryCtxRetain(gpu.device)),
 ]
-assert heard.wait(60)
+assert called_back.wait(60)
 answers.append(driver.CUresult(codes[0]).name)
 print(" ".join(answers), flush=True)
 sys.stdin.read()

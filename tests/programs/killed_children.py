@@ -1,4 +1,4 @@
-"""Children that launch without end and are killed at any instant: shortlived.py COUNT SEED."""
+"""Children that launch without end and are killed at any instant: killed_children.py COUNT SEED."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import time
 
 from cuda.bindings import driver
-from face import Gpu, ok  # the driver itself is begun by the first call, in the child alone
+from cuda_helpers import Gpu, ok  # the first call initializes the driver, in the child only
 
 count, rng = int(sys.argv[1]), random.Random(int(sys.argv[2]))
 for _ in range(count):
@@ -24,7 +24,7 @@ for _ in range(count):
             if rng.random() < 0.2:
                 ok(driver.cuCtxSynchronize())
     os.close(write_end)
-    if rng.random() < 0.8:  # at the gate; else while the driver is begun
+    if rng.random() < 0.8:  # at the gate; otherwise during the start of the driver
         os.read(read_end, 1)
     time.sleep(rng.uniform(0.0, 0.08))
     os.kill(child, signal.SIGKILL)

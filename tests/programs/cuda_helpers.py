@@ -33,13 +33,13 @@ kernel spin           # takes as many nanoseconds as its parameter says
 
 
 def ok(answer: tuple[Any, ...]) -> Any:
-    """The values of a call that must succeed."""
+    """Return the values of a call that must succeed."""
     assert answer[0] == driver.CUresult.CUDA_SUCCESS, answer[0]
     return answer[1] if len(answer) == 2 else answer[1:]
 
 
 def code(answer: tuple[Any, ...]) -> str:
-    """The name of what a call answered."""
+    """Return the name of the result code of a call."""
     return str(answer[0].name)
 
 
@@ -64,9 +64,9 @@ class Gpu:
         self.launch(self.function("spin"), (nanoseconds,), (ctypes.c_uint64,), blocks=blocks, stream=stream)
 
     @contextlib.contextmanager
-    def held(self, stream: Any) -> Iterator[None]:
-        """Nothing queued on the stream meanwhile begins, however long the host takes: even if it is stalled."""
-        pinned = ok(driver.cuMemHostAlloc(4, 0))  # stays: to free it would be to wait for all that is queued
+    def hold(self, stream: Any) -> Iterator[None]:
+        """Keep work that is queued on the stream meanwhile from starting, however long the host takes."""
+        pinned = ok(driver.cuMemHostAlloc(4, 0))  # not freed, because that would wait for all queued work
         word = ctypes.cast(int(pinned), ctypes.POINTER(ctypes.c_uint32))
         word[0] = 0
         ok(driver.cuStreamWaitValue32(stream, ok(driver.cuMemHostGetDevicePointer(pinned, 0)), 1, 0))

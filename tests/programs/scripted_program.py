@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cuda.bindings import driver
-from face import IMAGE, Gpu, code, ok
+from cuda_helpers import IMAGE, Gpu, code, ok
 
 POSIX = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 DEVICE = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
@@ -26,10 +26,10 @@ holds: list[Any] = []
 
 
 def location() -> Any:
-    place = driver.CUmemLocation()
-    place.type = DEVICE
-    place.id = 0
-    return place
+    result = driver.CUmemLocation()
+    result.type = DEVICE
+    result.id = 0
+    return result
 
 
 def create(size: int, *, exportable: bool = True) -> Any:
@@ -69,10 +69,10 @@ def pool_threshold(pool: int, size: int) -> Any:
 
 
 def opaque(kind: type, text: str) -> Any:
-    """One of the driver's structures of 64 bytes that nobody looks into."""
-    made = kind()
-    ctypes.memmove(made.getPtr(), bytes.fromhex(text), OPAQUE_BYTES)
-    return made
+    """Return one of the driver's opaque structures of 64 bytes."""
+    structure = kind()
+    ctypes.memmove(structure.getPtr(), bytes.fromhex(text), OPAQUE_BYTES)
+    return structure
 
 
 def import_pointer(pool: int, text: str) -> Any:
@@ -107,7 +107,7 @@ def spin(nanoseconds: int) -> Any:
 
 def hold() -> Any:
     """Hold back work queued from now on until it is released, however long that takes."""
-    holds.append(gpu.held(0))
+    holds.append(gpu.hold(0))
     holds[-1].__enter__()
     return (driver.CUresult.CUDA_SUCCESS,)
 
@@ -125,7 +125,7 @@ def array(width: int) -> Any:
 
 
 def box(width: int, height: int, depth: int, *, levels: int = 0) -> Any:
-    """An array of three dimensions, or several of them, each half as large as the one before."""
+    """Create a three-dimensional array, or a mipmap with this number of levels."""
     options = driver.CUDA_ARRAY3D_DESCRIPTOR()
     options.Width, options.Height, options.Depth, options.NumChannels = width, height, depth, 4
     options.Format = driver.CUarray_format.CU_AD_FORMAT_HALF
@@ -139,25 +139,25 @@ def launch_of(library: int) -> Any:
 
 
 def graph(*sizes: int, frees: bool = True, uploads: bool = False) -> Any:
-    """One that allocates these sizes, and frees them or not; uploaded at once or not."""
-    made = driver.cuGraphCreate(0)[1]
+    """Instantiate a graph that allocates these sizes, and optionally frees them; optionally uploaded at once."""
+    new_graph = driver.cuGraphCreate(0)[1]
     for size in sizes:
         options = driver.CUDA_MEM_ALLOC_NODE_PARAMS()
         options.poolProps.allocType = PINNED
         options.poolProps.location = location()
         options.bytesize = size
-        node = driver.cuGraphAddMemAllocNode(made, [], 0, options)[1]
+        node = driver.cuGraphAddMemAllocNode(new_graph, [], 0, options)[1]
         if frees:
-            driver.cuGraphAddMemFreeNode(made, [node], 1, options.dptr)
+            driver.cuGraphAddMemFreeNode(new_graph, [node], 1, options.dptr)
     if uploads:
         params = driver.CUDA_GRAPH_INSTANTIATE_PARAMS()
         params.flags = driver.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD
-        return driver.cuGraphInstantiateWithParams(made, params)
-    return driver.cuGraphInstantiate(made, 0)
+        return driver.cuGraphInstantiateWithParams(new_graph, params)
+    return driver.cuGraphInstantiate(new_graph, 0)
 
 
 def captured(size: int) -> Any:
-    """The same by capturing a stream."""
+    """Instantiate such a graph by capturing a stream."""
     stream = driver.cuStreamCreate(1)[1]
     driver.cuStreamBeginCapture(stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
     pointer = driver.cuMemAllocAsync(size, stream)[1]
@@ -166,9 +166,9 @@ def captured(size: int) -> Any:
 
 
 def host_pool() -> Any:
-    place = driver.CUmemLocation()
-    place.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST
-    return driver.cuMemGetDefaultMemPool(place, PINNED)
+    host_location = driver.CUmemLocation()
+    host_location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST
+    return driver.cuMemGetDefaultMemPool(host_location, PINNED)
 
 
 def lock(pid: int, timeout_ms: int = 0) -> Any:
@@ -179,29 +179,29 @@ def lock(pid: int, timeout_ms: int = 0) -> Any:
 
 def restore(pid: int, *pairs: tuple[str, str]) -> Any:
     options = driver.CUcheckpointRestoreArgs()
-    made = []
+    gpu_pairs = []
     for old, new in pairs:
         pair = driver.CUcheckpointGpuPair()
         pair.oldUuid, pair.newUuid = uuid_of(old), uuid_of(new)
-        made.append(pair)
-    options.gpuPairs, options.gpuPairsCount = made, len(made)
+        gpu_pairs.append(pair)
+    options.gpuPairs, options.gpuPairsCount = gpu_pairs, len(gpu_pairs)
     return driver.cuCheckpointProcessRestore(pid, options)
 
 
 def uuid_of(text: str) -> Any:
-    made = driver.CUuuid()
-    ctypes.memmove(made.getPtr(), bytes.fromhex(text), 16)
-    return made
+    uuid = driver.CUuuid()
+    ctypes.memmove(uuid.getPtr(), bytes.fromhex(text), 16)
+    return uuid
 
 
 def churn(size: int) -> Any:
-    """Takes and gives memory until it is killed."""
+    """Allocate and free memory until the process is killed."""
     while True:
         ok(driver.cuMemFree(ok(driver.cuMemAlloc(size))))
 
 
 def cycle(pid: int) -> Any:
-    """Suspends and resumes a process until that is gone; a byte after each."""
+    """Suspend and resume a process until it has ended; send a byte after each cycle."""
     for call in itertools.cycle((lock, OPERATIONS["checkpoint"], restore, OPERATIONS["unlock"])):
         answer = call(pid)
         if code(answer) != "CUDA_SUCCESS":
@@ -292,7 +292,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 
 
 def plain(value: Any) -> Any:
-    """A driver's value as JSON."""
+    """Return a driver's value as JSON."""
     if isinstance(value, bytes | str | list | tuple):
         return value.hex() if isinstance(value, bytes) else value
     if isinstance(value, driver.CUipcMemHandle | driver.CUipcEventHandle | driver.CUmemPoolPtrExportData):

@@ -8,7 +8,7 @@ import threading
 
 import numpy as np
 from cuda.bindings import driver
-from face import Gpu, ok
+from cuda_helpers import Gpu, ok
 
 SIZE = 1 << 16
 called: list[int] = []
@@ -19,17 +19,17 @@ address = ctypes.cast(note, ctypes.c_void_p).value
 def work(gpu: Gpu, number: int, stop: threading.Event, rounds: list[int]) -> None:
     ok(driver.cuCtxSetCurrent(gpu.context))
     stream = ok(driver.cuStreamCreate(1))
-    sent, seen = np.full(SIZE, number, np.uint8), np.zeros(SIZE, np.uint8)
+    sent, received = np.full(SIZE, number, np.uint8), np.zeros(SIZE, np.uint8)
     while not stop.is_set():
         pointer = ok(driver.cuMemAllocAsync(SIZE, stream))
         ok(driver.cuMemcpyHtoDAsync(pointer, sent, SIZE, stream))
         gpu.spin(20_000, stream, blocks=1)
         ok(driver.cuLaunchHostFunc(stream, address, number))
-        ok(driver.cuMemcpyDtoHAsync(seen, pointer, SIZE, stream))
+        ok(driver.cuMemcpyDtoHAsync(received, pointer, SIZE, stream))
         ok(driver.cuMemFreeAsync(pointer, stream))
         ok(driver.cuStreamSynchronize(stream))
-        assert (seen == number).all()
-        seen[:] = 0
+        assert (received == number).all()
+        received[:] = 0
         rounds[number] += 1
 
 

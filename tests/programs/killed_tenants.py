@@ -1,4 +1,4 @@
-"""Tenants that join, launch and are killed at any instant, three at a time: mortals.py SOCKET COUNT SEED.
+"""Tenants that join, launch and are killed at any instant, three at a time: killed_tenants.py SOCKET COUNT SEED.
 
 Prints how many were killed, and of them how many had launched. One that finds no node ends by itself, uncounted.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from cuda.bindings import driver
-from face import Gpu, ok
+from cuda_helpers import Gpu, ok
 
 from cotenant.errors import CotenantError
 from cotenant.gate.grant import Kind
@@ -29,7 +29,7 @@ BOUND_S = 60.0
 
 
 def live(number: int, launching: int) -> NoReturn:
-    """A tenant of its own: the hook finds the seat in the environment at the first call."""
+    """Run as a separate tenant: the hook finds the slot in the environment at the first call."""
     try:
         connection = Connection(SOCKET_PATH)
         spec = TenantSpec(Kind.OFFLINE, 5 + number % 5, f"m{number}")
@@ -50,17 +50,17 @@ def live(number: int, launching: int) -> NoReturn:
 
 
 def end(child: int, launching: int, *, launches: bool) -> str:
-    """How far it came: killed, launched (and killed), or away."""
-    if launches:  # it dies in the midst of its launches; else of whatever it does first
+    """Kill the child and return its progress: killed, launched (and killed), or away (it found no node)."""
+    if launches:  # it dies during its launches; otherwise during its start
         select.select([launching], [], [], BOUND_S)
     time.sleep(RNG.uniform(0.0, 0.02))
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
-    said = os.read(launching, 1)
+    launched = os.read(launching, 1)
     os.close(launching)
     for record in RECORDS.glob(f"record-{child}-*"):
         record.unlink()
-    return "away" if os.WIFEXITED(status) else "launched" if said else "killed"
+    return "away" if os.WIFEXITED(status) else "launched" if launched else "killed"
 
 
 number = killed = launched = 0
@@ -74,10 +74,10 @@ while killed < COUNT:
             live(number, write_end)
         os.close(write_end)
         living.append((child, read_end))
-    how = end(*living.pop(0), launches=killed % 2 == 0)
-    killed += how != "away"
-    launched += how == "launched"
-    if how == "away":
+    outcome = end(*living.pop(0), launches=killed % 2 == 0)
+    killed += outcome != "away"
+    launched += outcome == "launched"
+    if outcome == "away":
         time.sleep(0.02)
     else:
         print(killed, launched, flush=True)

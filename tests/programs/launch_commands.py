@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 from cuda.bindings import driver
-from face import Gpu, ok
+from cuda_helpers import Gpu, ok
 
 gpu = Gpu()
 stream = ok(driver.cuStreamCreate(1))
@@ -18,14 +18,14 @@ argument = ctypes.c_uint64(10_000)
 RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 
 
-def captured() -> driver.CUgraph:
+def capture_kernel() -> driver.CUgraph:
     ok(driver.cuStreamBeginCapture(stream, RELAXED))
     gpu.launch(function, (10_000,), (ctypes.c_uint64,), stream=stream)
     return ok(driver.cuStreamEndCapture(stream))
 
 
-def several(*, is_forked: bool) -> driver.CUgraph:
-    """Kernels of four and of twelve blocks, one after the other or side by side."""
+def capture_graph(*, is_forked: bool) -> driver.CUgraph:
+    """Return a graph of kernels of four and of twelve blocks, in sequence or concurrent."""
     second, fork, join = ok(driver.cuStreamCreate(1)), ok(driver.cuEventCreate(2)), ok(driver.cuEventCreate(2))
     ok(driver.cuStreamBeginCapture(stream, RELAXED))
     gpu.launch(function, (10_000,), (ctypes.c_uint64,), stream=stream)
@@ -41,32 +41,34 @@ def several(*, is_forked: bool) -> driver.CUgraph:
     return ok(driver.cuStreamEndCapture(stream))
 
 
-exec_graph = ok(driver.cuGraphInstantiate(captured(), 0))
-graphs = {name: ok(driver.cuGraphInstantiate(several(is_forked=name == "forked"), 0)) for name in ("chain", "forked")}
+exec_graph = ok(driver.cuGraphInstantiate(capture_kernel(), 0))
+graphs = {
+    name: ok(driver.cuGraphInstantiate(capture_graph(is_forked=name == "forked"), 0)) for name in ("chain", "forked")
+}
 ok(driver.cuCtxSynchronize())
 print("ready", flush=True)
 for line in sys.stdin:
-    order = line.strip()
-    if order == "end":
+    command = line.strip()
+    if command == "end":
         break
-    if order == "kernel":
+    if command == "kernel":
         gpu.launch(function, (10_000,), (ctypes.c_uint64,), stream=stream)
-    elif order == "together":
+    elif command == "together":
         value = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
-        one = (1, 1, 1)
-        ok(driver.cuLaunchCooperativeKernel(function, *one, *one, 0, stream, ctypes.addressof(value)))
-    elif order == "thread":
+        unit_extent = (1, 1, 1)
+        ok(driver.cuLaunchCooperativeKernel(function, *unit_extent, *unit_extent, 0, stream, ctypes.addressof(value)))
+    elif command == "thread":
         gpu.launch(function, (10_000,), (ctypes.c_uint64,), stream=driver.CUstream(driver.CU_STREAM_PER_THREAD))
-    elif order == "graph":
+    elif command == "graph":
         ok(driver.cuGraphLaunch(exec_graph, stream))
-    elif order in graphs:
-        ok(driver.cuGraphLaunch(graphs[order], stream))
-    elif order == "copy":
+    elif command in graphs:
+        ok(driver.cuGraphLaunch(graphs[command], stream))
+    elif command == "copy":
         ok(driver.cuMemcpyHtoDAsync(pointer, words.ctypes.data, words.nbytes, stream))
-    elif order == "memset":
+    elif command == "memset":
         ok(driver.cuMemsetD32Async(pointer, 1, words.size, stream))
-    elif order == "capture":
-        captured()
-    print(order, flush=True)
+    elif command == "capture":
+        capture_kernel()
+    print(command, flush=True)
 ok(driver.cuCtxSynchronize())
 print("ended")

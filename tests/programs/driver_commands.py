@@ -8,9 +8,9 @@ import sys
 from typing import Any
 
 from cuda.bindings import driver
-from face import IMAGE, code
+from cuda_helpers import IMAGE, code
 
-held: dict[str, Any] = {}
+handles: dict[str, Any] = {}
 
 
 def context(sms: str = "", device: int = 0) -> tuple[Any, ...]:
@@ -24,13 +24,13 @@ def context(sms: str = "", device: int = 0) -> tuple[Any, ...]:
         params.numExecAffinityParams = 1
     answer = driver.cuCtxCreate(params, 0, device)
     if answer[0] == driver.CUresult.CUDA_SUCCESS:
-        held["context"] = answer[1]
-        held["module"] = driver.cuModuleLoadData(IMAGE)[1]
+        handles["context"] = answer[1]
+        handles["module"] = driver.cuModuleLoadData(IMAGE)[1]
     return answer[:1]
 
 
 def launch(name: bytes, values: tuple[Any, ...], types: tuple[Any, ...], blocks: int) -> tuple[Any, ...]:
-    function = driver.cuModuleGetFunction(held["module"], name)[1]
+    function = driver.cuModuleGetFunction(handles["module"], name)[1]
     return driver.cuLaunchKernel(function, blocks, 1, 1, 256, 1, 1, 0, 0, (values, types), 0)
 
 
@@ -39,7 +39,7 @@ def spin(nanoseconds: str, blocks: str = "80") -> tuple[Any, ...]:
 
 
 def crash() -> tuple[Any, ...]:
-    """A kernel that writes where nothing is."""
+    """Launch a kernel that writes to an invalid address."""
     types = (ctypes.c_void_p, ctypes.c_float, ctypes.c_int)
     launch(b"fill", (0x1000, 1.0, 256), types, 1)
     return driver.cuCtxSynchronize()
@@ -48,7 +48,7 @@ def crash() -> tuple[Any, ...]:
 def alloc(size: str) -> tuple[Any, ...]:
     answer = driver.cuMemAlloc(int(size))
     if answer[0] == driver.CUresult.CUDA_SUCCESS:
-        held.setdefault("pointers", []).append(answer[1])
+        handles.setdefault("pointers", []).append(answer[1])
     return answer[:1]
 
 
@@ -66,13 +66,13 @@ CALLS = {
     "init": lambda: driver.cuInit(0),
     "context": context,
     "on": lambda device: context(device=int(device)),
-    "destroy": lambda: driver.cuCtxDestroy(held.pop("context")),
+    "destroy": lambda: driver.cuCtxDestroy(handles.pop("context")),
     "spin": spin,
     "crash": crash,
     "sync": driver.cuCtxSynchronize,
     "query": lambda: driver.cuStreamQuery(0),
     "alloc": alloc,
-    "free": lambda: driver.cuMemFree(held["pointers"].pop()),
+    "free": lambda: driver.cuMemFree(handles["pointers"].pop()),
     "memory": driver.cuMemGetInfo,
     "attribute": lambda number: driver.cuDeviceGetAttribute(driver.CUdevice_attribute(int(number)), 0),
     "count": driver.cuDeviceGetCount,

@@ -6,7 +6,7 @@ import sys
 import time
 
 from cuda.bindings import driver
-from face import Gpu, ok
+from cuda_helpers import Gpu, ok
 
 gpu = Gpu()
 stream = ok(driver.cuStreamCreate(1))

@@ -13,28 +13,28 @@ count = 0
 
 @cotenant.request()
 def answer() -> int:
-    """A request of one call."""
+    """Serve a request by one call."""
     return 1
 
 
 @cotenant.request()
 async def reply() -> int:
-    """One that others overtake."""
+    """Serve a request that overlaps with others."""
     await asyncio.sleep(0.001)
     return 1
 
 
 async def replies() -> int:
-    """Several at once, and one that ends with its block."""
-    many = sum(await asyncio.gather(*(reply() for _ in range(5))))
+    """Serve several requests concurrently, and one that ends with its block."""
+    answered = sum(await asyncio.gather(*(reply() for _ in range(5))))
     async with cotenant.request():
         await asyncio.sleep(0)
-    return many + 1
+    return answered + 1
 
 
 with cotenant.request() as outer:
     count += answer()
-    with outer:  # again while it is under way
+    with outer:  # again while it is in progress
         count += 1
     count += 1
 try:
