@@ -134,13 +134,13 @@ class LimitSetup:
         return self._cotenant("run", "--name", name, "--gpu", "soft:0", *flags)
 
     def _start(self, command: list[str], account: str) -> subprocess.Popen[bytes]:
-        with (self._home / "complaints").open("ab") as complaints:
+        with (self._home / "output").open("ab") as output:
             return subprocess.Popen(
                 command,
                 env={**os.environ, "SOFTGPU_ACCOUNT": account} if account else None,
                 stdin=subprocess.DEVNULL,
-                stdout=complaints,
-                stderr=complaints,
+                stdout=output,
+                stderr=output,
             )
 
     def _until(self, otherwise: str) -> Iterator[None]:
