@@ -113,7 +113,7 @@ def test_duplicate_names_of_two_sources_are_rejected(sort: str, tmp_path: Path) 
     world = tmp_path / "w.toml"
     scenario = decode_cluster(text, str(world))
     if sort == "philly":
-        with pytest.raises(ConfigError, match=r"jobs = 'philly-0': .*both bring"):
+        with pytest.raises(ConfigError, match=r"jobs = 'philly-0': .*contain a job of this name"):
             simulate_cluster(scenario, world)
     else:
         assert simulate_cluster(scenario, world).outcome.problems == []

@@ -78,7 +78,7 @@ TESTS_BY_FAILURE: dict[str, tuple[tuple[str, str], ...]] = {
         ("native/tests/gate_interleave.c", "int main"),
         ("native/tests/ledger_interleave.c", "if any of them stops forever"),
         ("native/tests/ledger_races.c", "killed processes leave"),
-        ("tests/node/test_one_daemon.py", "def test_a_node_that_was_killed_leaves_no_lock"),
+        ("tests/node/test_one_daemon.py", "def test_killed_node_leaves_no_lock"),
     ),
     "programs end when the daemon dies, or are never found again": (
         ("tests/gate/test_launch_kills.py", "def test_kills_of_launching_tenants_and_of_the_daemon"),

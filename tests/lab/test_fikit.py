@@ -81,7 +81,9 @@ def test_sweep_covers_its_parameters() -> None:
     assert {one.jitter_ppm for one in cases} == {0, 100_000, 500_000}
 
 
-@pytest.mark.parametrize("words", [["fikit", "--replay", "x"], ["device", "--quick"], ["fikit", "--live", "nowhere"]])
+@pytest.mark.parametrize(
+    "words", [["fikit", "--replay", "x"], ["device", "--quick"], ["fikit", "--live", "nowhere", "--data", "."]]
+)
 def test_flags_of_other_studies_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["study", *words]) == 2
     assert words[1] in capsys.readouterr().err

@@ -73,7 +73,7 @@ def test_run_is_the_difference_of_two_counter_readings() -> None:
         busy_ns=600,
         sm_ns=1200,
     )
-    with pytest.raises(WorldError, match="no client 9"):
+    with pytest.raises(WorldError, match="no counters of client 9"):
         measure_run("slices", before, after, (9, text), None)
 
 

@@ -42,7 +42,7 @@ LONG = """
 import signal, sys, time
 from pathlib import Path
 from cuda.bindings import driver
-from face import Gpu, ok
+from cuda_helpers import Gpu, ok
 stubborn = sys.argv[3:] == ["stubborn"]
 signal.signal(signal.SIGTERM, lambda number, frame: Path(sys.argv[1] + ".asked").touch() if stubborn else sys.exit(5))
 gpu = Gpu()

@@ -26,7 +26,7 @@ LINES_USED, FIRST_LINE = 4096 + 8, 4096 + 128
 class Devices:
     """A device that responds and lists no processes."""
 
-    def look(self, questions: Sequence[DeviceQuery]) -> list[DeviceReading]:
+    def read(self, questions: Sequence[DeviceQuery]) -> list[DeviceReading]:
         return [
             DeviceReading(question.gpu, is_there=True, held_bytes={} if question.held else None)
             for question in questions
