@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from tests.lint.test_rules import RULES
+from tests.lint.rules import RULES
 from tests.lint.tree import tree_of
 
 

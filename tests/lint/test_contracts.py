@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.lint import sizes
+from tests.lint.rules import RULES
 from tests.lint.sample_tree import FILES, plant
-from tests.lint.test_rules import RULES
 from tests.lint.tree import tree_of
 from tests.support.tools import BIN, ROOT, ToolMissingError, run, run_or_fail, tool
 
