@@ -109,7 +109,7 @@ def run(root: Path, *arguments: str) -> str:
 
 
 def compare_scenario(roots: tuple[Path, Path], name: str, seed: int, names: NameMap) -> tuple[int, int]:
-    """Run one scenario in both trees; return how many turns and leaves were compared."""
+    """Run one scenario in both trees; return how many turns (lines of a cluster) and leaves were compared."""
     text = (roots[1] / "scenarios" / name).read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as home:
         if "[[tenants]]" in text:
@@ -124,7 +124,17 @@ def compare_scenario(roots: tuple[Path, Path], name: str, seed: int, names: Name
             json.loads(run(root, "simulate", f"scenarios/{name}", "--seed", str(seed), "--json").splitlines()[-1])
             for root in roots
         ]
-        return 0, compare(_untimed(results[0]), _untimed(results[1]), names)
+        lines = 0
+        if all(result.pop("decisions", "") for result in results):  # a digest of lines that contain worded reasons
+            lines = compare_lines(*(decision_lines(root, name, seed) for root in roots))
+        return lines, compare(_untimed(results[0]), _untimed(results[1]), names)
+
+
+def decision_lines(root: Path, name: str, seed: int) -> list[str]:
+    """Return the line of every decision in a cluster scenario, with its instant."""
+    flag = "--verbose" if "--verbose" in run(root, "simulate", "--help") else "--log"
+    output = run(root, "simulate", f"scenarios/{name}", "--seed", str(seed), flag)
+    return [line for line in output.splitlines() if re.match(r" *[0-9.]+ s ", line)]
 
 
 def _untimed(result: Any) -> Any:
@@ -138,13 +148,17 @@ def _untimed(result: Any) -> Any:
 
 def compare_logs(old: Path, new: Path) -> int:
     """Compare two golden logs line by line by their numbers; return the number of lines."""
-    pair = [path.read_text(encoding="utf-8").splitlines() for path in (old, new)]
-    if len(pair[0]) != len(pair[1]):
-        raise DifferenceError(f"{old.name}: {len(pair[0])} and {len(pair[1])} lines")
-    for number, (one, other) in enumerate(zip(*pair, strict=True), start=1):
-        if numbers(one) != numbers(other):
-            raise DifferenceError(f"{new.name}:{number}: {one!r} and {other!r}")
-    return len(pair[0])
+    return compare_lines(*(path.read_text(encoding="utf-8").splitlines() for path in (old, new)))
+
+
+def compare_lines(old: list[str], new: list[str]) -> int:
+    """Compare lines of text by their numbers; return the number of lines."""
+    if len(old) != len(new):
+        raise DifferenceError(f"{len(old)} and {len(new)} lines")
+    for number, (old_line, new_line) in enumerate(zip(old, new, strict=True), start=1):
+        if numbers(old_line) != numbers(new_line):
+            raise DifferenceError(f"line {number}: {old_line!r} and {new_line!r}")
+    return len(old)
 
 
 def main(old: Path, new: Path) -> int:

@@ -150,7 +150,7 @@ static void profile_provides_kernel_times(void)
         char partial_entry[5];
     } profile = {"COTKNOW1", {{KEY_OF_UNNAMED, 70000, 90000, 400000}, {1, 2, 3, 4}}, "torn"};
     make_gate(&rules, SIZE_MAX, OFFLINE);
-    snprintf(path, sizeof path, "%s/known", test_records);
+    snprintf(path, sizeof path, "%s/kernel-times", test_records);
     int descriptor = open(path, O_WRONLY | O_CREAT, 0600);
     EXPECT(descriptor >= 0 && write(descriptor, &profile, sizeof profile) == (ssize_t)sizeof profile);
     close(descriptor);

@@ -42,7 +42,7 @@ static void set_up_tenant(uint64_t quota)
 {
     const size_t bytes = ct_ledger_offset(SLOTS);
     char *ledger = create_file("ledger", bytes);
-    struct ct_grant_page *page = create_file("terms", CT_GRANT_BYTES);
+    struct ct_grant_page *page = create_file("grant", CT_GRANT_BYTES);
     EXPECT_EQ(ct_ledger_init(ledger, bytes, SLOTS), 0);
     ct_ledger_grant((struct ct_ledger_account *)(ledger + ct_ledger_offset(SLOT)), GENERATION);
     EXPECT_EQ(ct_grant_init(page, CT_GRANT_BYTES), 0);

@@ -227,7 +227,7 @@ static void memory_mapped_into_an_array_stays_counted(void)
 int main(void)
 {
     test_hook_open("0", "0");
-    page = map_shared_file("COTENANT_TERMS_FD", CT_GRANT_BYTES);
+    page = map_shared_file("COTENANT_GRANT_FD", CT_GRANT_BYTES);
     file = map_shared_file("COTENANT_LEDGER_FD", FILE_BYTES);
     setenv("COTENANT_SLOT", "0/3", 1);
     EXPECT_EQ(ct_grant_init(page, CT_GRANT_BYTES), CT_GRANT_OK);

@@ -21,7 +21,7 @@ static struct ct_session *open_online_tenant(void)
     const struct ct_grant grant = {.state = CT_GRANT_ACTIVE, .slot = ONLINE, .generation = 1, .online = 1,
                                    .slo_ns = SLO_NS};
     make_gate(&rules, SIZE_MAX, ONLINE);
-    snprintf(path, sizeof path, "%s/terms", test_records);
+    snprintf(path, sizeof path, "%s/grant", test_records);
     int descriptor = open(path, O_RDWR | O_CREAT, 0600);
     EXPECT(descriptor >= 0 && ftruncate(descriptor, CT_GRANT_BYTES) == 0);
     struct ct_grant_page *page = mmap(NULL, CT_GRANT_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);

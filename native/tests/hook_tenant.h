@@ -51,7 +51,7 @@ static void make_tenant(uint64_t quota, bool is_online)
 {
     char text[32];
     int grant[2], ledger[2];
-    page = shared_file("terms", CT_GRANT_BYTES, grant);
+    page = shared_file("grant", CT_GRANT_BYTES, grant);
     file = shared_file("ledger", FILE_BYTES, ledger);
     EXPECT_EQ(ct_grant_init(page, CT_GRANT_BYTES), CT_GRANT_OK);
     EXPECT_EQ(ct_ledger_init(file, FILE_BYTES, SLOTS), 0);
@@ -60,7 +60,7 @@ static void make_tenant(uint64_t quota, bool is_online)
     snprintf(text, sizeof text, "%d,%d", ledger[0], ledger[1]);
     setenv("COTENANT_LEDGER_FD", text, 1);
     snprintf(text, sizeof text, "%d", grant[0]);
-    setenv("COTENANT_TERMS_FD", text, 1);
+    setenv("COTENANT_GRANT_FD", text, 1);
     snprintf(text, sizeof text, "%d/%d", SLOT, GENERATION);
     setenv("COTENANT_SLOT", text, 1);
     unsetenv("COTENANT_RECORD");

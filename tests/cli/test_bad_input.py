@@ -98,7 +98,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "config check --config none.toml": ("config", "none.toml", "check the path"),
     "ps --config none.toml": ("config", "none.toml", "check the path"),
     "doctor --config none.toml": ("config", "none.toml", "check the path"),
-    "self": ("COTENANT_TERMS_FD", "''", "cotenant run"),
+    "self": ("COTENANT_GRANT_FD", "''", "cotenant run"),
     "replay": ("FILE", "--help"),
     "replay none": ("journal", "none", "check the path"),
     "replay .": ("journal", "cannot be read"),
@@ -153,7 +153,7 @@ def bad_files(node_harness: NodeHarness, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.chdir(node_harness.home)
     for name, value in node_harness.environ.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.delenv("COTENANT_TERMS_FD", raising=False)
+    monkeypatch.delenv("COTENANT_GRANT_FD", raising=False)
     yield node_harness.home
     assert not node_harness.directories.socket.exists(), "an invalid command must not start a node"
 

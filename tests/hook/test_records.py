@@ -113,7 +113,7 @@ def test_only_a_tenant_alone_on_the_device_records_kernel_times(measure: bool, h
     pages = LiveGrantPages(tmp_path / "pages")
     page = pages.publish(GRANT, 0)
     environ = {**hook.environ("shim", measure=measure, sample=2), "COTENANT_SLOT": "4/7"}
-    without_page = {**environ, "COTENANT_TERMS_FD": "99"}  # as in a program that closed the inherited descriptor
+    without_page = {**environ, "COTENANT_GRANT_FD": "99"}  # as in a program that closed the inherited descriptor
 
     def times_recorded(environ: dict[str, str], *, named: bool) -> int:
         if named:

@@ -44,7 +44,7 @@ def test_first_runs_are_measured_and_later_runs_sampled(gpu: NodeHarness) -> Non
     assert spans == [True, True, True, False]
     # The kernel times are given to the next run of the task, and to no other.
     for task, expected in (("probe", "COTKNOW1"), ("another", "")):
-        command = ("--task", task, "--", "sh", "-c", 'head -c 8 "$COTENANT_RECORD/known" 2>/dev/null || true')
+        command = ("--task", task, "--", "sh", "-c", 'head -c 8 "$COTENANT_RECORD/kernel-times" 2>/dev/null || true')
         assert gpu.run("run", "--gpu", "soft:0", *command).stdout == expected
     assert hook_directories(gpu) == []
 

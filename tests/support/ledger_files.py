@@ -30,7 +30,7 @@ class LedgerFixture:
             self.ledgers.grant(0, slot, GENERATION)
             hook = hook_before(softgpu, home / f"hook{slot}")
             (hook.records / "ledger").symlink_to(ledger_path(home / "pages", 0))
-            (hook.records / "terms").symlink_to(home / "pages" / f"grant-{slot:04d}")
+            (hook.records / "grant").symlink_to(home / "pages" / f"grant-{slot:04d}")
             variables = {SLOT_VARIABLE: f"{slot}/{GENERATION}", "SOFTGPU_ACCOUNT": f"tenant{slot}"}
             self.environs.append({**hook.environ("shim"), **variables})
         self.started: list[ScriptedProgram] = []

@@ -32,7 +32,7 @@ static const struct ct_grant_page *map_page(int descriptor)
 static const struct ct_grant_page *map_named(const char *records)
 {
     char path[PATH_BYTES];
-    int length = records ? snprintf(path, sizeof path, "%s/terms", records) : -1;
+    int length = records ? snprintf(path, sizeof path, "%s/grant", records) : -1;
     if (length < 0 || (size_t)length >= sizeof path)
         return NULL;
     int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -44,7 +44,7 @@ static const struct ct_grant_page *map_named(const char *records)
 
 void ct_tenancy_open(struct ct_tenancy *tenancy, const char *records)
 {
-    const char *slot = getenv("COTENANT_SLOT"), *descriptor_text = getenv("COTENANT_TERMS_FD");
+    const char *slot = getenv("COTENANT_SLOT"), *descriptor_text = getenv("COTENANT_GRANT_FD");
     unsigned long long number, generation;
     memset(tenancy, 0, sizeof *tenancy);
     tenancy->is_tenant = slot && *slot;

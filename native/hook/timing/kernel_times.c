@@ -28,7 +28,7 @@ enum { MANY_WAVES = 1000 * 1000 };
 static int open_file(const char *directory)
 {
     char path[PATH_BYTES];
-    int length = snprintf(path, sizeof path, "%s/known", directory);
+    int length = snprintf(path, sizeof path, "%s/kernel-times", directory);
     if (length < 0 || (size_t)length >= sizeof path)
         return -1;
     return open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);

@@ -12,7 +12,7 @@ from cotenant.errors import ConfigError, PeerError, WorldError
 from cotenant.gate import grant_page
 from cotenant.gate.grant import Grant
 
-GRANT_VARIABLE: Final = "COTENANT_TERMS_FD"
+GRANT_VARIABLE: Final = "COTENANT_GRANT_FD"
 SLOT_VARIABLE: Final = "COTENANT_SLOT"
 _PREFIX: Final = "grant-"
 

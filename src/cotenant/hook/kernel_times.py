@@ -9,7 +9,7 @@ from typing import Final
 from cotenant.profile.profile import KernelTiming, Profile
 from cotenant.workload.kernel import KernelIdentity, WorkKind
 
-FILE_NAME: Final = "known"
+FILE_NAME: Final = "kernel-times"
 MAGIC: Final = b"COTKNOW1"
 ENTRIES_LIMIT: Final = 4096
 _ENTRY: Final = struct.Struct("<4Q")

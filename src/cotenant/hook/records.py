@@ -43,7 +43,7 @@ def link_tenant_files(directory: Path, page: int, gate: Sequence[int] = (), ledg
     A child process may not have inherited the descriptors, or may have closed them.
     """
     links = [
-        ("terms", page),
+        ("grant", page),
         *(("gate", descriptor) for descriptor in gate[:1]),
         *(("ledger", descriptor) for descriptor in ledger[:1]),
     ]

@@ -299,7 +299,7 @@ def _bursts(home: Path, *, has_ledger: bool) -> list[float]:
         if has_ledger:
             pages.publish(Grant(0, 1, Kind.OFFLINE, 7, 0, 1 << 30, 0, 0), 0)
             ledgers.grant(0, 0, 1)
-            (home / "records" / "terms").symlink_to(next((home / "pages").glob("grant-*")))
+            (home / "records" / "grant").symlink_to(next((home / "pages").glob("grant-*")))
             (home / "records" / "ledger").symlink_to(ledger_path(home / "pages", 0))
             environ[SLOT_VARIABLE] = "0/1"
         command = [sys.executable, "-m", "cotenant.hook.probe", "compare", str(BURSTS), str(CALLS)]
