@@ -9,7 +9,7 @@ NATIVE := CMakeLists.txt $(shell find native -name '*.c' -o -name '*.h' -o -name
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast coverage soak test-gpu native-test check docs reference man wheel release lock clean
+.PHONY: help setup demo test test-attack test-fast coverage soak test-gpu native-test check docs reference man wheel release lock clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
@@ -45,14 +45,18 @@ test: $(VENV)/.installed ## run every test, including the C tests under ASan and
 	@echo "test: running every test with $(TEST_WORKERS) workers"
 	@$(PYTEST)
 
+test-attack: $(VENV)/.installed ## run every attack of a hostile tenant, and every command as other users
+	@echo "test-attack: running every attack, and every command as other users, with 2 workers"
+	@$(BIN)/python -m pytest --quiet --numprocesses 2 --dist worksteal -m attack tests/attack tests/access
+
 # Tests that start no process: state machines, policies, formats, predictors, simulators.
 test-fast: $(VENV)/.installed ## run the tests of pure code (under a minute)
 	@echo "test-fast: running tests that start no process, with $(TEST_WORKERS) workers"
-	@COTENANT_EXAMPLES=20 $(PYTEST) --quiet -m "not live and not slow" --ignore=tests/lab --ignore=tests/lint
+	@COTENANT_EXAMPLES=20 $(PYTEST) --quiet -m "not live and not slow and not attack" --ignore=tests/lab --ignore=tests/lint
 
 coverage: $(VENV)/.installed ## print how much of the product the tests of pure code execute
 	@echo "coverage: running tests that start no process under coverage"
-	@COTENANT_EXAMPLES=20 $(PYTEST) --quiet -m "not live and not slow" --ignore=tests/lint \
+	@COTENANT_EXAMPLES=20 $(PYTEST) --quiet -m "not live and not slow and not attack" --ignore=tests/lint \
 		--cov=cotenant --cov-report=term:skip-covered
 
 # The same tests with as many examples, kills and rounds as fit into an hour or two.

@@ -12,8 +12,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from cotenant.cli import full_parser
 from cotenant.cli.flags import SECTIONS, flags_of
+from cotenant.node.config.access import LimitsConfig
+from cotenant.node.config.file import GpuConfig, plain, toml_value
+from cotenant.units.toml import description_of
 from cotenant_lab.cli import parser_for as lab_parser_for
 
 REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
@@ -103,7 +108,26 @@ def config_page() -> str:
             for flag in flags_of(name)
         ]
         lines.append("")
+    for name, table in {"gpu": GpuConfig, "limits": LimitsConfig}.items():
+        lines += [
+            f"## `[[{name}]]`\n",
+            f"{_sentence(table.__doc__)}\n",
+            "| field | meaning | default |\n|---|---|---|",
+        ]
+        lines += [
+            f"| `{field.name}` | {_cell(description_of(table, [field.name]))} | {_field_default(field)} |"
+            for field in msgspec.structs.fields(table)
+        ]
+        lines.append("")
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _field_default(field: msgspec.structs.FieldInfo) -> str:
+    """Return the default of a field that has no flag."""
+    if field.default is msgspec.NODEFAULT:
+        return "required"
+    value = plain(field.default)
+    return "-" if value in (None, "", []) else _cell(toml_value(value))
 
 
 def _default(text: str) -> str:

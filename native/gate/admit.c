@@ -1,5 +1,6 @@
 /* Admission of one launch: whether it may go now, given what higher-priority tenants are expected to do, what is
  * submitted already, and how much delay they may still suffer. */
+#include "gate/account.h"
 #include "gate/claim.h"
 #include "gate/debt.h"
 #include "gate/limit.h"
@@ -80,18 +81,33 @@ static int holder_launched(struct ct_gate *gate, const struct snapshot *snapshot
     return 0;
 }
 
-/* Returns the expected remaining device time of what this tenant and its peers have submitted. */
-static uint64_t submitted_work(const struct ct_gate *gate, uint64_t now_ns)
+/* Returns the expected remaining device time of a peer's work. A process of lower priority could state that it always
+ * has work, and so keep this one out for good: after a while it is no longer believed until it has shown an end. */
+static uint64_t peer_work(const struct ct_gate *gate, struct ct_gate_peer *peer, uint64_t now_ns)
+{
+    if (load_acquire(&peer->page->generation) != peer->generation)
+        return 0;
+    const uint64_t work_ns = sat_sub_u64(plausible(load_relaxed(&peer->page->busy_ns), now_ns), now_ns);
+    if (peer->priority == gate->priority)
+        return work_ns;
+    if (!work_ns)
+        peer->busy_since_ns = 0;
+    else if (!peer->busy_since_ns)
+        peer->busy_since_ns = now_ns;
+    return sat_sub_u64(now_ns, peer->busy_since_ns) < CT_GATE_LOWER_BUSY_MAX_NS ? work_ns : 0;
+}
+
+/* Returns the expected remaining device time of what this process and its peers have submitted. */
+static uint64_t submitted_work(struct ct_gate *gate, uint64_t now_ns)
 {
     uint64_t sum_ns = sat_sub_u64(plausible(load_relaxed(&gate->mine->busy_ns), now_ns), now_ns);
     for (uint32_t i = 0; i < gate->peer_count; i++)
-        if (load_acquire(&gate->peers[i].page->generation) == gate->peers[i].generation)
-            sum_ns += sat_sub_u64(plausible(load_relaxed(&gate->peers[i].page->busy_ns), now_ns), now_ns);
+        sum_ns = sat_add_u64(sum_ns, peer_work(gate, &gate->peers[i], now_ns));
     return sum_ns;
 }
 
 /* Returns whether this waiting peer goes before us: by priority, then the longest kernel that fits, then the lower
- * slot. */
+ * index. */
 static int goes_first(const struct ct_gate *gate, const struct ct_gate_peer *peer, uint64_t upper_ns,
                       uint64_t remaining_ns,
                       int has_waited_long, uint64_t now_ns)
@@ -105,7 +121,7 @@ static int goes_first(const struct ct_gate *gate, const struct ct_gate_peer *pee
     if (wanted_ns > remaining_ns)
         return 0;
     return peer->priority < gate->priority || wanted_ns > upper_ns ||
-        (wanted_ns == upper_ns && peer->slot < gate->slot);
+        (wanted_ns == upper_ns && peer->index < gate->index);
 }
 
 /* Returns whether another waiting tenant should get the gap. */
@@ -151,19 +167,6 @@ static void charge_expected_loss(struct ct_gate *gate, const struct ct_launch_re
         ct_gate_charge(gate, ct_cost_switch(gate), now_ns);
 }
 
-/* Counts a launch against the minimum share. The count is in the tenant's page because the share is granted to the
- * tenant, not to each of its processes. */
-static void use_min_share(struct ct_gate *gate, uint64_t weight_ns, uint64_t now_ns)
-{
-    const uint64_t earned_ns = ct_gate_time_to_earn(sat_add_u64(weight_ns, 1), gate->min_share_ppm);
-    uint64_t before_ns = load_relaxed(&gate->mine->min_share_ns), used_ns;
-    do
-        used_ns = min_u64(sat_add_u64(max_u64(plausible(before_ns, now_ns), now_ns), earned_ns),
-                          sat_add_u64(now_ns, CT_GATE_HORIZON_NS));
-    while (!atomic_compare_exchange_weak_explicit(&gate->mine->min_share_ns, &before_ns, used_ns, memory_order_relaxed,
-                                                  memory_order_relaxed));
-}
-
 /* Announces the kernel and records the sequence numbers of higher-priority tenants, so that their loss can be computed
  * later. */
 static struct ct_gate_answer pass(struct ct_gate *gate, const struct ct_launch_request *request, uint32_t reason,
@@ -191,7 +194,7 @@ static struct ct_gate_answer pass(struct ct_gate *gate, const struct ct_launch_r
     gate->holder_returned = reason == CT_GATE_RISK; /* already charged, except for time beyond the prediction */
     const uint64_t weight_ns = weight_of(gate, request->expect_ns);
     if (reason == CT_GATE_MIN_SHARE)
-        use_min_share(gate, weight_ns, now_ns);
+        ct_account_charge_min_share(gate, sat_add_u64(weight_ns, 1), now_ns);
     if (reason == CT_GATE_GAP)
         add_single_writer(&counts->filled_ns, request->expect_ns);
     if (!gate->unconfirmed++)
@@ -331,8 +334,7 @@ static struct ct_gate_answer admit_lower(struct ct_gate *gate, const struct ct_l
 /* Returns whether the tenant may launch because it has not used its minimum share. */
 static int min_share_is_due(const struct ct_gate *gate, uint64_t now_ns)
 {
-    return gate->min_share_ppm && sat_sub_u64(plausible(load_relaxed(&gate->mine->min_share_ns), now_ns),
-                                              now_ns) <= CT_GATE_BURST_NS &&
+    return gate->min_share_ppm && ct_account_min_share_ahead(gate, now_ns) <= CT_GATE_BURST_NS &&
            sat_sub_u64(plausible(load_relaxed(&gate->mine->busy_ns), now_ns), now_ns) <= CT_GATE_LEAD_NS;
 }
 
@@ -356,6 +358,7 @@ struct ct_gate_answer ct_gate_admit(struct ct_gate *gate, const struct ct_launch
         add_single_writer(&gate->mine->counts.passed[CT_GATE_TOP], 1);
         return (struct ct_gate_answer){.pass = 1, .reason = CT_GATE_TOP, .until_ns = now_ns};
     }
+    ct_account_update(gate, now_ns);
     const int is_full = ct_limit_is_full(gate, request, now_ns);
     publish_request(gate, request, request->may_fill && !is_full && !gate->is_paused, now_ns);
     ct_gate_settle(gate, now_ns);

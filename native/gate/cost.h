@@ -14,7 +14,7 @@ struct snapshot {
     uint64_t quiet_ns;          /* when all of them will be quiet */
     uint64_t kernels_per_s;     /* expected launch rate of their kernels */
     uint64_t submitted_ns;      /* expected device time of what this tenant and its peers have submitted */
-    uint64_t sequence[CT_GATE_TENANTS];
+    uint64_t sequence[CT_PROCESSES];
 };
 
 /* Returns the cost of a context switch if this launch would be the first since a higher-priority tenant launched. */

@@ -5,7 +5,7 @@
 #include "gate/loss.h"
 #include "gate/internal.h"
 
-enum { PPM = 1000 * 1000, SMALL_LOSS_DIVISOR = 4 };
+enum { PPM = 1000 * 1000, SMALL_LOSS_DIVISOR = 4, CHARGE_ATTEMPTS = 8 };
 
 static unsigned bucket_of(uint64_t ns)
 {
@@ -58,53 +58,45 @@ static void update_duty(struct ct_gate *gate, uint64_t now_ns)
     gate->duty_active_ns = active_ns;
 }
 
-/* Returns the largest remaining debt among these tenants. */
-static uint64_t max_debt_of(const struct ct_gate_peer *peer, uint32_t count, uint64_t now_ns)
+/* Returns the largest remaining debt among the processes of at least this priority. */
+static uint64_t max_debt_of(const struct ct_gate_peer *peer, uint32_t count, uint32_t priority, uint64_t now_ns)
 {
     uint64_t max_ns = 0;
     for (uint32_t i = 0; i < count; i++)
-        if (load_acquire(&peer[i].page->generation) == peer[i].generation)
-            max_ns = max_u64(max_ns, remaining_debt(load_relaxed(&peer[i].page->owes_ns), now_ns));
+        if (peer[i].priority <= priority && load_acquire(&peer[i].page->generation) == peer[i].generation)
+            max_ns = max_u64(max_ns, remaining_debt(load_acquire(&peer[i].page->owes_ns), now_ns));
     return max_ns;
 }
 
-/* Returns how much longer the debt of the arbitration page lasts. A debt whose last debtor has left is reduced to the
- * largest debt of a tenant that is still present. */
-static uint64_t debt_of_present_tenants(const struct ct_gate *gate, uint64_t debt_ns, uint64_t now_ns)
+static uint64_t debt_of_others(const struct ct_gate *gate, uint64_t now_ns)
 {
-    const uint64_t owed_ns = remaining_debt(debt_ns, now_ns),
-        mine_ns = remaining_debt(load_relaxed(&gate->mine->owes_ns), now_ns);
-    if (owed_ns <= mine_ns)
-        return owed_ns;
-    const uint64_t others_ns =
-        max_u64(max_debt_of(gate->higher, gate->higher_count, now_ns),
-                max_debt_of(gate->peers, gate->peer_count, now_ns));
-    return min_u64(owed_ns, max_u64(mine_ns, others_ns));
+    return max_u64(max_debt_of(gate->higher, gate->higher_count, gate->priority, now_ns),
+                   max_debt_of(gate->peers, gate->peer_count, gate->priority, now_ns));
 }
 
+/* The debt is the largest one that a present process of at least our priority has charged: that of a process which has
+ * left is forgotten, and one of lower priority cannot close the gate for us. */
 uint64_t ct_gate_debt(const struct ct_gate *gate, uint64_t now_ns)
 {
-    return debt_of_present_tenants(gate, load_acquire(&gate->arbitration->debt_ns), now_ns);
+    return max_u64(remaining_debt(load_relaxed(&gate->mine->owes_ns), now_ns), debt_of_others(gate, now_ns));
 }
 
 void ct_gate_charge(struct ct_gate *gate, uint64_t estimated_ns, uint64_t now_ns)
 {
     const uint64_t lost_ns = ct_loss_scaled(gate, estimated_ns);
     const uint64_t added_ns = ct_gate_time_to_earn(lost_ns, ct_gate_spared_ppm(gate));
+    const uint64_t mine_ns = remaining_debt(load_relaxed(&gate->mine->owes_ns), now_ns);
     uint64_t debt_ns = load_acquire(&gate->arbitration->debt_ns), paid_ns;
+    int attempts = CHARGE_ATTEMPTS; /* a process could keep changing the word */
     do {
-        paid_ns =
-            sat_add_u64(now_ns,
-                        min_u64(debt_of_present_tenants(gate, debt_ns, now_ns) + added_ns, CT_GATE_DEBT_MAX_NS));
-        /* Stored before the arbitration page, so that a reader of the latter sees it. Never smaller than what another
-         * process of this tenant stored: otherwise its charge would look like the debt of a tenant that has left. */
-        store_relaxed(&gate->mine->owes_ns, max_u64(paid_ns,
-                                                    sat_add_u64(now_ns,
-                                                                remaining_debt(load_relaxed(&gate->mine->owes_ns),
-                                                                               now_ns))));
+        paid_ns = sat_add_u64(now_ns, min_u64(max_u64(mine_ns, debt_of_others(gate, now_ns)) + added_ns,
+                                              CT_GATE_DEBT_MAX_NS));
+        /* Stored before the arbitration page, so that a process that finds that word changed sees it. */
+        store_release(&gate->mine->owes_ns, paid_ns);
     } while (!atomic_compare_exchange_weak_explicit(&gate->arbitration->debt_ns, &debt_ns, paid_ns,
                                                     memory_order_acq_rel,
-                                                    memory_order_acquire));
+                                                    memory_order_acquire) &&
+             --attempts);
     fetch_add_relaxed(&gate->arbitration->charged_ns, min_u64(estimated_ns, CT_GATE_HORIZON_NS));
     add_single_writer(&gate->mine->counts.overruns, 1);
     add_single_writer(&gate->mine->counts.overrun_ns, lost_ns);
@@ -119,8 +111,7 @@ uint64_t ct_gate_returned_at(const struct ct_gate *gate, struct ct_gate_peer *pe
     if (sequence - peer->admission_sequence >= CT_GATE_RECENT)
         first = sequence - CT_GATE_RECENT + 2; /* the oldest entry may be overwritten during the read */
     peer->latest_sequence = sequence;
-    /* It had not launched when we were admitted, whatever its page says: two of its processes may have stored one
-     * instant. */
+    /* It had not launched when we were admitted, whatever its page says. */
     return max_u64(load_relaxed(&peer->page->recent_ns[first % CT_GATE_RECENT]), gate->charged_from_ns);
 }
 

@@ -1,6 +1,8 @@
-/* The gate of one process: reads the tenant table and announces the process's launches in its tenant's page. */
+/* The gate of one process: reads the tenant table and announces the process's launches in its own page. */
+#include "gate/account.h"
 #include "gate/limit.h"
 #include "gate/loss.h"
+#include "gate/process.h"
 #include "gate/request.h"
 #include "gate/internal.h"
 
@@ -9,18 +11,18 @@
 /* A late launch does not make a holder quiet: among many launches some are always late. */
 enum { PATIENCE_MIN_NS = 250 * 1000, PATIENCE_SPREADS = 4 };
 
-void ct_gate_open(struct ct_gate *gate, const void *file, size_t bytes, struct ct_gate_page *page,
-                  struct ct_arbitration_page *arbitration, uint32_t slot, uint32_t generation)
+void ct_gate_open(struct ct_gate *gate, const struct ct_tenant_table *table, const void *processes,
+                  struct ct_gate_page *page, struct ct_arbitration_page *arbitration, uint32_t index,
+                  uint32_t generation)
 {
     memset(gate, 0, sizeof *gate);
-    gate->table = file;
+    gate->table = table;
+    gate->processes = processes;
     gate->page = page;
     gate->mine = &gate->unlisted_page;
     gate->arbitration = arbitration;
-    gate->slot = slot;
+    gate->index = index;
     gate->generation = generation;
-    const uint64_t mapped_slots = bytes / CT_GATE_PAGE_BYTES - 2, slots = load_acquire(&gate->table->slots);
-    gate->slots = slots < mapped_slots ? slots : mapped_slots;
     gate->writes = UINT64_MAX;
     gate->duty_ppm = CT_GATE_DUTY_MIN_PPM; /* until it has been measured */
     ct_gate_reread(gate);
@@ -28,30 +30,39 @@ void ct_gate_open(struct ct_gate *gate, const void *file, size_t bytes, struct c
 
 /* ---- the tenant table -------------------------------------------------------------------------------------------- */
 
-/* Returns the page of a slot; NULL if the slot is not mapped. */
-static const struct ct_gate_page *page_of(const struct ct_gate *gate, uint32_t slot)
+/* Keeps the state of a process across changes of the table: a debt must not be forgotten because another process was
+ * attached. */
+static void carry_over(const struct ct_gate *gate, uint32_t previous_count, struct ct_gate_peer *peer)
 {
-    return slot < gate->slots
-               ? (const struct ct_gate_page *)((const char *)gate->table + ct_gate_offset(slot))
-               : NULL;
-}
-
-/* Keeps the state of a tenant across changes of the table: a debt must not be forgotten because another tenant
- * joined. */
-static void carry_over(const struct ct_gate_peer *previous, uint32_t count, struct ct_gate_peer *peer)
-{
-    for (uint32_t i = 0; i < count; i++)
-        if (previous[i].slot == peer->slot && previous[i].generation == peer->generation) {
-            peer->admission_sequence = previous[i].admission_sequence;
-            peer->latest_sequence = previous[i].latest_sequence;
-            peer->loss_reports = previous[i].loss_reports;
-            peer->loss_sequence = previous[i].loss_sequence;
-            peer->lost_ns = previous[i].lost_ns;
-            return;
-        }
+    for (uint32_t i = 0; i < previous_count; i++) {
+        const struct ct_gate_peer *previous = &gate->previous[i];
+        if (previous->index != peer->index || previous->generation != peer->generation)
+            continue;
+        peer->admission_sequence = previous->admission_sequence;
+        peer->latest_sequence = previous->latest_sequence;
+        peer->loss_reports = previous->loss_reports;
+        peer->loss_sequence = previous->loss_sequence;
+        peer->lost_ns = previous->lost_ns;
+        return;
+    }
     peer->admission_sequence = peer->latest_sequence = peer->loss_sequence = load_acquire(&peer->page->sequence);
     peer->loss_reports = load_relaxed(&peer->page->loss_reports);
     peer->lost_ns = ct_loss_reported(peer);
+}
+
+/* The same for a process of equal or lower priority. */
+static void carry_over_use(const struct ct_gate *gate, uint32_t previous_count, struct ct_gate_peer *peer)
+{
+    for (uint32_t i = 0; i < previous_count; i++) {
+        const struct ct_gate_peer *previous = &gate->previous[i];
+        if (previous->index != peer->index || previous->generation != peer->generation)
+            continue;
+        peer->used_ns = previous->used_ns;
+        peer->min_share_used_ns = previous->min_share_used_ns;
+        peer->busy_since_ns = previous->busy_since_ns;
+        return;
+    }
+    ct_account_begin(peer);
 }
 
 /* Returns the effective priority. An ending tenant defers to all others, including those of its own priority. */
@@ -60,44 +71,82 @@ static uint32_t priority_of(const struct ct_tenant_entry *entry)
     return entry->flags & CT_TENANT_ENDING ? CT_GATE_PRIORITIES : entry->priority;
 }
 
-static void read_peers(struct ct_gate *gate, const struct ct_gate_rules *rules)
+/* Returns whether the process must ask for admission whatever this one's priority is. */
+static int asks_too(const struct ct_gate *gate, const struct ct_gate_peer *peer, uint32_t top)
 {
-    struct ct_gate_peer previous[CT_GATE_TENANTS];
-    const uint32_t previous_count = gate->higher_count;
-    memcpy(previous, gate->higher, sizeof previous[0] * previous_count);
-    uint32_t top = gate->priority;
-    for (uint64_t i = 0; i < rules->tenant_count; i++)
-        top = priority_of(&rules->tenants[i]) < top ? priority_of(&rules->tenants[i]) : top;
-    gate->higher_count = gate->peer_count = 0;
-    gate->must_claim = 0;
-    for (uint64_t i = 0; i < rules->tenant_count; i++) {
-        const struct ct_tenant_entry *entry = &rules->tenants[i];
-        struct ct_gate_peer peer = {.page = page_of(gate, entry->slot),
-                                    .generation = entry->generation,
-                                    .slot = entry->slot,
-                                    .priority = priority_of(entry),
-                                    .limit_ppm = entry->limit_ppm,
-                                    .is_paused = (entry->flags & CT_TENANT_PAUSED) != 0};
-        /* Another generation in our slot is another tenant; then this tenant has no entry. */
-        if ((entry->slot == gate->slot && entry->generation == gate->generation) || !peer.page)
+    return peer->priority > top || (peer->is_sibling && gate->is_ending);
+}
+
+static void add_higher(struct ct_gate *gate, uint32_t previous_count, struct ct_gate_peer *peer)
+{
+    carry_over(gate, previous_count, peer);
+    gate->higher[gate->higher_count++] = *peer;
+}
+
+static void add_peer(struct ct_gate *gate, struct ct_gate_peer *peer)
+{
+    peer->first = gate->peer_count;
+    for (uint32_t i = gate->peer_count; i > 0; i--)
+        if (gate->peers[i - 1].tenant == peer->tenant)
+            peer->first = gate->peers[i - 1].first;
+    gate->sibling_count += (uint32_t)peer->is_sibling;
+    gate->peers[gate->peer_count++] = *peer;
+}
+
+/* Lists the processes of higher priority if `is_higher`, otherwise all others. */
+static void read_peers(struct ct_gate *gate, int is_higher, uint32_t previous_count, uint32_t top)
+{
+    const struct ct_gate_rules *rules = &gate->rules;
+    for (uint64_t i = 0; i < rules->process_count; i++) {
+        const struct ct_tenant_entry *entry = &rules->processes[i];
+        const struct ct_process_pages *pages = ct_process_pages_of(gate->processes, entry->index);
+        /* Another generation at our index is another process; then this process has no entry. */
+        if ((entry->index == gate->index && entry->generation == gate->generation) || !pages || !entry->generation)
             continue;
-        gate->must_claim |= peer.priority > top; /* it must ask as well, whatever its priority compared with ours */
-        if (peer.priority < gate->priority) {
-            carry_over(previous, previous_count, &peer);
-            gate->higher[gate->higher_count++] = peer;
+        struct ct_gate_peer peer = {.page = &pages->gate,
+                                    .generation = entry->generation,
+                                    .index = entry->index,
+                                    .priority = priority_of(entry),
+                                    .tenant = entry->tenant,
+                                    .limit_ppm = entry->limit_ppm,
+                                    .is_paused = (entry->flags & CT_TENANT_PAUSED) != 0,
+                                    .is_sibling = gate->has_entry && entry->tenant == gate->tenant};
+        if ((peer.priority < gate->priority) != is_higher)
+            continue;
+        gate->must_claim |= asks_too(gate, &peer, top);
+        if (is_higher) {
+            add_higher(gate, previous_count, &peer);
         } else {
-            gate->peers[gate->peer_count++] = peer;
+            carry_over_use(gate, previous_count, &peer);
+            add_peer(gate, &peer);
         }
     }
 }
 
-/* Takes over the page from the previous tenant of the slot. The sequence number continues, because readers compare it
- * and must never see it repeat. */
+static void read_all_peers(struct ct_gate *gate)
+{
+    uint32_t top = gate->priority, previous_count = gate->higher_count;
+    for (uint64_t i = 0; i < gate->rules.process_count; i++)
+        top = priority_of(&gate->rules.processes[i]) < top ? priority_of(&gate->rules.processes[i]) : top;
+    gate->must_claim = 0;
+    memcpy(gate->previous, gate->higher, sizeof gate->previous[0] * previous_count);
+    gate->higher_count = 0;
+    read_peers(gate, 1, previous_count, top);
+    previous_count = gate->peer_count;
+    memcpy(gate->previous, gate->peers, sizeof gate->previous[0] * previous_count);
+    gate->peer_count = gate->sibling_count = 0;
+    read_peers(gate, 0, previous_count, top);
+}
+
+/* Begins to use the page under this generation: the process was attached, or attached again. The sequence number
+ * continues, because readers compare it and must never see it repeat. */
 static void take_over_page(struct ct_gate *gate)
 {
     struct ct_gate_page *page = gate->page;
-    if (load_relaxed(&page->generation) == gate->generation)
-        return; /* another process of this tenant was first */
+    if (load_relaxed(&page->generation) == gate->generation) {
+        ct_account_restore(gate);
+        return;
+    }
     store_release(&page->generation, 0);
     _Atomic uint64_t *count = (_Atomic uint64_t *)&page->counts;
     for (size_t i = 0; i < sizeof page->counts / sizeof *count; i++)
@@ -111,7 +160,10 @@ static void take_over_page(struct ct_gate *gate)
     store_relaxed(&page->lost_ns, 0);
     store_relaxed(&page->loss_reports, 0);
     store_relaxed(&page->owes_ns, 0);
+    store_relaxed(&page->used_ns, 0);
+    store_relaxed(&page->min_share_used_ns, 0);
     store_relaxed(&page->min_share_ns, 0);
+    store_relaxed(&page->admitted_until_ns, 0);
     store_relaxed(&page->kernel_count, 0);
     store_relaxed(&page->active_ns, 0);
     store_relaxed(&page->active_counted_ns, 0);
@@ -125,22 +177,19 @@ static void take_over_page(struct ct_gate *gate)
     store_release(&page->generation, gate->generation);
 }
 
-void ct_gate_reread(struct ct_gate *gate)
+/* Reads the process's own entry. A process without one has the lowest priority. */
+static void read_own_entry(struct ct_gate *gate)
 {
-    struct ct_gate_rules rules;
-    uint64_t writes;
-    if (ct_tenant_table_read(gate->table, &rules, &writes) < 0)
-        return; /* the previous rules remain in force, and the next launch tries again */
-    gate->writes = writes;
     gate->has_entry = gate->is_paused = gate->is_ending = 0;
-    gate->priority = CT_GATE_PRIORITIES; /* a tenant without an entry has the lowest priority */
+    gate->priority = CT_GATE_PRIORITIES;
     gate->min_share_ppm = gate->limit_ppm = 0;
     gate->is_static = 0;
-    for (uint64_t i = 0; i < rules.tenant_count; i++) {
-        const struct ct_tenant_entry *entry = &rules.tenants[i];
-        if (entry->slot != gate->slot || entry->generation != gate->generation)
+    for (uint64_t i = 0; i < gate->rules.process_count; i++) {
+        const struct ct_tenant_entry *entry = &gate->rules.processes[i];
+        if (entry->index != gate->index || entry->generation != gate->generation)
             continue;
         gate->has_entry = 1;
+        gate->tenant = entry->tenant;
         gate->priority = priority_of(entry);
         gate->is_paused = (entry->flags & CT_TENANT_PAUSED) != 0;
         gate->is_ending = (entry->flags & CT_TENANT_ENDING) != 0;
@@ -148,13 +197,24 @@ void ct_gate_reread(struct ct_gate *gate)
         gate->limit_ppm = entry->limit_ppm;
         gate->is_static = (entry->flags & CT_TENANT_STATIC) != 0;
     }
-    gate->policy = rules.policy;
-    gate->bound_ns = rules.bound_ns;
-    gate->delay_ppm = min_u64(rules.delay_ppm, CT_GATE_DELAY_MAX_PPM);
-    gate->patience_ns = rules.patience_ns;
-    gate->switch_ns = rules.switch_ns;
-    gate->spin_ppm = rules.spin_ppm;
-    read_peers(gate, &rules);
+}
+
+void ct_gate_reread(struct ct_gate *gate)
+{
+    uint64_t writes;
+    if (ct_tenant_table_read(gate->table, &gate->rules, &writes) < 0)
+        return; /* the previous rules remain in force, and the next launch tries again */
+    const struct ct_gate_rules *rules = &gate->rules;
+    gate->writes = writes;
+    ct_account_gather(gate); /* also from siblings that the new table no longer lists */
+    read_own_entry(gate);
+    gate->policy = rules->policy;
+    gate->bound_ns = rules->bound_ns;
+    gate->delay_ppm = min_u64(rules->delay_ppm, CT_GATE_DELAY_MAX_PPM);
+    gate->patience_ns = rules->patience_ns;
+    gate->switch_ns = rules->switch_ns;
+    gate->spin_ppm = rules->spin_ppm;
+    read_all_peers(gate);
     gate->duty_from_ns = 0; /* measure the activity of the others from now on */
     gate->mine = gate->has_entry ? gate->page : &gate->unlisted_page;
     if (gate->has_entry)
@@ -167,7 +227,7 @@ void ct_gate_reread(struct ct_gate *gate)
         gate->unconfirmed = gate->unconfirmed_ns = gate->charged_until_ns = gate->owed_ns = 0;
 }
 
-/* ---- the tenant's own page --------------------------------------------------------------------------------------- */
+/* ---- the process's own page -------------------------------------------------------------------------------------- */
 
 /* Returns the sum of an instant and a duration, limited to the horizon beyond which readers ignore it. */
 static uint64_t instant_after(uint64_t from_ns, uint64_t more_ns, uint64_t now_ns)
@@ -185,7 +245,7 @@ static uint64_t patience(const struct ct_gate *gate, uint64_t low_ns, uint64_t h
 }
 
 /* Counts the time since the last call, but not more than the announced work and the patience, because a host may simply
- * stop. The instant is in the page, so that concurrent activity of several processes counts once. */
+ * stop. */
 static void count_active(struct ct_gate *gate, uint64_t now_ns)
 {
     struct ct_gate_page *mine = gate->mine;
@@ -225,9 +285,7 @@ void ct_gate_announce(struct ct_gate *gate, const struct ct_launch_request *requ
     store_release(&mine->waits_ns, 0);
     store_release(&mine->quiet_ns, instant_after(next_ns, patience(gate, request->low_ns, request->high_ns), now_ns));
     store_release(&mine->at_ns, now_ns);
-    /* Several processes of a tenant may launch at once: the sequence number must not lose an increment. */
-    fetch_add_release(&mine->sequence, 1);
-    gate->announced++;
+    store_release(&mine->sequence, sequence + 1);
 }
 
 void ct_gate_withdrawn(struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns)

@@ -1,6 +1,6 @@
 /* Launch admission: a pure state machine over shared pages, without CUDA, clock, allocation or system calls.
  *
- * Every tenant announces its launches in its own page. A tenant without higher-priority tenants passes at once. While a
+ * Every process announces its launches in its own page. A tenant without higher-priority tenants passes at once. While a
  * higher-priority tenant (the holder) is active, a kernel passes if it fits into a gap that the holder is expected to
  * leave; while none is active, it passes within a bound. If holders return early, what they lose is recorded as a debt,
  * and while there is a debt lower-priority tenants wait. Therefore the loss is bounded however inaccurate the forecasts
@@ -20,6 +20,11 @@ enum {
                                          * this much less */
     CT_GATE_ASK_TIMEOUT_NS = 50 * 1000, /* a tenant that has not asked for this long sleeps, or is dead */
     CT_GATE_CLAIM_NS = 20 * 1000,       /* a claim that is not released expires after this time */
+    CT_GATE_CLAIM_REFUSED_MAX_NS = 2 * 1000 * 1000, /* a process that was refused the claim for this long ignores it */
+    CT_GATE_CLAIM_REFUSALS = 64,                    /* if it was refused at least this often without a break */
+    CT_GATE_CLAIM_IGNORED_NS = 1000 * 1000 * 1000,  /* and does so for this long */
+    CT_GATE_LOWER_BUSY_MAX_NS = 250 * 1000 * 1000,  /* work that a lower-priority process has shown without interruption
+                                                     * for this long no longer counts */
     CT_GATE_SLEEP_MAX_NS = 5 * 1000 * 1000,
     CT_GATE_WAITED_LONG_NS = 10 * 1000 * 1000, /* a launch that has waited this long no longer defers to tenants of
                                                 * equal priority, and may go even if its length is unknown */
@@ -69,40 +74,52 @@ enum ct_gate_reason {
 };
 _Static_assert((int)CT_GATE_REASONS >= (int)CT_GATE_REASON_COUNT, "a tenant's page has a counter for every reason");
 
-/* Another tenant, from the tenant table. */
+/* Another process, from the tenant table. */
 struct ct_gate_peer {
     const struct ct_gate_page *page;
     uint64_t loss_reports, loss_sequence, lost_ns; /* number of its loss reports, its sequence number then, and the
                                                     * reported loss, as last read */
     uint64_t admission_sequence, latest_sequence; /* its sequence number at our last admission, and the latest one
                                                    * read */
+    uint64_t used_ns, min_share_used_ns;          /* of a sibling: its totals as last read */
+    uint64_t busy_since_ns; /* of lower priority: since when its page has shown work at each of our decisions; 0: it did
+                             * not at the last one */
     uint32_t generation;
-    uint32_t slot, priority;
+    uint32_t index, priority;
+    uint32_t tenant;
+    uint32_t first; /* the number of the first peer of the same tenant in the list */
     uint32_t limit_ppm;
     int is_paused;
+    int is_sibling; /* another process of this tenant */
 };
 
-/* One process of a tenant on one device. Not thread-safe. */
+/* One process on one device. Not thread-safe. */
 struct ct_gate {
     const struct ct_tenant_table *table;
-    struct ct_gate_page *mine; /* the tenant's own page, or unlisted_page */
+    const void *processes;     /* the region of process pages, see gate/process.h */
+    struct ct_gate_page *mine; /* the process's own page, or unlisted_page */
     struct ct_gate_page *page;
     struct ct_arbitration_page *arbitration;
-    uint32_t slot, generation;
-    int is_mps;     /* switching between processes is free; set by the caller once known */
-    uint64_t slots; /* pages in the file as mapped; growth after that is not visible */
+    uint32_t index, generation;
+    int is_mps; /* switching between processes is free; set by the caller once known */
     /* from the tenant table, as of `writes` */
     uint64_t writes;
     int must_ask, is_paused, has_entry;
     int is_ending;  /* at most one launch may be in flight, so that a kill does not find more */
-    int must_claim; /* other tenants must ask too: one decides at a time */
-    uint32_t priority;
+    int must_claim; /* other processes must ask too: one decides at a time */
+    uint32_t priority, tenant;
     uint64_t policy, bound_ns, delay_ppm, patience_ns, switch_ns, spin_ppm, min_share_ppm, limit_ppm;
     int must_share; /* this tenant or one of equal priority has a share */
     int is_static; /* never exceeds the limit, even if the device is idle */
     uint32_t higher_count, peer_count;
-    struct ct_gate_peer higher[CT_GATE_TENANTS]; /* of higher priority */
-    struct ct_gate_peer peers[CT_GATE_TENANTS];  /* of equal or lower priority; they compete for the same gaps */
+    uint32_t sibling_count; /* of the peers */
+    struct ct_gate_peer higher[CT_PROCESSES]; /* of higher priority */
+    struct ct_gate_peer peers[CT_PROCESSES];  /* of equal or lower priority, siblings included; they compete for the
+                                               * same gaps */
+    /* the tenant's account, of which each process has a replica */
+    uint64_t paid_ns, paid_ppm;               /* when all that was used will have been earned, and at which share */
+    uint64_t min_share_ns;                    /* the same for the minimum share */
+    uint64_t siblings_used_ns, siblings_min_share_used_ns; /* used by siblings, not yet in the replica; signed */
     /* this process */
     uint64_t unconfirmed_ns, unconfirmed;       /* admitted while a higher-priority tenant exists, completion not yet
                                                  * observed */
@@ -135,18 +152,25 @@ struct ct_gate {
                                         * context switch is needed */
     uint64_t spent_ns;                 /* budget that was spent, as an instant */
     uint64_t spin_ns;                  /* spinning budget that was used, as an instant */
-    uint64_t announced;                /* launches of this process alone */
+    uint64_t claim_refused_ns;         /* since when every attempt to take the claim was refused; 0: the last was not */
+    uint64_t claim_refusals;           /* number of these attempts */
+    uint64_t claim_ignored_ns;         /* until when the claim is ignored, because it was refused for too long */
     uint64_t held_ns, held_at_ns;      /* longest recent delay of our work by tenants of equal priority, and when it was
                                         * seen */
     int is_lent;                       /* the launch is not charged to the share, because no other tenant wants the
                                         * time */
-    struct ct_gate_page unlisted_page; /* used while the tenant has no entry; not read by others */
+    struct ct_gate_page unlisted_page; /* used while the process has no entry; not read by others */
+    struct ct_gate_rules rules;        /* the table as last read; here because it is too large for the stack of a
+                                        * program's thread */
+    struct ct_gate_peer previous[CT_PROCESSES]; /* the peers before the table was read again; here for the same reason */
 };
 
-/* `file` is the device's file as mapped for reading; `page` is the tenant's page and `arbitration` the arbitration
- * page, both mapped for writing. The node may extend the file at any time: slots beyond `bytes` are not accessed. */
-void ct_gate_open(struct ct_gate *gate, const void *file, size_t bytes, struct ct_gate_page *page,
-                  struct ct_arbitration_page *arbitration, uint32_t slot, uint32_t generation);
+/* `processes` is the region of process pages, mapped for reading; `page` is the process's own gate page and
+ * `arbitration` the arbitration page, both mapped for writing. The process is in the tenant table under this index and
+ * generation. */
+void ct_gate_open(struct ct_gate *gate, const struct ct_tenant_table *table, const void *processes,
+                  struct ct_gate_page *page, struct ct_arbitration_page *arbitration, uint32_t index,
+                  uint32_t generation);
 
 /* Reads the tenant table again. */
 void ct_gate_reread(struct ct_gate *gate);
@@ -186,6 +210,11 @@ void ct_gate_sync(struct ct_gate *gate, uint64_t low_ns, uint64_t high_ns, int i
 
 /* Returns whether a process may sleep on the wake word; if so, a holder whose work has completed must wake it. */
 int ct_gate_has_sleepers(const struct ct_gate *gate, uint64_t now_ns);
+/* Returns how many threads to wake at most: as many as there are processes that may wait for this one. */
+static inline uint32_t ct_gate_wake_limit(const struct ct_gate *gate)
+{
+    return gate->peer_count;
+}
 
 struct ct_gate_answer {
     uint32_t pass, reason;

@@ -1,5 +1,5 @@
 /* The grant page: the resources that the node grants to a tenant. Only the node writes it; readers need neither a lock
- * nor a system call nor a running daemon. */
+ * nor a system call nor a running daemon. In the same memory file the tenant's account follows, see ledger/ledger.h. */
 #ifndef COTENANT_GATE_GRANT_H
 #define COTENANT_GATE_GRANT_H
 
@@ -8,13 +8,17 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { CT_GRANT_BYTES = 4096, CT_GRANT_VERSION = 1 };
+enum {
+    CT_GRANT_BYTES = 16384,         /* the memory of the grant page and the account */
+    CT_GRANT_ACCOUNT_OFFSET = 4096, /* of struct ct_ledger_account */
+    CT_GRANT_VERSION = 2,
+};
 
 enum ct_grant_state { CT_GRANT_FREE = 0, CT_GRANT_ACTIVE = 1, CT_GRANT_REVOKED = 2 };
 
 enum ct_grant_result {
     CT_GRANT_OK = 0,
-    CT_GRANT_TOO_SMALL = 1,     /* the buffer is smaller than one page */
+    CT_GRANT_TOO_SMALL = 1,     /* the buffer is smaller than CT_GRANT_BYTES */
     CT_GRANT_NOT_A_PAGE = 2,    /* not a grant page */
     CT_GRANT_OTHER_VERSION = 3, /* a grant page of another version */
     CT_GRANT_BUSY = 4,          /* the page was rewritten during every attempt */
@@ -48,7 +52,7 @@ struct ct_grant_page {
     _Atomic uint64_t copy[2][16];
 };
 
-_Static_assert(sizeof(struct ct_grant_page) <= CT_GRANT_BYTES, "a grant page is one page");
+_Static_assert(sizeof(struct ct_grant_page) <= CT_GRANT_ACCOUNT_OFFSET, "the account is after the grant page");
 _Static_assert(CT_GRANT_WORDS <= 16, "the grant fits its copy");
 
 /* Initializes the page with state CT_GRANT_FREE. The memory must be zero or an older grant page. */

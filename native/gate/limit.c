@@ -1,7 +1,8 @@
-/* Shares of the device. The use of a tenant is one instant in its page: when all that it has used will have been earned
- * at its share. All its processes update it by compare-and-swap, so there is no lock that a dead process could hold. */
+/* Shares of the device. The use of a tenant is one instant: when all that its processes have used will have been earned
+ * at its share. */
 #include "gate/limit.h"
 
+#include "gate/account.h"
 #include "gate/debt.h"
 #include "gate/cost.h"
 #include "gate/internal.h"
@@ -18,10 +19,11 @@ static uint64_t use_of(const struct ct_gate *gate, const struct ct_launch_reques
 /* Returns the tenant's use as an instant. Unused time older than the window is lost: a tenant that idled gets a small
  * burst at most, and a new tenant gets none. A tenant that was recently delayed by kernels of equal priority may catch
  * up on the delay. */
-static uint64_t use_instant(const struct ct_gate *gate, uint64_t paid_ns, uint64_t now_ns)
+static uint64_t use_instant(const struct ct_gate *gate, uint64_t now_ns)
 {
     const uint64_t held_ns = sat_sub_u64(now_ns, gate->held_at_ns) <= CT_LIMIT_HELD_FOR_NS ? gate->held_ns : 0;
-    return plausible(paid_ns, now_ns) ? max_u64(paid_ns, sat_sub_u64(now_ns, CT_LIMIT_WINDOW_NS + 2 * held_ns))
+    return plausible(gate->paid_ns, now_ns)
+        ? max_u64(gate->paid_ns, sat_sub_u64(now_ns, CT_LIMIT_WINDOW_NS + 2 * held_ns))
         : now_ns;
 }
 
@@ -34,88 +36,71 @@ void ct_limit_held(struct ct_gate *gate, uint64_t held_ns, uint64_t now_ns)
     gate->held_at_ns = now_ns;
 }
 
-/* Charges or refunds an amount of use. */
-static void charge_use(struct ct_gate *gate, uint64_t use_ns, int is_refund, uint64_t now_ns)
-{
-    const uint64_t earned_ns = ct_gate_time_to_earn(use_ns, gate->limit_ppm);
-    uint64_t before_ns = load_relaxed(&gate->mine->paid_ns), paid_ns;
-    do {
-        const uint64_t from_ns = use_instant(gate, before_ns, now_ns);
-        paid_ns = is_refund ? sat_sub_u64(from_ns, earned_ns)
-            : min_u64(sat_add_u64(from_ns, earned_ns), sat_add_u64(now_ns, CT_GATE_HORIZON_NS));
-    } while (!atomic_compare_exchange_weak_explicit(&gate->mine->paid_ns, &before_ns, paid_ns, memory_order_relaxed,
-                                                    memory_order_relaxed));
-}
-
 void ct_limit_charge(struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns)
 {
     if (!gate->limit_ppm || gate->is_lent)
         return;
-    charge_use(gate, use_of(gate, request), 0, now_ns);
+    ct_account_charge(gate, use_instant(gate, now_ns), use_of(gate, request), now_ns);
     store_relaxed(&gate->mine->part_ppm, sat_sub_u64(CT_LIMIT_WHOLE_PPM, request->free_ppm));
 }
 
 void ct_limit_refund(struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns)
 {
     if (gate->limit_ppm && !gate->is_lent)
-        charge_use(gate, use_of(gate, request), 1, now_ns);
+        ct_account_refund(gate, use_instant(gate, now_ns), use_of(gate, request));
 }
 
 void ct_gate_measured(struct ct_gate *gate, uint64_t charged_ns, uint64_t used_ns, uint64_t now_ns)
 {
-    if (gate->limit_ppm && charged_ns != used_ns)
-        charge_use(gate, charged_ns > used_ns ? charged_ns - used_ns : used_ns - charged_ns, charged_ns > used_ns,
-                   now_ns);
-}
-
-/* Converts the debt when the share changes: a larger share pays it off earlier. The first process that sees the change
- * does so. */
-static void rescale(struct ct_gate *gate, uint64_t now_ns)
-{
-    uint64_t rate_ppm = load_relaxed(&gate->mine->paid_ppm);
-    if (rate_ppm == gate->limit_ppm ||
-        !atomic_compare_exchange_strong_explicit(&gate->mine->paid_ppm, &rate_ppm, gate->limit_ppm,
-                                                 memory_order_relaxed,
-                                                 memory_order_relaxed))
+    if (!gate->limit_ppm || charged_ns == used_ns)
         return;
-    uint64_t before_ns = load_relaxed(&gate->mine->paid_ns), paid_ns;
-    do {
-        const uint64_t debt_ns = sat_sub_u64(plausible(before_ns, now_ns), now_ns);
-        if (!debt_ns || !rate_ppm || rate_ppm > CT_LIMIT_WHOLE_PPM)
-            return;
-        paid_ns = sat_add_u64(now_ns, ct_gate_time_to_earn(debt_ns * rate_ppm / CT_LIMIT_WHOLE_PPM, gate->limit_ppm));
-    } while (!atomic_compare_exchange_weak_explicit(&gate->mine->paid_ns, &before_ns, paid_ns, memory_order_relaxed,
-                                                    memory_order_relaxed));
+    const uint64_t from_ns = use_instant(gate, now_ns);
+    if (charged_ns > used_ns)
+        ct_account_refund(gate, from_ns, charged_ns - used_ns);
+    else
+        ct_account_charge(gate, from_ns, used_ns - charged_ns, now_ns);
 }
 
 /* ---- tenants that have used their share --------------------------------------------------------------------------- */
 
 /* Returns until when the tenant has used up its share; 0: it has not. A tenant runs ahead and then waits until all of
- * it is earned, so that it need not wake up for every kernel. */
+ * it is earned, so that it need not wake up for every kernel. All its processes wait, until the same
+ * instant: otherwise those that do not would use all that the others wait for. */
 static uint64_t share_used_until(struct ct_gate *gate, uint64_t now_ns)
 {
-    rescale(gate, now_ns);
-    const uint64_t ahead_ns = sat_sub_u64(plausible(load_relaxed(&gate->mine->paid_ns), now_ns), now_ns);
-    const int is_over = ahead_ns > CT_LIMIT_AHEAD_NS || (ahead_ns && load_relaxed(&gate->mine->over_ns));
-    const uint64_t until_ns = is_over ? sat_add_u64(now_ns, ahead_ns) : 0;
+    ct_account_rescale(gate, now_ns);
+    const uint64_t ahead_ns = ct_account_ahead(gate, now_ns);
+    const uint64_t over_ns = load_relaxed(&gate->mine->over_ns);
+    const int is_waiting = gate->sibling_count ? over_ns > now_ns || ct_account_sibling_is_over(gate, now_ns)
+                                               : over_ns != 0;
+    const int has_run_ahead = ahead_ns > CT_LIMIT_AHEAD_NS || (ahead_ns && is_waiting);
+    const uint64_t until_ns = has_run_ahead ? sat_add_u64(now_ns, ahead_ns) : 0;
     store_release(&gate->mine->over_ns, until_ns);
     return until_ns;
 }
 
-/* Returns whether a peer has used up its share. */
-static int peer_is_over(const struct ct_gate_page *page, uint64_t now_ns)
+/* Returns whether a process states that its tenant has used up its share. */
+static int is_over(const struct ct_gate_page *page, uint64_t now_ns)
 {
     return plausible(load_acquire(&page->over_ns), now_ns) > now_ns ||
         sat_sub_u64(plausible(load_relaxed(&page->paid_ns), now_ns), now_ns) > CT_LIMIT_AHEAD_NS;
 }
 
-/* Returns when all work of this tenant and its peers is expected to be complete: until then no single tenant's work
- * need be. */
+/* Returns whether the peer competes with this process for shares: another tenant of equal priority, not paused. */
+static int competes(const struct ct_gate *gate, const struct ct_gate_peer *peer)
+{
+    return peer->priority == gate->priority && !peer->is_sibling && !peer->is_paused &&
+        (peer->limit_ppm || gate->limit_ppm) && load_acquire(&peer->page->generation) == peer->generation;
+}
+
+/* Returns when all work of this tenant and those of equal priority is expected to be complete: until then no single
+ * tenant's work need be. */
 static uint64_t all_complete_at(const struct ct_gate *gate, uint64_t now_ns)
 {
     uint64_t last_ns = plausible(load_relaxed(&gate->mine->busy_ns), now_ns);
     for (uint32_t i = 0; i < gate->peer_count; i++)
-        if (load_acquire(&gate->peers[i].page->generation) == gate->peers[i].generation)
+        if (gate->peers[i].priority == gate->priority &&
+            load_acquire(&gate->peers[i].page->generation) == gate->peers[i].generation)
             last_ns = max_u64(last_ns, plausible(load_acquire(&gate->peers[i].page->busy_ns), now_ns));
     return last_ns;
 }
@@ -155,14 +140,16 @@ static int peer_has_demand(const struct ct_gate *gate, const struct ct_launch_re
     const uint64_t busy_ns = max_u64(plausible(load_relaxed(&gate->mine->busy_ns), now_ns), now_ns);
     const uint64_t until_ns = sat_add_u64(busy_ns, weight_of(gate, request->expect_ns)),
         all_complete_ns = all_complete_at(gate, now_ns);
+    uint8_t tenant_is_over[CT_PROCESSES] = {0}; /* by the number of the tenant's first process */
     for (uint32_t i = 0; i < gate->peer_count; i++) {
         const struct ct_gate_peer *peer = &gate->peers[i];
-        if (peer->priority != gate->priority || peer->is_paused || (!peer->limit_ppm && !gate->limit_ppm) ||
-            load_acquire(&peer->page->generation) != peer->generation || !load_acquire(&peer->page->sequence) ||
-                leaves_capacity(gate, peer))
-            continue;
-        if ((!peer->limit_ppm || !peer_is_over(peer->page, now_ns)) &&
-            has_demand(peer->page, all_complete_ns, until_ns, now_ns))
+        if (peer->limit_ppm && competes(gate, peer))
+            tenant_is_over[peer->first] |= (uint8_t)is_over(peer->page, now_ns);
+    }
+    for (uint32_t i = 0; i < gate->peer_count; i++) {
+        const struct ct_gate_peer *peer = &gate->peers[i];
+        if (competes(gate, peer) && !tenant_is_over[peer->first] && load_acquire(&peer->page->sequence) &&
+            !leaves_capacity(gate, peer) && has_demand(peer->page, all_complete_ns, until_ns, now_ns))
             return 1;
     }
     return 0;
@@ -173,7 +160,8 @@ int ct_limit_must_ask(const struct ct_gate *gate)
     if (gate->limit_ppm && gate->is_static)
         return 1;
     for (uint32_t i = 0; i < gate->peer_count; i++)
-        if (gate->peers[i].priority == gate->priority && (gate->limit_ppm || gate->peers[i].limit_ppm))
+        if (gate->peers[i].priority == gate->priority && !gate->peers[i].is_sibling &&
+            (gate->limit_ppm || gate->peers[i].limit_ppm))
             return 1;
     return 0;
 }
@@ -211,17 +199,29 @@ static uint64_t whole_device_time(uint64_t length_ns, uint64_t part_ppm)
     return min_u64(length_ns, CT_GATE_HORIZON_NS) * part_ppm / CT_LIMIT_WHOLE_PPM;
 }
 
+/* Returns whether a process of this tenant is expected to have work on the device. */
+static int tenant_is_busy(const struct ct_gate *gate, uint64_t now_ns)
+{
+    for (uint32_t i = 0; i < gate->peer_count && gate->sibling_count; i++) {
+        const struct ct_gate_peer *peer = &gate->peers[i];
+        if (peer->is_sibling && load_acquire(&peer->page->generation) == peer->generation &&
+            plausible(load_acquire(&peer->page->busy_ns), now_ns) > now_ns)
+            return 1;
+    }
+    return plausible(load_relaxed(&gate->mine->busy_ns), now_ns) > now_ns;
+}
+
 /* An ending tenant has at most one launch on the device, over all its processes, so that a kill does not find more. */
 int ct_limit_is_full(const struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns)
 {
     const uint64_t weight_ns = weight_of(gate, request->expect_ns);
     if (gate->is_ending)
-        return gate->unconfirmed || plausible(load_relaxed(&gate->mine->busy_ns), now_ns) > now_ns;
+        return gate->unconfirmed || tenant_is_busy(gate, now_ns);
     if (gate->higher_count)
         return gate->unconfirmed > 1 && sat_add_u64(gate->unconfirmed_ns, weight_ns) > ct_cost_bound(gate, request);
     /* A tenant that is alone is limited by its own share only. */
     const uint64_t part_ppm = max_u64(sat_sub_u64(CT_LIMIT_WHOLE_PPM, request->free_ppm), CT_LIMIT_MIN_PART_PPM);
-    return gate->peer_count && gate->unconfirmed > 1 &&
+    return gate->peer_count > gate->sibling_count && gate->unconfirmed > 1 &&
            whole_device_time(sat_add_u64(gate->unconfirmed_ns, weight_ns), part_ppm) > max_u64(gate->bound_ns,
                                                                                                CT_LIMIT_AHEAD_NS);
 }

@@ -40,6 +40,25 @@ static int64_t weighted_loss(const struct ct_gate *gate, int64_t late_ns, uint64
                                        WEIGHT_MAX * lost_ns));
 }
 
+static int ran_since(const struct ct_gate_page *page, uint64_t begin_ns, uint64_t now_ns)
+{
+    return plausible(load_relaxed(&page->admitted_until_ns), now_ns) >= begin_ns;
+}
+
+/* Returns whether work that had to ask was expected to run after an instant. */
+static int asked_work_ran_since(const struct ct_gate *gate, uint64_t begin_ns, uint64_t now_ns)
+{
+    for (uint32_t i = 0; i < gate->peer_count; i++)
+        if (load_acquire(&gate->peers[i].page->generation) == gate->peers[i].generation &&
+            ran_since(gate->peers[i].page, begin_ns, now_ns))
+            return 1;
+    for (uint32_t i = 0; i < gate->higher_count; i++)
+        if (load_acquire(&gate->higher[i].page->generation) == gate->higher[i].generation &&
+            ran_since(gate->higher[i].page, begin_ns, now_ns))
+            return 1;
+    return ran_since(gate->mine, begin_ns, now_ns);
+}
+
 void ct_loss_drained(struct ct_gate *gate, uint64_t now_ns)
 {
     struct ct_gate_burst *burst = &gate->burst;
@@ -51,7 +70,7 @@ void ct_loss_drained(struct ct_gate *gate, uint64_t now_ns)
         sat_sub_u64(now_ns, due_ns) > CT_GATE_HORIZON_NS)
         return;
     const int64_t late_ns = (int64_t)(now_ns - due_ns);
-    if (plausible(load_relaxed(&gate->arbitration->admitted_until_ns), now_ns) < begin_ns) {
+    if (!asked_work_ran_since(gate, begin_ns, now_ns)) {
         burst->clean_count += burst->clean_count < CLEAN_MAX;
         burst->clean_ns += (late_ns - burst->clean_ns) / (int64_t)burst->clean_count;
         burst->overlapped = 0;
@@ -67,9 +86,8 @@ void ct_loss_drained(struct ct_gate *gate, uint64_t now_ns)
 void ct_loss_publish(struct ct_gate *gate, uint64_t now_ns)
 {
     const uint64_t busy_ns = load_relaxed(&gate->mine->busy_ns);
-    /* If two tenants store at once, the later instant should win; either is close enough. */
-    if (plausible(load_relaxed(&gate->arbitration->admitted_until_ns), now_ns) < busy_ns)
-        store_relaxed(&gate->arbitration->admitted_until_ns, busy_ns);
+    if (plausible(load_relaxed(&gate->mine->admitted_until_ns), now_ns) < busy_ns)
+        store_relaxed(&gate->mine->admitted_until_ns, busy_ns);
 }
 
 uint64_t ct_loss_reported(const struct ct_gate_peer *peer)
@@ -94,6 +112,9 @@ static void update_scale(struct ct_gate_scale *scale, int64_t lost_ns, int64_t c
 {
     scale->lost_ns += lost_ns;
     scale->charged_ns += charged_ns;
+    /* Reports without charges have no effect beyond this, and must not overflow in the long run. */
+    scale->lost_ns = scale->lost_ns > IMPLAUSIBLE_NS ? IMPLAUSIBLE_NS : scale->lost_ns;
+    scale->lost_ns = scale->lost_ns < -IMPLAUSIBLE_NS ? -IMPLAUSIBLE_NS : scale->lost_ns;
     if (scale->charged_ns > HISTORY_NS) {
         scale->lost_ns /= 2;
         scale->charged_ns /= 2;

@@ -1,10 +1,11 @@
-/* The shared file of a device, through which its tenants coordinate. The node creates it and every tenant maps it.
+/* The pages through which the processes of a device coordinate.
  *
- * Page 0 is the tenant table, which only the node writes. Page 1 is the arbitration page, which tenants that may have
- * to wait write. Page 2 + slot belongs to the tenant in that slot, which alone writes it. Every tenant maps the whole
- * file for reading, and its own page and the arbitration page for writing, so that a stray write damages no other
- * tenant's page. No word can be left locked by a dead process: everything that could block others contains the instant
- * at which it expires. All instants are CLOCK_MONOTONIC nanoseconds, or those of a caller with its own clock. */
+ * The tenant table is written by the node alone. Every process writes its own gate page (see gate/process.h) and maps
+ * those of all others for reading: each page is a sealed memory file that only its writer has mapped for writing. Only
+ * the arbitration page has several writers, the processes that may have to wait; no decision about a process of higher
+ * priority depends on it. Whatever a process reads from a page of another process may be wrong on purpose: instants
+ * beyond the horizon are ignored, sums saturate, and nothing that could block others lasts longer than the instant at
+ * which it expires. All instants are CLOCK_MONOTONIC nanoseconds, or those of a caller with its own clock. */
 #ifndef COTENANT_GATE_PAGES_H
 #define COTENANT_GATE_PAGES_H
 
@@ -15,8 +16,9 @@
 
 enum {
     CT_GATE_PAGE_BYTES = 4096,
-    CT_GATE_VERSION = 2,
-    CT_GATE_TENANTS = 96, /* tenants of one device; the node admits no more */
+    CT_GATE_VERSION = 3,
+    CT_TABLE_BYTES = 16384, /* the memory of a tenant table */
+    CT_PROCESSES = 256,     /* processes of one device; the node attaches no more */
     CT_GATE_PRIORITIES = 10,
     CT_GATE_RECENT = 32,
     CT_GATE_BUCKETS = 40,           /* one for each power of two of nanoseconds; 2^39 ns are nine minutes */
@@ -27,11 +29,6 @@ enum {
 };
 
 #define CT_GATE_NEVER UINT64_MAX
-
-static inline size_t ct_gate_offset(uint32_t slot)
-{
-    return (size_t)CT_GATE_PAGE_BYTES * (2 + (size_t)slot);
-}
 
 /* ---- the tenant table -------------------------------------------------------------------------------------------- */
 
@@ -48,15 +45,19 @@ enum ct_tenant_flag {
     CT_TENANT_STATIC = 8, /* never exceeds its limit, even if the device is idle */
 };
 
+/* One process. All processes of a tenant have the same priority, flags and shares. */
 struct ct_tenant_entry {
-    uint32_t generation;
-    uint16_t slot;
-    uint8_t priority; /* 0 is the highest, 9 the lowest */
-    uint8_t flags;    /* enum ct_tenant_flag */
-    /* These two were one 64-bit word before limits existed; an older node leaves zeros in the second. */
+    uint32_t generation; /* of the process: unique among all processes that the node ever attached; never 0 */
+    uint16_t index;      /* where its pages are mapped, see gate/process.h */
+    uint8_t priority;    /* 0 is the highest, 9 the lowest */
+    uint8_t flags;       /* enum ct_tenant_flag */
     uint32_t min_share_ppm; /* share of time that is granted whatever higher-priority tenants do; 0: none */
     uint32_t limit_ppm; /* share of the device among tenants of equal priority, which is also its limit; 0: none */
+    uint32_t tenant;    /* slot of the tenant; processes with the same number are siblings */
+    uint32_t tenant_generation; /* for readers of the table; the gate does not need it */
 };
+
+enum { CT_TENANT_ENTRY_WORDS = sizeof(struct ct_tenant_entry) / sizeof(uint64_t) };
 
 /* The rules of the node for one device; replaced as a whole. */
 struct ct_gate_rules {
@@ -67,8 +68,8 @@ struct ct_gate_rules {
     uint64_t switch_ns;   /* cost of switching to another process and back; 0 under MPS */
     uint64_t spin_ppm;    /* fraction of a processor that a waiting tenant may spend on spinning */
     uint64_t reserved;
-    uint64_t tenant_count; /* entries in use */
-    struct ct_tenant_entry tenants[CT_GATE_TENANTS];
+    uint64_t process_count; /* entries in use */
+    struct ct_tenant_entry processes[CT_PROCESSES];
 };
 
 enum { CT_GATE_RULES_WORDS = sizeof(struct ct_gate_rules) / sizeof(uint64_t) };
@@ -76,29 +77,28 @@ enum { CT_GATE_RULES_WORDS = sizeof(struct ct_gate_rules) / sizeof(uint64_t) };
 /* Two copies and a count of completed writes, as in a grant page: no reader waits for a writer that died. */
 struct ct_tenant_table {
     uint64_t magic, version;
-    _Atomic uint64_t slots; /* pages in the file; it may grow while tenants use it */
-    uint64_t reserved[5];
+    uint64_t reserved[6];
     _Alignas(64) _Atomic uint64_t writes;
     _Alignas(64) _Atomic uint64_t copy[2][CT_GATE_RULES_WORDS];
 };
-_Static_assert(sizeof(struct ct_tenant_table) <= CT_GATE_PAGE_BYTES, "the tenant table is one page");
+_Static_assert(sizeof(struct ct_tenant_table) <= CT_TABLE_BYTES, "the tenant table fits its memory");
 
 /* ---- the arbitration page ---------------------------------------------------------------------------------------- */
 
 struct ct_arbitration_page {
-    _Alignas(64) _Atomic uint64_t claim;             /* the tenant that decides now: slot, generation, and expiry; 0:
-                                                      * none */
-    _Alignas(64) _Atomic uint64_t debt_ns;           /* when the loss of higher-priority tenants will be paid off, as
-                                                      * far as the tenants that caused it are still present */
-    _Alignas(64) _Atomic uint64_t asleep_until_ns;   /* a process may sleep on the wake word until then */
-    _Atomic uint32_t wake_word;                      /* a futex, incremented by a holder whose work has completed */
-    _Alignas(64) _Atomic uint64_t admitted_until_ns; /* work of tenants that had to ask is expected to run until then */
-    _Atomic uint64_t charged_ns;                     /* total estimated loss of higher-priority tenants */
+    _Alignas(64) _Atomic uint64_t claim;           /* the process that decides now: index, generation, and expiry; 0:
+                                                    * none */
+    _Alignas(64) _Atomic uint64_t debt_ns;         /* when the loss of higher-priority tenants will be paid off. Only
+                                                    * to add concurrent charges: what counts is `owes_ns` in the gate
+                                                    * pages */
+    _Alignas(64) _Atomic uint64_t asleep_until_ns; /* a process may sleep on the wake word until then */
+    _Atomic uint32_t wake_word;                    /* a futex, incremented by a holder whose work has completed */
+    _Alignas(64) _Atomic uint64_t charged_ns;      /* total estimated loss of higher-priority tenants */
 };
 
-/* ---- a tenant's page --------------------------------------------------------------------------------------------- */
+/* ---- a process's gate page ---------------------------------------------------------------------------------------- */
 
-/* Counters that `cotenant top` displays; only the tenant writes them. */
+/* Counters that `cotenant top` displays; only the process writes them. */
 struct ct_gate_counts {
     _Atomic uint64_t launches;                /* all launches that passed */
     _Atomic uint64_t passed[CT_GATE_REASONS]; /* by enum ct_gate_reason */
@@ -121,7 +121,7 @@ struct ct_gate_counts {
     _Atomic uint64_t stuck;               /* passed because nothing ended for too long */
 };
 
-/* Latencies of the tenant's requests; see gate/request.h. */
+/* Latencies of the process's requests; see gate/request.h. */
 struct ct_gate_requests {
     _Atomic uint64_t ended, over, sum_ns; /* requests that ended, those that missed the SLO, and the sum of all
                                            * latencies */
@@ -138,11 +138,11 @@ struct ct_gate_page {
     _Atomic uint64_t quiet_ns;              /* from then on the tenant is quiet, unless it launches before */
     _Atomic uint64_t next_ns;               /* no further launch is expected before then */
     _Atomic uint64_t busy_ns;               /* announced work is expected to be complete by then */
-    _Atomic uint64_t generation;            /* the tenant that the page belongs to; words of an earlier tenant are
-                                             * ignored */
+    _Atomic uint64_t generation;            /* of the process, as in its entry of the tenant table; 0: it is not
+                                             * attached, and no word counts */
     _Atomic uint64_t latest_ns;             /* a launch after this instant would be later than nearly all were */
     _Atomic uint64_t waits_ns;              /* when its host began to wait for its work; 0: it does not wait */
-    /* What other waiting tenants read. */
+    /* What other waiting processes read. */
     _Alignas(64) _Atomic uint64_t wanted_ns;                 /* the gap that the waiting kernel needs, plus one; 0: none
                                                               * waits; CT_GATE_NEVER: no gap suffices */
     _Atomic uint64_t kernel_count;                           /* kernels announced; the launch of a graph contains
@@ -158,30 +158,43 @@ struct ct_gate_page {
     _Alignas(64) _Atomic uint64_t recent_ns[CT_GATE_RECENT]; /* instants of the latest launches, indexed by sequence
                                                               * number */
     _Alignas(64) struct ct_gate_counts counts;
-    /* Use of the share. Added at the end, because older processes do not know it. */
-    _Alignas(64) _Atomic uint64_t paid_ns; /* when all that it used will have been earned */
+    /* Use of the share. `used_ns` and `min_share_used_ns` are totals, from which the siblings compute differences. */
+    _Alignas(64) _Atomic uint64_t paid_ns; /* when all that its tenant used, as far as it knows, will have been
+                                            * earned */
     _Atomic uint64_t paid_ppm;             /* the share at which it is earned */
-    _Atomic uint64_t over_ns;              /* until when it has used up its share; 0: it has not */
+    _Atomic uint64_t over_ns;              /* until when its tenant has used up its share; 0: it has not */
     _Atomic uint64_t part_ppm;             /* fraction of the device that its latest work occupies */
+    _Atomic uint64_t used_ns;              /* charges minus refunds of this process */
+    _Atomic uint64_t min_share_used_ns;    /* device time of its launches by the minimum share */
     _Alignas(64) struct ct_gate_requests requests;
     _Alignas(64) _Atomic uint64_t lost_ns; /* total delay of its work compared with running alone; signed, because only
                                             * the sum of many is meaningful */
     _Atomic uint64_t loss_reports;         /* number of additions to lost_ns */
-    _Atomic uint64_t owes_ns;              /* when the debt of the arbitration page ended at this tenant's last
-                                            * charge */
-    _Atomic uint64_t min_share_ns;         /* use of its minimum share, as the instant when it will have been earned */
+    _Atomic uint64_t owes_ns;              /* when the debt to higher-priority tenants ended at its last charge */
+    _Atomic uint64_t min_share_ns;         /* use of the minimum share, as the instant when it will have been earned */
+    _Atomic uint64_t admitted_until_ns;    /* its work that had to ask is expected to run until then */
+    _Atomic uint64_t mapped_epoch;         /* it has mapped the pages of all processes attached up to this epoch */
 };
-_Static_assert(sizeof(struct ct_gate_page) <= CT_GATE_PAGE_BYTES, "a tenant's page is one page");
+_Static_assert(sizeof(struct ct_gate_page) <= CT_GATE_PAGE_BYTES, "a gate page is one page");
 
-/* ---- called by the node ------------------------------------------------------------------------------------------ */
+/* ---- the tenant table's functions --------------------------------------------------------------------------------- */
 
-/* Initializes the tenant table of a file with this many slots. An existing table keeps its contents at every instant,
- * for concurrent readers; only the number of slots may grow. */
-int ct_tenant_table_init(void *memory, size_t bytes, uint64_t slots);
-int ct_tenant_table_check(const void *memory, size_t bytes); /* 0: a tenant table of this version */
+/* Called by the node. Initializes an empty table; an existing one keeps its contents. Returns -1 if the memory is smaller
+ * than CT_TABLE_BYTES. */
+int ct_tenant_table_init(void *memory, size_t bytes);
 void ct_tenant_table_write(struct ct_tenant_table *table, const struct ct_gate_rules *rules);
-/* Returns 0, or -1 if the table was rewritten during every attempt. `writes` receives the count that the rules belong
- * to. */
+
+int ct_tenant_table_check(const void *memory, size_t bytes); /* 0: a tenant table of this version */
+/* Returns 0, or -1 if the table was rewritten during every attempt; the rules are then undefined. `writes` receives the
+ * count that the rules belong to. */
 int ct_tenant_table_read(const struct ct_tenant_table *table, struct ct_gate_rules *rules, uint64_t *writes);
+
+/* A process in the tenant table. */
+struct ct_process_id {
+    uint32_t index, generation;
+};
+/* Lists the processes of a tenant. Returns their number, or -1 if the table was rewritten during every attempt. */
+int ct_tenant_table_siblings(const struct ct_tenant_table *table, uint32_t tenant,
+                             struct ct_process_id siblings[CT_PROCESSES]);
 
 #endif

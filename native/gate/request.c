@@ -1,4 +1,4 @@
-/* Counts a tenant's requests in its page. */
+/* Counts a process's requests in its page. */
 #include "gate/request.h"
 
 #include "gate/internal.h"
@@ -13,24 +13,9 @@ void ct_gate_request_ended(struct ct_gate_page *page, uint64_t latency_ns, uint6
     fetch_add_release(&requests->ended, 1);
 }
 
-/* Returns whether the instant is beyond the horizon: a dead process left it behind. */
-static int is_stale(uint64_t began_ns, uint64_t now_ns)
+void ct_gate_request_oldest(struct ct_gate_page *page, uint64_t began_ns)
 {
-    return sat_sub_u64(now_ns, began_ns) > CT_GATE_HORIZON_NS || sat_sub_u64(began_ns, now_ns) > CT_GATE_HORIZON_NS;
-}
-
-void ct_gate_request_oldest(struct ct_gate_page *page, uint64_t previous_ns, uint64_t began_ns, uint64_t now_ns)
-{
-    _Atomic uint64_t *oldest_ns = &page->requests.began_ns;
-    uint64_t published_ns = load_relaxed(oldest_ns);
-    do {
-        const int is_ours = published_ns == previous_ns || is_stale(published_ns, now_ns);
-        if (published_ns && !is_ours && (!began_ns || published_ns <= began_ns))
-            return; /* another process has an older one */
-        if (published_ns == began_ns)
-            return;
-    } while (!atomic_compare_exchange_weak_explicit(oldest_ns, &published_ns, began_ns, memory_order_relaxed,
-                                                    memory_order_relaxed));
+    store_relaxed(&page->requests.began_ns, began_ns);
 }
 
 void ct_gate_request_set_reported(struct ct_gate_page *page)
@@ -38,9 +23,13 @@ void ct_gate_request_set_reported(struct ct_gate_page *page)
     store_relaxed(&page->requests.is_reported, 1);
 }
 
-int ct_gate_request_is_reported(const struct ct_gate_page *page)
+int ct_gate_request_is_reported(const struct ct_gate *gate)
 {
-    return load_relaxed(&page->requests.is_reported) != 0;
+    for (uint32_t i = 0; i < gate->peer_count && gate->sibling_count; i++)
+        if (gate->peers[i].is_sibling && load_acquire(&gate->peers[i].page->generation) == gate->peers[i].generation &&
+            load_relaxed(&gate->peers[i].page->requests.is_reported))
+            return 1;
+    return load_relaxed(&gate->mine->requests.is_reported) != 0;
 }
 
 void ct_gate_request_clear(struct ct_gate_page *page)

@@ -1,11 +1,11 @@
-/* Latencies of a tenant's requests: running totals in its page, from which readers compute differences.
+/* Latencies of a process's requests: running totals in its gate page, from which readers compute differences.
  *
- * Several threads and processes of a tenant may write at once, so every word is updated by an atomic addition. A reader
- * sees each word separately: a request that has ended may be visible in one word and not yet in another. */
+ * Several threads may write at once, so every word is updated by an atomic addition. A reader sees each word separately:
+ * a request that has ended may be visible in one word and not yet in another. */
 #ifndef COTENANT_GATE_REQUEST_H
 #define COTENANT_GATE_REQUEST_H
 
-#include "gate/pages.h"
+#include "gate/gate.h"
 
 /* There are sixteen buckets for each power of two. The first also counts what is shorter than 2^14 ns, the last what is
  * longer than 2^36 ns. */
@@ -21,16 +21,15 @@ static inline uint32_t ct_gate_request_bucket(uint64_t latency_ns)
 /* Counts a request that took `latency_ns`; `slo_ns` is its objective, 0 if there is none. */
 void ct_gate_request_ended(struct ct_gate_page *page, uint64_t latency_ns, uint64_t slo_ns);
 
-/* Publishes when the oldest request in progress of this process began; `previous_ns` is what it published before (0:
- * none). The page has the oldest one of all processes of the tenant. An entry of a dead process is replaced once it is
- * older than the horizon. */
-void ct_gate_request_oldest(struct ct_gate_page *page, uint64_t previous_ns, uint64_t began_ns, uint64_t now_ns);
+/* Publishes when the oldest request in progress began; 0: none is. */
+void ct_gate_request_oldest(struct ct_gate_page *page, uint64_t began_ns);
 
 /* A program that reports its requests sets this with the first one: from then on detected requests are not counted. */
 void ct_gate_request_set_reported(struct ct_gate_page *page);
-int ct_gate_request_is_reported(const struct ct_gate_page *page);
+/* Returns whether this process or another one of its tenant reports requests. */
+int ct_gate_request_is_reported(const struct ct_gate *gate);
 
-/* Resets the counters; called by the first process of a tenant. */
+/* Resets the counters; called when the process gets another generation. */
 void ct_gate_request_clear(struct ct_gate_page *page);
 
 #endif

@@ -1,131 +1,109 @@
-/* The line of a process: claiming it, and reserving memory in it. */
+/* The line of a process: reserving memory in it, and the sum over the lines of a tenant. */
 #include "ledger/internal.h"
 
-#include <string.h>
 
-/* ---- claiming a line ---------------------------------------------------------------------------------------------- */
-
-static void clear_line(struct ct_ledger_line *line)
+void ct_ledger_open(struct ct_ledger *ledger, const struct ct_tenant_table *table, const void *processes,
+                    const struct ct_ledger_account *account, struct ct_ledger_page *page, uint32_t index,
+                    uint32_t generation, uint32_t tenant)
 {
-    store_seq_cst(&line->allocated_bytes, 0);
-    store_seq_cst(&line->own_bytes, 0);
-    store_seq_cst(&line->managed_bytes, 0);
-    store_seq_cst(&line->contexts, 0);
-    store_seq_cst(&line->code_bytes, 0);
-    store_seq_cst(&line->own_version, load_seq_cst(&line->own_version) + 1); /* the measurement was of another
-                                                                              * process */
-    store_seq_cst(&line->excess_bytes, 0);
-    store_seq_cst(&line->ended, load_seq_cst(&line->begun));
-    store_seq_cst(&line->wanted_bytes, 0);
-    store_seq_cst(&line->fault, 0);
+    *ledger = (struct ct_ledger){.table = table,
+                                 .processes = processes,
+                                 .account = account,
+                                 .page = page,
+                                 .index = index,
+                                 .generation = generation,
+                                 .tenant = tenant};
+    store_seq_cst(&page->generation, generation);
 }
 
-static struct ct_ledger_line *line_of(struct ct_ledger_account *account, uint64_t identity)
+uint64_t ct_ledger_context_bytes(const struct ct_ledger *ledger)
 {
-    for (uint32_t i = 0; i < CT_LEDGER_LINES; i++)
-        if (load_seq_cst(&account->line[i].owner) == identity)
-            return &account->line[i];
-    return NULL;
+    return load_seq_cst(&ledger->account->context_bytes);
 }
 
-static struct ct_ledger_line *claim(struct ct_ledger_account *account, uint64_t identity)
+uint64_t ct_ledger_reclaimable_bytes(const struct ct_ledger *ledger)
 {
-    for (uint32_t i = 0; i < CT_LEDGER_LINES; i++) {
-        uint64_t none = 0;
-        raise_to(&account->lines_used, i + 1); /* before the claim: a process that dies here has only made sums
-                                                * longer */
-        if (!load_seq_cst(&account->line[i].owner) && atomic_compare_exchange_strong(&account->line[i].owner, &none,
-                                                                                     identity))
-            return &account->line[i];
-    }
-    return NULL;
-}
-
-int ct_ledger_open(struct ct_ledger *ledger, const void *file, size_t bytes, struct ct_ledger_account *account,
-                   uint32_t slot, uint64_t generation, uint64_t identity)
-{
-    memset(ledger, 0, sizeof *ledger);
-    if (ct_ledger_check(file, bytes) < 0 || slot >= accounts_of(file, bytes) || !identity ||
-        load_seq_cst(&account->generation) != generation)
-        return -1;
-    ledger->file = file;
-    ledger->bytes = bytes;
-    ledger->account = account;
-    ledger->slot = slot;
-    ledger->generation = generation;
-    ledger->identity = identity;
-    struct ct_ledger_line *existing = line_of(account, identity);
-    if (existing) {
-        clear_line(existing);
-        store_release(&ledger->line, existing);
-        ct_ledger_shares_clear(ledger);
-    } else {
-        ct_ledger_claim(ledger);
-    }
-    return 0;
-}
-
-int ct_ledger_claim(struct ct_ledger *ledger)
-{
-    if (load_seq_cst(&ledger->account->generation) != ledger->generation)
-        return 0;
-    struct ct_ledger_line *line = claim(ledger->account, ledger->identity);
-    if (!line)
-        return 0;
-    clear_line(line);
-    store_release(&ledger->line, line);
-    return 1;
+    return load_seq_cst(&ledger->account->reclaimable_bytes);
 }
 
 /* ---- sums --------------------------------------------------------------------------------------------------------- */
 
-uint64_t ct_ledger_line_bytes(const struct ct_ledger_line *line)
+/* Returns the estimated memory of contexts and modules, corrected by the measurement. A negative excess counts only if
+ * nothing has changed since the measurement. */
+static uint64_t own_bytes_of(const struct ct_ledger_line *line, const struct ct_ledger_measurement *measurement,
+                             uint32_t generation)
 {
-    uint64_t version = load_seq_cst(&line->own_version), measured = load_seq_cst(&line->measured_version),
+    const uint64_t version = load_seq_cst(&line->own_version), measured = load_seq_cst(&measurement->measured_version),
         own = load_seq_cst(&line->own_bytes);
-    int64_t excess = load_seq_cst(&line->excess_bytes);
+    const int64_t excess = load_seq_cst(&measurement->excess_bytes);
+    if (load_seq_cst(&measurement->generation) != generation)
+        return own; /* of an earlier process at this index */
     if (excess >= 0)
-        own = sat_add_u64(own, (uint64_t)excess);
-    else if (measured == version + 1 && load_seq_cst(&line->measured_version) == measured &&
-             load_seq_cst(&line->own_version) == version) {
-        uint64_t deficit = UINT64_C(0) - (uint64_t)excess;
-        own = own > deficit ? own - deficit : 0;
-    }
-    return sat_add_u64(sat_add_u64(load_seq_cst(&line->allocated_bytes), load_seq_cst(&line->managed_bytes)), own);
+        return sat_add_u64(own, (uint64_t)excess);
+    if (measured != version + 1 || load_seq_cst(&measurement->measured_version) != measured ||
+        load_seq_cst(&line->own_version) != version)
+        return own;
+    return sat_sub_u64(own, UINT64_C(0) - (uint64_t)excess);
 }
 
-/* Returns the sum over all lines, and whether a process was changing its line during the read. In our own line (`mine`)
- * one call is in progress: this one. */
-static uint64_t sum_of(const struct ct_ledger_header *file, size_t bytes, const struct ct_ledger_account *account,
-                       const struct ct_ledger_line *mine, int *is_unsettled)
+/* Returns what a line counts for: allocated and managed memory, and that of contexts and modules. */
+static uint64_t line_bytes(const struct ct_ledger *ledger, const struct ct_ledger_page *page,
+                           const struct ct_process_id *process)
 {
-    uint64_t sum = ct_ledger_orphaned_bytes(file, bytes, account);
-    uint32_t used = used_count(&account->lines_used, CT_LEDGER_LINES);
-    for (uint32_t i = 0; i < used; i++) {
-        const struct ct_ledger_line *line = &account->line[i];
-        if (!load_seq_cst(&line->owner))
+    const uint64_t own = own_bytes_of(&page->line, &ledger->account->measurement[process->index], process->generation);
+    return sat_add_u64(sat_add_u64(load_seq_cst(&page->line.allocated_bytes), load_seq_cst(&page->line.managed_bytes)),
+                       own);
+}
+
+struct sum {
+    uint64_t bytes;
+    int is_unsettled; /* a process was changing its line during the read */
+    int has_entry;    /* this process is in the tenant table */
+    int is_known;     /* the tenant table could be read */
+};
+
+/* Adds up what the tenant holds. In our own line `own_calls` calls are in progress: those of the caller. The table is
+ * read before the account: the node writes the account before it removes a process from the table, so the memory of an
+ * ended process counts twice for an instant, but never not at all. */
+static struct sum sum_of(const struct ct_ledger *ledger, uint64_t own_calls)
+{
+    struct ct_process_id siblings[CT_PROCESSES];
+    const int count = ct_tenant_table_siblings(ledger->table, ledger->tenant, siblings);
+    struct sum sum = {.is_known = count >= 0};
+    for (int i = 0; i < count; i++) {
+        const struct ct_ledger_page *page = page_of(ledger, siblings[i].index, siblings[i].generation);
+        if (!page || siblings[i].index >= CT_PROCESSES)
             continue;
-        uint64_t ended = load_seq_cst(&line->ended); /* read first: if it equals `begun` afterwards, no call was in
-                                                      * progress meanwhile */
-        sum = sat_add_u64(sum, ct_ledger_line_bytes(line));
-        *is_unsettled |= load_seq_cst(&line->begun) - ended > (uint64_t)(line == mine);
+        const int is_own = page == ledger->page;
+        /* Read first: if it equals `begun` afterwards, no call was in progress meanwhile. */
+        const uint64_t ended = load_seq_cst(&page->line.ended);
+        sum.bytes = sat_add_u64(sum.bytes, line_bytes(ledger, page, &siblings[i]));
+        sum.bytes = sat_add_u64(sum.bytes, ct_ledger_orphaned_bytes(ledger, page, siblings, count));
+        sum.is_unsettled |= load_seq_cst(&page->line.begun) - ended > (is_own ? own_calls : 0);
+        sum.has_entry |= is_own;
     }
+    sum.bytes = sat_add_u64(sum.bytes, load_seq_cst(&ledger->account->unattached_bytes));
     return sum;
 }
 
-uint64_t ct_ledger_held(const struct ct_ledger_header *file, size_t bytes, const struct ct_ledger_account *account)
+/* Returns whether the process has an entry, without the sum. */
+static struct sum entry_of(const struct ct_ledger *ledger)
 {
-    int ignored = 0;
-    return sum_of(file, bytes, account, NULL, &ignored);
+    struct ct_process_id siblings[CT_PROCESSES];
+    const int count = ct_tenant_table_siblings(ledger->table, ledger->tenant, siblings);
+    struct sum sum = {.is_known = count >= 0};
+    for (int i = 0; i < count; i++)
+        sum.has_entry |= siblings[i].index == ledger->index && siblings[i].generation == ledger->generation;
+    return sum;
+}
+
+uint64_t ct_ledger_held(const struct ct_ledger *ledger)
+{
+    const struct sum sum = sum_of(ledger, 0);
+    return sum.is_known ? sum.bytes : UINT64_MAX;
 }
 
 /* ---- reservations ------------------------------------------------------------------------------------------------- */
-
-static int is_own_line(const struct ct_ledger *ledger, const struct ct_ledger_line *line)
-{
-    return load_seq_cst(&ledger->account->generation) == ledger->generation &&
-        load_seq_cst(&line->owner) == ledger->identity;
-}
 
 static _Atomic uint64_t *word_of(struct ct_ledger_line *line, enum ct_ledger_kind kind)
 {
@@ -142,68 +120,58 @@ static void bump_version(struct ct_ledger_line *line, enum ct_ledger_kind kind)
 
 void ct_ledger_begin(struct ct_ledger *ledger)
 {
-    struct ct_ledger_line *line = line_in(ledger);
-    if (line)
-        atomic_fetch_add(&line->begun, 1);
+    atomic_fetch_add(&ledger->page->line.begun, 1);
 }
 
-/* Ends a change. The count never exceeds `begun`: a call may have begun before the process had a line. */
+/* Ends a change. The count never exceeds `begun`: a call may have begun before the process had a ledger. */
 void ct_ledger_end(struct ct_ledger *ledger)
 {
-    struct ct_ledger_line *line = line_in(ledger);
-    uint64_t ended = line ? load_seq_cst(&line->ended) : 0;
-    while (line && ended != load_seq_cst(&line->begun) &&
-           !atomic_compare_exchange_weak(&line->ended, &ended, ended + 1))
+    struct ct_ledger_line *line = &ledger->page->line;
+    uint64_t ended = load_seq_cst(&line->ended);
+    while (ended != load_seq_cst(&line->begun) && !atomic_compare_exchange_weak(&line->ended, &ended, ended + 1))
         ;
 }
 
+/* Subtracts without going below zero. */
 static void subtract(struct ct_ledger_line *line, enum ct_ledger_kind kind, uint64_t bytes)
 {
-    subtract_saturating(word_of(line, kind), bytes);
+    _Atomic uint64_t *word = word_of(line, kind);
+    uint64_t value = load_seq_cst(word);
+    while (!atomic_compare_exchange_weak(word, &value, sat_sub_u64(value, bytes)))
+        ;
     bump_version(line, kind);
 }
 
 int ct_ledger_reserve(struct ct_ledger *ledger, enum ct_ledger_kind kind, uint64_t bytes, uint64_t quota_bytes)
 {
-    struct ct_ledger_line *line = line_in(ledger);
-    int is_unsettled = 0;
-    if (!line)
-        return CT_LEDGER_NO_LINE;
-    if (!is_own_line(ledger, line))
-        return CT_LEDGER_REVOKED;
+    struct ct_ledger_line *line = &ledger->page->line;
     if (bytes > UINT64_MAX / 4) /* no device has as much, and no word may overflow */
         return CT_LEDGER_OVER;
     atomic_fetch_add(word_of(line, kind), bytes);
     bump_version(line, kind);
-    if (!is_own_line(ledger, line)) { /* the line was reassigned in between: its new owner must not keep our bytes */
-        subtract(line, kind, bytes);
-        return CT_LEDGER_REVOKED;
-    }
-    if (!quota_bytes || sum_of(ledger->file, ledger->bytes, ledger->account, line, &is_unsettled) <= quota_bytes)
+    const struct sum sum = quota_bytes ? sum_of(ledger, 1) : entry_of(ledger);
+    if (sum.has_entry && sum.bytes <= quota_bytes)
         return CT_LEDGER_OK;
     subtract(line, kind, bytes);
-    return is_unsettled ? CT_LEDGER_CONTENDED : CT_LEDGER_OVER;
+    if (!sum.is_known)
+        return CT_LEDGER_CONTENDED;
+    if (!sum.has_entry)
+        return CT_LEDGER_REVOKED;
+    return sum.is_unsettled ? CT_LEDGER_CONTENDED : CT_LEDGER_OVER;
 }
 
 void ct_ledger_invalidate_measurement(struct ct_ledger *ledger)
 {
-    struct ct_ledger_line *line = line_in(ledger);
-    if (line && is_own_line(ledger, line))
-        atomic_fetch_add(&line->own_version, 1);
+    atomic_fetch_add(&ledger->page->line.own_version, 1);
 }
 
 void ct_ledger_release(struct ct_ledger *ledger, enum ct_ledger_kind kind, uint64_t bytes)
 {
-    struct ct_ledger_line *line = line_in(ledger);
-    if (line && is_own_line(ledger, line))
-        subtract(line, kind, bytes);
+    subtract(&ledger->page->line, kind, bytes);
 }
 
 void ct_ledger_denied(struct ct_ledger *ledger, uint64_t bytes)
 {
-    struct ct_ledger_line *line = line_in(ledger);
-    if (!line || !is_own_line(ledger, line))
-        return;
-    atomic_fetch_add(&line->denied, 1);
-    atomic_fetch_add(&line->denied_bytes, bytes);
+    atomic_fetch_add(&ledger->page->line.denied, 1);
+    atomic_fetch_add(&ledger->page->line.denied_bytes, bytes);
 }

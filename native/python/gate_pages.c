@@ -1,4 +1,5 @@
-/* Python binding of the gate's pages: writes and reads tenant tables, and reads tenants' pages. */
+/* Python binding of the gate's pages: writes and reads tenant tables, and reads the gate pages of processes. */
+#include "gate/process.h"
 #include "gate/request.h"
 #include "python/module.h"
 
@@ -14,37 +15,40 @@ static int view_of(PyObject *object, int flags, size_t min_bytes, Py_buffer *vie
         return -1;
     if ((size_t)view->len >= min_bytes && ((uintptr_t)view->buf) % sizeof(uint64_t) == 0)
         return 0;
-    PyErr_Format(PyExc_ValueError, "a gate page has %d bytes and is aligned to 8", (int)CT_GATE_PAGE_BYTES);
+    PyErr_Format(PyExc_ValueError, "the buffer must have %d bytes and be aligned to 8", (int)min_bytes);
     PyBuffer_Release(view);
     return -1;
 }
 
-static PyObject *tenant_table_init(PyObject *module, PyObject *args)
+static PyObject *tenant_table_init(PyObject *module, PyObject *buffer)
 {
-    PyObject *buffer;
     Py_buffer view;
-    unsigned long long slots;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OK:tenant_table_init", &buffer, &slots) ||
-        view_of(buffer, PyBUF_WRITABLE, CT_GATE_PAGE_BYTES, &view) < 0)
+    if (view_of(buffer, PyBUF_WRITABLE, CT_TABLE_BYTES, &view) < 0)
         return NULL;
-    ct_tenant_table_init(view.buf, (size_t)view.len, slots);
+    ct_tenant_table_init(view.buf, (size_t)view.len);
     PyBuffer_Release(&view);
     Py_RETURN_NONE;
 }
 
 static int read_entry(PyObject *item, struct ct_tenant_entry *entry)
 {
-    unsigned long slot, generation, priority, flags;
-    unsigned long min_share, limit;
-    if (!PyArg_ParseTuple(item, "kkkkkk:entry", &slot, &generation, &priority, &flags, &min_share, &limit))
+    unsigned long index, generation, priority, flags, min_share, limit, tenant, tenant_generation;
+    if (!PyArg_ParseTuple(item, "kkkkkkkk:entry", &index, &generation, &priority, &flags, &min_share, &limit, &tenant,
+                          &tenant_generation))
         return -1;
+    if (index >= CT_PROCESSES) {
+        PyErr_Format(PyExc_ValueError, "a process has an index below %d, not %lu", (int)CT_PROCESSES, index);
+        return -1;
+    }
     *entry = (struct ct_tenant_entry){.generation = (uint32_t)generation,
-                                  .slot = (uint16_t)slot,
-                                  .priority = (uint8_t)priority,
-                                  .flags = (uint8_t)flags,
-                                  .min_share_ppm = (uint32_t)min_share,
-                                  .limit_ppm = (uint32_t)limit};
+                                      .index = (uint16_t)index,
+                                      .priority = (uint8_t)priority,
+                                      .flags = (uint8_t)flags,
+                                      .min_share_ppm = (uint32_t)min_share,
+                                      .limit_ppm = (uint32_t)limit,
+                                      .tenant = (uint32_t)tenant,
+                                      .tenant_generation = (uint32_t)tenant_generation};
     return 0;
 }
 
@@ -53,23 +57,27 @@ static int read_rules(PyObject *header, PyObject *entries, struct ct_gate_rules 
     unsigned long long policy, bound, delay, patience, switching, spin;
     if (!PyArg_ParseTuple(header, "KKKKKK:rules", &policy, &bound, &delay, &patience, &switching, &spin))
         return -1;
-    *rules = (struct ct_gate_rules){policy, bound, delay, patience, switching, spin, 0, 0, {{0, 0, 0, 0, 0, 0}}};
+    *rules = (struct ct_gate_rules){.policy = policy,
+                                    .bound_ns = bound,
+                                    .delay_ppm = delay,
+                                    .patience_ns = patience,
+                                    .switch_ns = switching,
+                                    .spin_ppm = spin};
     Py_ssize_t count = PySequence_Size(entries);
     if (count < 0)
         return -1;
-    if (count > CT_GATE_TENANTS) {
-        PyErr_Format(PyExc_ValueError, "a tenant table has %d entries, but %zd were passed", (int)CT_GATE_TENANTS,
-                     count);
+    if (count > CT_PROCESSES) {
+        PyErr_Format(PyExc_ValueError, "a tenant table has %d entries, but %zd were passed", (int)CT_PROCESSES, count);
         return -1;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *item = PySequence_GetItem(entries, i);
-        int failed = !item || read_entry(item, &rules->tenants[i]) < 0;
+        int failed = !item || read_entry(item, &rules->processes[i]) < 0;
         Py_XDECREF(item);
         if (failed)
             return -1;
     }
-    rules->tenant_count = (uint64_t)count;
+    rules->process_count = (uint64_t)count;
     return 0;
 }
 
@@ -89,7 +97,7 @@ static PyObject *tenant_table_write(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "OOO:tenant_table_write", &buffer, &header, &entries) ||
         read_rules(header, entries, &rules) < 0 ||
-        view_of(buffer, PyBUF_WRITABLE, CT_GATE_PAGE_BYTES, &view) < 0)
+        view_of(buffer, PyBUF_WRITABLE, CT_TABLE_BYTES, &view) < 0)
         return NULL;
     int failed = check_tenant_table(&view);
     if (!failed)
@@ -106,7 +114,7 @@ static PyObject *tenant_table_read(PyObject *module, PyObject *buffer)
     struct ct_gate_rules rules;
     uint64_t writes;
     (void)module;
-    if (view_of(buffer, PyBUF_SIMPLE, CT_GATE_PAGE_BYTES, &view) < 0)
+    if (view_of(buffer, PyBUF_SIMPLE, CT_TABLE_BYTES, &view) < 0)
         return NULL;
     int failed = check_tenant_table(&view);
     if (!failed && ct_tenant_table_read(view.buf, &rules, &writes) < 0) {
@@ -114,13 +122,13 @@ static PyObject *tenant_table_read(PyObject *module, PyObject *buffer)
         failed = 1;
     }
     PyBuffer_Release(&view);
-    PyObject *entries = failed ? NULL : PyList_New((Py_ssize_t)rules.tenant_count);
-    for (uint64_t i = 0; entries && i < rules.tenant_count; i++) {
-        const struct ct_tenant_entry *entry = &rules.tenants[i];
-        PyObject *item = Py_BuildValue("(kkkkkk)", (unsigned long)entry->slot, (unsigned long)entry->generation,
+    PyObject *entries = failed ? NULL : PyList_New((Py_ssize_t)rules.process_count);
+    for (uint64_t i = 0; entries && i < rules.process_count; i++) {
+        const struct ct_tenant_entry *entry = &rules.processes[i];
+        PyObject *item = Py_BuildValue("(kkkkkkkk)", (unsigned long)entry->index, (unsigned long)entry->generation,
                                        (unsigned long)entry->priority, (unsigned long)entry->flags,
-                                           (unsigned long)entry->min_share_ppm,
-                                       (unsigned long)entry->limit_ppm);
+                                       (unsigned long)entry->min_share_ppm, (unsigned long)entry->limit_ppm,
+                                       (unsigned long)entry->tenant, (unsigned long)entry->tenant_generation);
         if (!item || PyList_SetItem(entries, (Py_ssize_t)i, item) < 0)
             Py_CLEAR(entries);
     }
@@ -161,7 +169,7 @@ static PyObject *request_bucket(PyObject *module, PyObject *latency)
     return PyLong_FromUnsignedLong(ct_gate_request_bucket(latency_ns));
 }
 
-/* Returns a tenant's page as a dictionary. Each number is read separately; together they are not a consistent
+/* Returns a gate page as a dictionary. Each number is read separately; together they are not a consistent
  * snapshot. */
 static PyObject *page_read(PyObject *module, PyObject *buffer)
 {
@@ -173,7 +181,7 @@ static PyObject *page_read(PyObject *module, PyObject *buffer)
     const struct ct_gate_counts *c = &page->counts;
     const struct ct_gate_requests *requests = &page->requests;
     PyObject *fields = Py_BuildValue(
-        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsKsNsKsKsKsKsKsKsKsKsNsNsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsLsKsKsK}", "sequence", WORD(page->sequence), "at_ns",
+        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsKsNsKsKsKsKsKsKsKsKsNsNsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsLsKsKsKsKsKsKsK}", "sequence", WORD(page->sequence), "at_ns",
         WORD(page->at_ns), "quiet_ns", WORD(page->quiet_ns), "next_ns", WORD(page->next_ns), "busy_ns",
         WORD(page->busy_ns), "generation", WORD(page->generation), "latest_ns", WORD(page->latest_ns), "waits_ns",
         WORD(page->waits_ns), "wanted_ns", WORD(page->wanted_ns), "pieces", WORD(page->kernel_count), "active_ns",
@@ -193,31 +201,38 @@ static PyObject *page_read(PyObject *module, PyObject *buffer)
         "requests_began_ns", WORD(requests->began_ns), "requests_reported", WORD(requests->is_reported), "request_buckets",
         buckets_of(requests), "lost_ns", (long long)WORD(page->lost_ns), "loss_reports", WORD(page->loss_reports), "owes_ns",
             WORD(page->owes_ns),
-        "min_share_ns", WORD(page->min_share_ns));
+        "min_share_ns", WORD(page->min_share_ns), "used_ns", WORD(page->used_ns), "min_share_used_ns",
+        WORD(page->min_share_used_ns), "admitted_until_ns", WORD(page->admitted_until_ns), "mapped_epoch",
+        WORD(page->mapped_epoch));
     PyBuffer_Release(&view);
     return fields;
 }
 
 static PyMethodDef methods[] = {
-    {"tenant_table_init", tenant_table_init, METH_VARARGS,
-     "tenant_table_init(buffer, slots): initialize a tenant table, unless it is one already"},
+    {"tenant_table_init", tenant_table_init, METH_O,
+     "tenant_table_init(buffer): initialize a tenant table, unless it is one already"},
     {"tenant_table_write", tenant_table_write, METH_VARARGS,
-     "tenant_table_write(buffer, (policy, bound_ns, delay_ppm, patience_ns, switch_ns, spin_ppm), [(slot, generation, priority, "
-     "flags, min_share_ppm, limit_ppm), ...]): replace the rules"},
+     "tenant_table_write(buffer, (policy, bound_ns, delay_ppm, patience_ns, switch_ns, spin_ppm), [(index, generation, "
+     "priority, flags, min_share_ppm, limit_ppm, tenant, tenant_generation), ...]): replace the rules"},
     {"tenant_table_read", tenant_table_read, METH_O,
         "tenant_table_read(buffer): return the rules and the entries, from one complete write"},
     {"request_bucket", request_bucket, METH_O,
         "request_bucket(latency_ns): return the index of the bucket that counts a request of this latency"},
-    {"page_read", page_read, METH_O, "page_read(buffer): return the words of a tenant's page, by name"},
+    {"page_read", page_read, METH_O, "page_read(buffer): return the words of a gate page, by name"},
     {NULL, NULL, 0, NULL},
 };
 
 int ct_add_gate_pages(PyObject *module)
 {
-    if (PyModule_AddFunctions(module, methods) < 0 ||
-        PyModule_AddIntConstant(module, "GATE_PAGE_BYTES", CT_GATE_PAGE_BYTES) < 0)
-        return -1;
-    return PyModule_AddIntConstant(module, "GATE_TENANTS", CT_GATE_TENANTS) < 0
-               ? -1
-               : PyModule_AddIntConstant(module, "REQUEST_BUCKETS", CT_GATE_REQUEST_BUCKETS);
+    static const struct {
+        const char *name;
+        long value;
+    } constants[] = {
+        {"GATE_PAGE_BYTES", CT_GATE_PAGE_BYTES}, {"TABLE_BYTES", CT_TABLE_BYTES}, {"PROCESSES", CT_PROCESSES},
+        {"PROCESS_BYTES", CT_PROCESS_BYTES},     {"REQUEST_BUCKETS", CT_GATE_REQUEST_BUCKETS},
+    };
+    for (size_t i = 0; i < sizeof constants / sizeof constants[0]; i++)
+        if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) < 0)
+            return -1;
+    return PyModule_AddFunctions(module, methods);
 }

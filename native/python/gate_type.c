@@ -1,5 +1,8 @@
-/* Python binding of the gate: one tenant on one device's file, and the forecasts of its launches. */
+/* Python binding of the gate: one process on one device, and the forecasts of its launches.
+ *
+ * All pages are in one buffer: the tenant table, the arbitration page, and the region of process pages. */
 #include "gate/gate.h"
+#include "gate/process.h"
 #include "gate/request.h"
 #include "python/module.h"
 
@@ -7,6 +10,8 @@
 #include <structmember.h>
 
 typedef unsigned long long ull;
+
+enum { PROCESSES_OFFSET = CT_TABLE_BYTES + CT_GATE_PAGE_BYTES };
 
 struct py_gate {
     PyObject_HEAD Py_buffer view;
@@ -25,12 +30,12 @@ static struct ct_gate *gate_of(PyObject *self)
 static PyObject *gate_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     PyObject *buffer;
-    unsigned int slot, generation;
+    unsigned int index, generation;
     if (keywords && PyDict_Size(keywords)) {
         PyErr_SetString(PyExc_TypeError, "Gate takes no keyword arguments");
         return NULL;
     }
-    if (!PyArg_ParseTuple(args, "OII:Gate", &buffer, &slot, &generation))
+    if (!PyArg_ParseTuple(args, "OII:Gate", &buffer, &index, &generation))
         return NULL;
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     struct py_gate *self = (struct py_gate *)alloc(type, 0);
@@ -41,10 +46,10 @@ static PyObject *gate_new(PyTypeObject *type, PyObject *args, PyObject *keywords
         Py_DECREF(self);
         return NULL;
     }
-    char *file = self->view.buf;
-    if (((uintptr_t)file) % 8 || ct_tenant_table_check(file, (size_t)self->view.len) < 0 ||
-        (size_t)self->view.len < ct_gate_offset(slot + 1) || ((struct ct_tenant_table *)file)->slots <= slot) {
-        PyErr_SetString(PyExc_ValueError, "the buffer is not a gate file, or does not contain the slot");
+    unsigned char *memory = self->view.buf;
+    if (((uintptr_t)memory) % 8 || (size_t)self->view.len < PROCESSES_OFFSET + CT_PROCESSES_BYTES ||
+        ct_tenant_table_check(memory, CT_TABLE_BYTES) < 0 || index >= CT_PROCESSES) {
+        PyErr_SetString(PyExc_ValueError, "the buffer is not the memory of a device, or there is no such index");
         Py_DECREF(self);
         return NULL;
     }
@@ -53,8 +58,9 @@ static PyObject *gate_new(PyTypeObject *type, PyObject *args, PyObject *keywords
         Py_DECREF(self);
         return PyErr_NoMemory();
     }
-    ct_gate_open(self->gate, file, (size_t)self->view.len, (struct ct_gate_page *)(file + ct_gate_offset(slot)),
-                 (struct ct_arbitration_page *)(file + CT_GATE_PAGE_BYTES), slot, generation);
+    struct ct_process_pages *processes = (struct ct_process_pages *)(memory + PROCESSES_OFFSET);
+    ct_gate_open(self->gate, (const struct ct_tenant_table *)memory, processes, &processes[index].gate,
+                 (struct ct_arbitration_page *)(memory + CT_TABLE_BYTES), index, generation);
     return (PyObject *)self;
 }
 
@@ -189,7 +195,7 @@ static PyObject *share_by_mps(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* Counts a request in the tenant's page while it has an entry; oldest() publishes the oldest one in progress. */
+/* Counts a request in the process's page while it has an entry; oldest() publishes the oldest one in progress. */
 static PyObject *requested(PyObject *self, PyObject *args)
 {
     ull latency_ns, slo_ns;
@@ -201,10 +207,10 @@ static PyObject *requested(PyObject *self, PyObject *args)
 
 static PyObject *oldest(PyObject *self, PyObject *args)
 {
-    ull previous_ns, began_ns, now_ns;
-    if (!PyArg_ParseTuple(args, "KKK:oldest", &previous_ns, &began_ns, &now_ns))
+    ull began_ns;
+    if (!PyArg_ParseTuple(args, "K:oldest", &began_ns))
         return NULL;
-    ct_gate_request_oldest(gate_of(self)->mine, previous_ns, began_ns, now_ns);
+    ct_gate_request_oldest(gate_of(self)->mine, began_ns);
     Py_RETURN_NONE;
 }
 
@@ -257,5 +263,7 @@ static int add_type(PyObject *module, const char *name, PyType_Spec *spec)
 
 int ct_add_gate_type(PyObject *module)
 {
+    if (PyModule_AddIntConstant(module, "PROCESSES_OFFSET", PROCESSES_OFFSET) < 0)
+        return -1;
     return add_type(module, "Gate", &gate_spec) < 0 ? -1 : add_type(module, "Forecast", &forecast_spec);
 }

@@ -1,246 +1,142 @@
-/* Python binding of a device's memory ledger: the node creates it, reads its lines, and clears those of dead
- * processes. */
+/* Python binding of the memory ledger: the node reads the ledger pages of processes, and writes the accounts of
+ * tenants. */
 #include "ledger/internal.h"
 #include "python/module.h"
 
 #define U(value) ((unsigned long long)(value))
 
-/* Gets a view of a whole ledger file; returns -1 with an exception set. */
-static int view_of(PyObject *object, int flags, Py_buffer *view)
+/* Gets a view of a buffer that is large enough and aligned; returns -1 with an exception set. */
+static int view_of(PyObject *object, int flags, size_t min_bytes, Py_buffer *view)
 {
     if (PyObject_GetBuffer(object, view, flags) < 0)
         return -1;
-    if ((size_t)view->len >= CT_LEDGER_HEADER_BYTES && ((uintptr_t)view->buf) % sizeof(uint64_t) == 0 &&
-        ct_ledger_check(view->buf, (size_t)view->len) == 0)
+    if ((size_t)view->len >= min_bytes && ((uintptr_t)view->buf) % sizeof(uint64_t) == 0)
         return 0;
-    PyErr_SetString(PyExc_ValueError, "the buffer is not a ledger");
+    PyErr_Format(PyExc_ValueError, "the buffer must have %d bytes and be aligned to 8", (int)min_bytes);
     PyBuffer_Release(view);
     return -1;
 }
 
-/* Returns one account, or NULL with an exception set and the view released. */
-static struct ct_ledger_account *account_in(Py_buffer *view, unsigned long slot)
+static PyObject *build_line(const struct ct_ledger_line *line)
 {
-    if (slot < accounts_of(view->buf, (size_t)view->len))
-        return (void *)((unsigned char *)view->buf + ct_ledger_offset((uint32_t)slot));
-    PyErr_Format(PyExc_ValueError, "the ledger has no account %lu", slot);
-    PyBuffer_Release(view);
-    return NULL;
+    return Py_BuildValue(
+        "(KKKKKKKKKKKK)", U(load_seq_cst(&line->allocated_bytes)), U(load_seq_cst(&line->own_bytes)),
+        U(load_seq_cst(&line->own_version)), U(load_seq_cst(&line->managed_bytes)), U(load_seq_cst(&line->begun)),
+        U(load_seq_cst(&line->ended)), U(load_seq_cst(&line->denied)), U(load_seq_cst(&line->denied_bytes)),
+        U(load_seq_cst(&line->wanted_bytes)), U(load_seq_cst(&line->fault)), U(load_seq_cst(&line->contexts)),
+        U(load_seq_cst(&line->code_bytes)));
 }
 
-static PyObject *ledger_init(PyObject *module, PyObject *args)
+static PyObject *build_shares(const struct ct_ledger_page *page)
 {
-    PyObject *buffer;
-    Py_buffer view;
-    unsigned long long slots;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "OK:ledger_init", &buffer, &slots) ||
-        PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE) < 0)
-        return NULL;
-    int failed = (size_t)view.len < CT_LEDGER_HEADER_BYTES || ((uintptr_t)view.buf) % sizeof(uint64_t) ||
-                 ct_ledger_init(view.buf, (size_t)view.len, slots) < 0;
-    PyBuffer_Release(&view);
-    if (failed) {
-        PyErr_Format(PyExc_ValueError, "a ledger of %llu accounts needs more bytes, aligned to 8", slots);
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
-static PyObject *ledger_grant(PyObject *module, PyObject *args)
-{
-    PyObject *buffer;
-    Py_buffer view;
-    unsigned long slot;
-    unsigned long long generation;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "OkK:ledger_grant", &buffer, &slot, &generation) ||
-        view_of(buffer, PyBUF_WRITABLE, &view) < 0)
-        return NULL;
-    struct ct_ledger_account *account = account_in(&view, slot);
-    if (!account)
-        return NULL;
-    ct_ledger_grant(account, generation);
-    PyBuffer_Release(&view);
-    Py_RETURN_NONE;
-}
-
-static PyObject *build_line(uint64_t slot, uint64_t generation, const struct ct_ledger_line *line, unsigned index,
-                            uint64_t owner)
-{
-    return Py_BuildValue("(KKIKKKKKKKKKKKLKKKK)", U(slot), U(generation), index, U(owner),
-                         U(load_seq_cst(&line->allocated_bytes)),
-                         U(load_seq_cst(&line->own_bytes)), U(load_seq_cst(&line->own_version)),
-                             U(load_seq_cst(&line->managed_bytes)),
-                         U(load_seq_cst(&line->begun)), U(load_seq_cst(&line->ended)), U(load_seq_cst(&line->denied)),
-                         U(load_seq_cst(&line->denied_bytes)), U(load_seq_cst(&line->wanted_bytes)),
-                             U(load_seq_cst(&line->fault)),
-                         (long long)load_seq_cst(&line->excess_bytes), U(load_seq_cst(&line->measured_version)),
-                         U(ct_ledger_line_bytes(line)), U(load_seq_cst(&line->contexts)),
-                             U(load_seq_cst(&line->code_bytes)));
-}
-
-static int append_lines(PyObject *lines, const struct ct_ledger_account *account, uint64_t slot)
-{
-    for (unsigned i = 0; i < used_count(&account->lines_used, CT_LEDGER_LINES); i++) {
-        uint64_t owner = load_seq_cst(&account->line[i].owner);
-        if (!owner)
+    PyObject *shares = PyList_New(0);
+    for (uint32_t i = 0; shares && i < shares_used(page); i++) {
+        const uint64_t role = load_seq_cst(&page->share[i].role);
+        if (role < CT_LEDGER_EXPORT || role > CT_LEDGER_ORPHANED)
             continue;
-        PyObject *line = build_line(slot, load_seq_cst(&account->generation), &account->line[i], i, owner);
-        int failed = !line || PyList_Append(lines, line) < 0;
-        Py_XDECREF(line);
-        if (failed)
-            return -1;
+        PyObject *share = Py_BuildValue("(KKK)", U(role), U(load_seq_cst(&page->share[i].key)),
+                                        U(load_seq_cst(&page->share[i].bytes)));
+        if (!share || PyList_Append(shares, share) < 0)
+            Py_CLEAR(shares);
+        Py_XDECREF(share);
     }
-    return 0;
+    return shares;
 }
 
-/* Returns every line in use. Each number is read separately; together they are not a consistent snapshot. */
-static PyObject *ledger_lines(PyObject *module, PyObject *buffer)
+static PyObject *ledger_page_read(PyObject *module, PyObject *buffer)
 {
     Py_buffer view;
     (void)module;
-    if (view_of(buffer, PyBUF_SIMPLE, &view) < 0)
+    if (view_of(buffer, PyBUF_SIMPLE, CT_PROCESS_BYTES, &view) < 0)
         return NULL;
-    PyObject *lines = PyList_New(0);
-    for (uint64_t slot = 0; lines && slot < accounts_of(view.buf, (size_t)view.len); slot++)
-        if (append_lines(lines, account_of(view.buf, slot), slot) < 0)
-            Py_CLEAR(lines);
-    PyBuffer_Release(&view);
-    return lines;
-}
-
-/* Returns the generation of an account, and what its tenant holds. */
-static PyObject *ledger_account(PyObject *module, PyObject *args)
-{
-    PyObject *buffer;
-    Py_buffer view;
-    unsigned long slot;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "Ok:ledger_account", &buffer, &slot) || view_of(buffer, PyBUF_SIMPLE, &view) < 0)
-        return NULL;
-    const struct ct_ledger_account *account = account_in(&view, slot);
-    if (!account)
-        return NULL;
-    PyObject *fields = Py_BuildValue("(KKKK)", U(load_seq_cst(&account->generation)),
-                                     U(ct_ledger_held(view.buf, (size_t)view.len, account)),
-                                       U(load_seq_cst(&account->denied)),
-                                   U(load_seq_cst(&account->denied_bytes)));
+    const struct ct_ledger_page *page = &((const struct ct_process_pages *)view.buf)->ledger;
+    PyObject *fields = Py_BuildValue("(KNN)", U(load_seq_cst(&page->generation)), build_line(&page->line),
+                                     build_shares(page));
     PyBuffer_Release(&view);
     return fields;
 }
 
-static PyObject *ledger_clear(PyObject *module, PyObject *args)
+static struct ct_ledger_account *account_in(const Py_buffer *view)
+{
+    return (struct ct_ledger_account *)((unsigned char *)view->buf + CT_GRANT_ACCOUNT_OFFSET);
+}
+
+static PyObject *account_write(PyObject *module, PyObject *args)
 {
     PyObject *buffer;
     Py_buffer view;
-    unsigned long slot, line;
-    unsigned long long owner;
+    unsigned long long context_bytes, unattached_bytes, reclaimable_bytes;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OkkK:ledger_clear", &buffer, &slot, &line, &owner) ||
-        view_of(buffer, PyBUF_WRITABLE, &view) < 0)
+    if (!PyArg_ParseTuple(args, "OKKK:account_write", &buffer, &context_bytes, &unattached_bytes, &reclaimable_bytes) ||
+        view_of(buffer, PyBUF_WRITABLE, CT_GRANT_BYTES, &view) < 0)
         return NULL;
-    ct_ledger_clear(view.buf, (size_t)view.len, (uint32_t)slot, (uint32_t)line, owner);
+    ct_ledger_account_write(account_in(&view), context_bytes, unattached_bytes, reclaimable_bytes);
     PyBuffer_Release(&view);
     Py_RETURN_NONE;
 }
 
-static PyObject *ledger_measured(PyObject *module, PyObject *args)
+static PyObject *measurement_write(PyObject *module, PyObject *args)
 {
     PyObject *buffer;
     Py_buffer view;
-    unsigned long slot, line;
-    unsigned long long owner, begun, ended, held;
+    unsigned int index, generation;
+    long long excess_bytes;
+    unsigned long long measured_version;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OkkKKKK:ledger_measured", &buffer, &slot, &line, &owner, &begun, &ended, &held) ||
-        view_of(buffer, PyBUF_WRITABLE, &view) < 0)
+    if (!PyArg_ParseTuple(args, "OIILK:measurement_write", &buffer, &index, &generation, &excess_bytes,
+                          &measured_version) ||
+        view_of(buffer, PyBUF_WRITABLE, CT_GRANT_BYTES, &view) < 0)
         return NULL;
-    if (!account_in(&view, slot))
-        return NULL;
-    int is_recorded = line < CT_LEDGER_LINES && ct_ledger_measured(view.buf, (size_t)view.len, (uint32_t)slot,
-                                                                   (uint32_t)line,
-                                                                   owner, begun, ended, held);
-    PyBuffer_Release(&view);
-    return PyBool_FromLong(is_recorded);
-}
-
-static PyObject *ledger_sweep(PyObject *module, PyObject *args)
-{
-    PyObject *buffer;
-    Py_buffer view;
-    unsigned long slot;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "Ok:ledger_sweep", &buffer, &slot) || view_of(buffer, PyBUF_WRITABLE, &view) < 0)
-        return NULL;
-    ct_ledger_sweep(view.buf, (size_t)view.len, (uint32_t)slot);
+    ct_ledger_measurement_write(account_in(&view), index, generation, excess_bytes, measured_version);
     PyBuffer_Release(&view);
     Py_RETURN_NONE;
 }
 
-/* Returns the number of accounts, and the measured memory of a context. */
-static PyObject *ledger_read(PyObject *module, PyObject *buffer)
+static PyObject *measurements_of(const struct ct_ledger_account *account)
+{
+    PyObject *list = PyList_New(0);
+    for (unsigned index = 0; list && index < CT_PROCESSES; index++) {
+        const struct ct_ledger_measurement *measurement = &account->measurement[index];
+        if (!load_seq_cst(&measurement->generation))
+            continue;
+        PyObject *item = Py_BuildValue("(IKLK)", index, U(load_seq_cst(&measurement->generation)),
+                                       (long long)load_seq_cst(&measurement->excess_bytes),
+                                       U(load_seq_cst(&measurement->measured_version)));
+        if (!item || PyList_Append(list, item) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(item);
+    }
+    return list;
+}
+
+static PyObject *account_read(PyObject *module, PyObject *buffer)
 {
     Py_buffer view;
     (void)module;
-    if (view_of(buffer, PyBUF_SIMPLE, &view) < 0)
+    if (view_of(buffer, PyBUF_SIMPLE, CT_GRANT_BYTES, &view) < 0)
         return NULL;
-    const struct ct_ledger_header *header = view.buf;
-    PyObject *fields = Py_BuildValue("(KK)", U(accounts_of(header, (size_t)view.len)),
-                                     U(load_seq_cst(&header->context_bytes)));
+    const struct ct_ledger_account *account = account_in(&view);
+    PyObject *fields = Py_BuildValue("(KKKN)", U(load_seq_cst(&account->context_bytes)),
+                                     U(load_seq_cst(&account->unattached_bytes)),
+                                     U(load_seq_cst(&account->reclaimable_bytes)), measurements_of(account));
     PyBuffer_Release(&view);
     return fields;
-}
-
-static PyObject *ledger_learn(PyObject *module, PyObject *args)
-{
-    PyObject *buffer;
-    Py_buffer view;
-    unsigned long long context_bytes;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "OK:ledger_learn", &buffer, &context_bytes) ||
-        view_of(buffer, PyBUF_WRITABLE, &view) < 0)
-        return NULL;
-    struct ct_ledger_header *header = view.buf;
-    store_seq_cst(&header->context_bytes, context_bytes);
-    PyBuffer_Release(&view);
-    Py_RETURN_NONE;
-}
-
-static PyObject *ledger_identity(PyObject *module, PyObject *args)
-{
-    unsigned long long pid, namespace_inode, start;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "KKK:ledger_identity", &pid, &namespace_inode, &start))
-        return NULL;
-    return PyLong_FromUnsignedLongLong(ct_ledger_identity(pid, namespace_inode, start));
 }
 
 static PyMethodDef methods[] = {
-    {"ledger_init", ledger_init, METH_VARARGS,
-     "ledger_init(file, slots): initialize a ledger; an existing one keeps its contents"},
-    {"ledger_grant", ledger_grant, METH_VARARGS,
-        "ledger_grant(file, slot, generation): give an empty account to a tenant"},
-    {"ledger_lines", ledger_lines, METH_O, "ledger_lines(file): return every line in use"},
-    {"ledger_account", ledger_account, METH_VARARGS,
-     "ledger_account(file, slot): return the generation, the bytes held, and the denied allocations and their bytes"},
-    {"ledger_clear", ledger_clear, METH_VARARGS,
-        "ledger_clear(file, slot, line, owner): free the line of a dead process"},
-    {"ledger_measured", ledger_measured, METH_VARARGS,
-     "ledger_measured(file, slot, line, owner, begun, ended, held): record what the device reports; return whether it "
-     "was recorded"},
-    {"ledger_sweep", ledger_sweep, METH_VARARGS, "ledger_sweep(file, slot): free orphaned memory that no process has open"},
-    {"ledger_read", ledger_read, METH_O,
-        "ledger_read(file): return the number of accounts and the memory of a context"},
-    {"ledger_learn", ledger_learn, METH_VARARGS, "ledger_learn(file, bytes): record the memory of a context"},
-    {"ledger_identity", ledger_identity, METH_VARARGS,
-        "ledger_identity(pid, namespace, start): return the word that identifies a process"},
+    {"ledger_page_read", ledger_page_read, METH_O,
+     "ledger_page_read(pages): return the generation, the line and the shares (role, key, bytes) of a process's pages"},
+    {"account_write", account_write, METH_VARARGS,
+     "account_write(grant, context_bytes, unattached_bytes, reclaimable_bytes): replace the words of an account"},
+    {"measurement_write", measurement_write, METH_VARARGS,
+     "measurement_write(grant, index, generation, excess_bytes, measured_version): replace a process's measurement"},
+    {"account_read", account_read, METH_O,
+     "account_read(grant): return the words of an account, and the measurements (index, generation, excess_bytes, "
+     "measured_version)"},
     {NULL, NULL, 0, NULL},
 };
 
 int ct_add_ledger(PyObject *module)
 {
-    if (PyModule_AddIntConstant(module, "LEDGER_HEADER_BYTES", CT_LEDGER_HEADER_BYTES) < 0 ||
-        PyModule_AddIntConstant(module, "LEDGER_ACCOUNT_BYTES", CT_LEDGER_ACCOUNT_BYTES) < 0)
-        return -1;
     return PyModule_AddFunctions(module, methods);
 }

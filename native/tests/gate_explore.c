@@ -12,22 +12,27 @@ static unsigned char *file_start;
 static size_t word_offset[WORDS];
 static int word_count;
 
+/* Returns the offset within a process's pages. */
+static size_t offset_in_page(size_t offset)
+{
+    return (offset - page_start(0)) % CT_PROCESS_BYTES;
+}
+
 static bool is_explored(size_t offset)
 {
-    if (offset < CT_GATE_PAGE_BYTES) { /* of the tenant table: the count, and three words of each copy */
+    if (offset < CT_TABLE_BYTES) { /* of the tenant table: the count, and three words of each copy */
         const size_t first = offsetof(struct ct_tenant_table, copy), copy = sizeof(uint64_t) * CT_GATE_RULES_WORDS;
         return offset == offsetof(struct ct_tenant_table, writes) || (offset >= first && (offset - first) % copy < 24);
     }
-    if (offset < ct_gate_offset(0))
-        return offset - CT_GATE_PAGE_BYTES <= offsetof(struct ct_arbitration_page, debt_ns);
-    size_t page_offset = offset % CT_GATE_PAGE_BYTES;
-    return page_offset < offsetof(struct ct_gate_page, counts);
+    if (offset < page_start(0))
+        return offset - CT_TABLE_BYTES <= offsetof(struct ct_arbitration_page, debt_ns);
+    return offset_in_page(offset) < offsetof(struct ct_gate_page, counts);
 }
 
 int word_index(const volatile void *word)
 {
     const unsigned char *address = (const unsigned char *)(uintptr_t)word;
-    if (address < file_start || address >= file_start + ct_gate_offset(SLOTS) ||
+    if (address < file_start || address >= file_start + page_start(SLOTS) ||
         !is_explored((size_t)(address - file_start)))
         return -1;
     size_t offset = (size_t)(address - file_start);
@@ -42,16 +47,16 @@ int word_index(const volatile void *word)
 int owner_of(int word)
 {
     size_t offset = word_offset[word];
-    if (offset < CT_GATE_PAGE_BYTES)
+    if (offset < CT_TABLE_BYTES)
         return -1;
-    return offset < ct_gate_offset(0) ? -2 : (int)(offset / CT_GATE_PAGE_BYTES) - 2;
+    return offset < page_start(0) ? -2 : (int)((offset - page_start(0)) / CT_PROCESS_BYTES);
 }
 
 bool is_constant(int word)
 {
-    size_t page_offset = word_offset[word] % CT_GATE_PAGE_BYTES;
+    size_t page_offset = offset_in_page(word_offset[word]);
     int slot = owner_of(word);
-    /* The highest-priority tenant never waits, and no tenant changes its slot. */
+    /* The highest-priority tenant never waits, and no process changes its index. */
     return slot >= 0 && (page_offset == offsetof(struct ct_gate_page, generation) ||
                          (slot == 0 && (page_offset == offsetof(struct ct_gate_page, wanted_ns) ||
                                         page_offset == offsetof(struct ct_gate_page, asked_ns))));
@@ -96,7 +101,7 @@ uint64_t explored_load(const volatile void *word, int order)
     int index = word_index(word);
     if (!replay.is_on || index < 0)
         return *(const volatile uint64_t *)word;
-    const bool is_top = address_of(index) == file_start + ct_gate_offset(0);
+    const bool is_top = address_of(index) == file_start + page_start(0);
     if (is_top && replay.defect == NO_RECHECK && replay.sequence_reads == 2)
         return replay.last_read;
     uint64_t result = next_result(A_LOAD, index, order, 0, 0);
@@ -110,7 +115,7 @@ uint64_t explored_load(const volatile void *word, int order)
 static bool is_private(const volatile void *word)
 {
     const unsigned char *address = (const unsigned char *)(uintptr_t)word;
-    return address < file_start || address >= file_start + ct_gate_offset(SLOTS);
+    return address < file_start || address >= file_start + page_start(SLOTS);
 }
 
 void explored_store(volatile void *word, uint64_t value, int order)
@@ -169,11 +174,11 @@ int history_of(const struct thread *thread, uint32_t index, struct access *acces
 
 static struct access apply_defect(const struct scenario *scenario, struct access access)
 {
-    const size_t page_offset = word_offset[access.word] % CT_GATE_PAGE_BYTES;
-    const bool is_sequence = access.kind == A_ADD && page_offset == 0;
-    const bool is_writes = access.kind == A_STORE && page_offset == offsetof(struct ct_tenant_table, writes);
-    if ((scenario->defect == RELAXED_SEQUENCE && is_sequence) ||
-        (scenario->defect == RELAXED_TABLE && is_writes && owner_of(access.word) == -1))
+    const size_t offset = word_offset[access.word];
+    const bool is_store = access.kind == A_STORE;
+    const bool is_sequence = is_store && owner_of(access.word) >= 0 && offset_in_page(offset) == 0;
+    const bool is_writes = is_store && offset == offsetof(struct ct_tenant_table, writes);
+    if ((scenario->defect == RELAXED_SEQUENCE && is_sequence) || (scenario->defect == RELAXED_TABLE && is_writes))
         access.order = memory_order_relaxed;
     return access;
 }

@@ -7,7 +7,7 @@
 #ifndef COTENANT_TESTS_GATE_EXPLORE_H
 #define COTENANT_TESTS_GATE_EXPLORE_H
 
-#include "gate/gate.h"
+#include "tests/device_pages.h"
 
 #include <stdbool.h>
 
@@ -33,7 +33,7 @@ typedef struct ct_gate_answer (*body)(struct ct_gate *gate);
 struct thread {
     body run;
     const struct ct_gate *gate;
-    int slot;       /* whose page it writes; -1: the node, which writes the tenant table */
+    int slot;     /* index of the process that it is; -1: the node, which writes the tenant table */
     bool may_die; /* it may stop forever at any step */
     struct node *nodes;
     uint32_t count, capacity;
@@ -57,7 +57,7 @@ struct scenario {
 };
 
 int word_index(const volatile void *word); /* -1: no other thread reads it */
-int owner_of(int word);                 /* the slot that alone writes it; -1: the node; -2: any waiting tenant */
+int owner_of(int word);                 /* the process that alone writes it; -1: the node; -2: any waiting process */
 bool is_constant(int word);             /* not written during the exploration */
 uint64_t initial_value(int word);
 static inline uint64_t memory_at(const uint64_t *memory, int word)

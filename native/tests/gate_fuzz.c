@@ -1,13 +1,11 @@
 /* Fuzz test: whatever the pages contain and whatever the instants are, the gate stays within bounds and every wait is
  * finite. */
-#include "gate/gate.h"
+#include "tests/device_pages.h"
 #include "tests/expect.h"
-
-#include <string.h>
 
 enum { SLOTS = 6, ROUNDS = 1000000, GATES = 3 };
 
-static _Alignas(4096) unsigned char file[CT_GATE_PAGE_BYTES * (2 + SLOTS)];
+static struct device_pages device;
 static uint64_t seed = 1;
 
 static uint64_t random_word(void)
@@ -56,7 +54,7 @@ static struct ct_launch_request random_request(void)
 
 static void corrupt_pages(uint64_t now_ns)
 {
-    uint64_t *words = (uint64_t *)(file + ct_gate_offset((uint32_t)(random_word() % SLOTS)));
+    uint64_t *words = (uint64_t *)&device.process[random_word() % SLOTS];
     for (int i = 0; i < 6; i++)
         words[random_word() % (random_word() % 2 ? 13 : CT_GATE_PAGE_BYTES / 8)] = word_near(now_ns);
     if (random_word() % 4 == 0)
@@ -64,7 +62,7 @@ static void corrupt_pages(uint64_t now_ns)
     if (random_word() % 8 == 0) /* kernels in a launch: none, few, or many */
         words[offsetof(struct ct_gate_page, counts.launches) / 8] = random_word() % 2 ? random_word() % 3
             : random_word();
-    uint64_t *arbitration = (uint64_t *)(file + CT_GATE_PAGE_BYTES);
+    uint64_t *arbitration = (uint64_t *)&device.arbitration;
     if (random_word() % 4 == 0)
         /* the second one of the last is charged_ns */
         arbitration[8 * (random_word() % 4) + (random_word() % 8 == 0)] = word_near(now_ns);
@@ -72,24 +70,30 @@ static void corrupt_pages(uint64_t now_ns)
 
 static void write_random_table(void)
 {
-    struct ct_gate_rules rules = {random_word() % 4, random_length(), random_length(), random_length(), random_length(),
-        random_length(), random_word(), random_word() % 8,
-                                  {{0}}};
+    struct ct_gate_rules rules = {.policy = random_word() % 4,
+                                  .bound_ns = random_length(),
+                                  .delay_ppm = random_length(),
+                                  .patience_ns = random_length(),
+                                  .switch_ns = random_length(),
+                                  .spin_ppm = random_length(),
+                                  .reserved = random_word(),
+                                  .process_count = random_word() % 8};
     if (random_word() % 16 == 0)
-        rules.tenant_count = random_word();
+        rules.process_count = random_word();
     for (int i = 0; i < 8; i++)
-        rules.tenants[i] = (struct ct_tenant_entry){.generation = (uint32_t)(random_word() % 3),
-                                              .slot =
+        rules.processes[i] = (struct ct_tenant_entry){.generation = (uint32_t)(random_word() % 3),
+                                              .index =
                                                   (uint16_t)(random_word() % 16 ? random_word() % SLOTS
                                                              : random_word()),
                                               .priority =
                                                   (uint8_t)(random_word() % 16 ? random_word() % 4 : random_word()),
                                               .flags = (uint8_t)(random_word() % 4 ? 0 : random_word()),
                                               .min_share_ppm = random_word() % 2 ? 0 : (uint32_t)random_length(),
-                                              .limit_ppm = random_word() % 2 ? 0 : (uint32_t)random_length()};
-    ct_tenant_table_write((struct ct_tenant_table *)file, &rules);
+                                              .limit_ppm = random_word() % 2 ? 0 : (uint32_t)random_length(),
+                                              .tenant = (uint32_t)(random_word() % 4)};
+    ct_tenant_table_write(&device.table, &rules);
     if (random_word() % 64 == 0) { /* as if the node had written garbage */
-        uint64_t *copy = (uint64_t *)(file + offsetof(struct ct_tenant_table, copy));
+        uint64_t *copy = (uint64_t *)device.table.copy;
         copy[random_word() % (2 * CT_GATE_RULES_WORDS)] = random_word();
     }
 }
@@ -153,8 +157,7 @@ static void call_randomly(struct ct_gate *gate, uint64_t now_ns)
 static void open_gate(struct ct_gate *gate)
 {
     const uint32_t slot = (uint32_t)(random_word() % SLOTS);
-    ct_gate_open(gate, file, sizeof file, (struct ct_gate_page *)(file + ct_gate_offset(slot)),
-                 (struct ct_arbitration_page *)(file + CT_GATE_PAGE_BYTES), slot, (uint32_t)(random_word() % 3));
+    open_process(gate, &device, slot, (uint32_t)(random_word() % 3));
 }
 
 static void random_pages_and_instants_keep_waits_finite(void)
@@ -185,15 +188,16 @@ static void gate_recovers_after_corruption(void)
         uint64_t now_ns = 1000000000000 + random_word() % 1000000000;
         for (int i = 0; i < 40; i++)
             corrupt_pages(now_ns);
-        struct ct_gate_rules rules = {CT_GATE_STRICT + random_word() % 2, 500000, 20000, 2000000, 0, 0, 0, SLOTS,
-            {{0}}};
+        struct ct_gate_rules rules = {.policy = CT_GATE_STRICT + random_word() % 2,
+                                      .bound_ns = 500000,
+                                      .delay_ppm = 20000,
+                                      .patience_ns = 2000000,
+                                      .process_count = SLOTS};
         for (uint16_t i = 0; i < SLOTS; i++)
-            rules.tenants[i] = (struct ct_tenant_entry){.generation = (uint32_t)(random_word() % 3), .slot = i,
+            rules.processes[i] = (struct ct_tenant_entry){.generation = (uint32_t)(random_word() % 3), .index = i, .tenant = i,
                                                         .priority = (uint8_t)i};
-        ct_tenant_table_write((struct ct_tenant_table *)file, &rules);
-        ct_gate_open(&gate, file, sizeof file, (struct ct_gate_page *)(file + ct_gate_offset(SLOTS - 1)),
-                     (struct ct_arbitration_page *)(file + CT_GATE_PAGE_BYTES), SLOTS - 1,
-                         rules.tenants[SLOTS - 1].generation);
+        ct_tenant_table_write(&device.table, &rules);
+        open_process(&gate, &device, SLOTS - 1, rules.processes[SLOTS - 1].generation);
         struct ct_launch_request request = {.expect_ns = 50000, .upper_ns = 60000, .may_fill =
             (uint32_t)(random_word() % 2),
                                             .granularity_ns = random_word() % 9};
@@ -212,7 +216,7 @@ static void gate_recovers_after_corruption(void)
 
 int main(void)
 {
-    EXPECT(ct_tenant_table_init(file, sizeof file, SLOTS) == 0);
+    EXPECT(ct_tenant_table_init(&device.table, CT_TABLE_BYTES) == 0);
     random_pages_and_instants_keep_waits_finite();
     gate_recovers_after_corruption();
     return 0;

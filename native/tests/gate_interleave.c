@@ -7,36 +7,31 @@
 
 enum { US = 1000, START = 1000 * 1000 * 1000 };
 
-static _Alignas(4096) unsigned char file[CT_GATE_PAGE_BYTES * (2 + SLOTS)];
+static struct device_pages device;
+static unsigned char *const file = (unsigned char *)&device;
 static struct ct_gate gates[SLOTS];
-
-static struct ct_gate_page *page_of(int slot)
-{
-    return (struct ct_gate_page *)(file + ct_gate_offset((uint32_t)slot));
-}
 
 static struct ct_gate_rules rules_of(int middle, int low)
 {
     struct ct_gate_rules rules = {.policy = CT_GATE_FILL, .bound_ns = 500 * US, .delay_ppm = 20000,
                                   .patience_ns = 2000 * US};
     const int priority[SLOTS] = {0, middle, low};
-    rules.tenant_count = SLOTS;
+    rules.process_count = SLOTS;
     for (int i = 0; i < SLOTS; i++)
-        rules.tenants[i] = (struct ct_tenant_entry){.generation = 1, .slot = (uint16_t)i,
-                                                    .priority = (uint8_t)priority[i]};
+        rules.processes[i] = (struct ct_tenant_entry){
+            .generation = 1, .index = (uint16_t)i, .priority = (uint8_t)priority[i], .tenant = (uint32_t)i};
     return rules;
 }
 
 /* Three tenants; the highest-priority one has launched once, so that there is a gap of 100 us from START on. */
 static void set_up_tenants(int middle, int low)
 {
-    memset(file, 0, sizeof file);
-    EXPECT(ct_tenant_table_init(file, sizeof file, SLOTS) == 0);
+    memset(file, 0, page_start(SLOTS));
+    EXPECT(ct_tenant_table_init(file, CT_TABLE_BYTES) == 0);
     struct ct_gate_rules rules = rules_of(middle, low);
     ct_tenant_table_write((struct ct_tenant_table *)file, &rules);
     for (uint32_t i = 0; i < SLOTS; i++)
-        ct_gate_open(&gates[i], file, sizeof file, page_of((int)i),
-                     (struct ct_arbitration_page *)(file + CT_GATE_PAGE_BYTES), i, 1);
+        open_process(&gates[i], &device, i, 1);
     struct ct_launch_request request = {.expect_ns = 10 * US, .upper_ns = 10 * US, .low_ns = 110 * US,
                                         .high_ns = 150 * US};
     ct_gate_announce(&gates[0], &request, START - 10 * US);
@@ -127,7 +122,7 @@ static uint64_t expected_word(uint64_t sequence, int word)
 {
     const uint64_t launched_ns[] = {0, START - 10 * US, START + US, START + 2 * US};
     const uint64_t low_ns = sequence == 1 ? 110 * US : 500 * US, patience_ns = sequence == 1 ? 250 * US : 400 * US;
-    const size_t base = ct_gate_offset(0);
+    const size_t base = page_start(0);
     if (word == word_of(base + offsetof(struct ct_gate_page, next_ns)))
         return launched_ns[sequence] + low_ns;
     if (word == word_of(base + offsetof(struct ct_gate_page, quiet_ns)))
@@ -144,7 +139,7 @@ static const char *check_history(const struct scenario *scenario, int thread, ui
     static struct access accesses[HISTORY_MAX];
     static uint64_t results[HISTORY_MAX];
     const int count = history_of(&scenario->thread[thread], node, accesses, results);
-    const int top = word_of(ct_gate_offset(0));
+    const int top = word_of(page_start(0));
     const struct node *end = node_of(&scenario->thread[thread], node);
     uint64_t sequence = 0, before = 0;
     for (int i = 0; i < count; i++) {
@@ -183,19 +178,16 @@ static const char *check_passes(const struct scenario *scenario, const uint32_t 
  * are quiet. */
 static const char *check_survivors(const uint64_t *memory)
 {
-    static _Alignas(4096) unsigned char copy_of_file[sizeof file];
+    static struct device_pages copy;
     static struct ct_gate survivor;
-    memcpy(copy_of_file, file, sizeof file);
+    memcpy(&copy, file, page_start(SLOTS));
     for (int i = 0; i < WORDS; i++)
         if (memory[i]) {
             uint64_t value = memory_at(memory, i);
-            memcpy(copy_of_file + ((unsigned char *)address_of(i) - file), &value, sizeof value);
+            memcpy((unsigned char *)&copy + ((unsigned char *)address_of(i) - file), &value, sizeof value);
         }
     for (uint32_t slot = 1; slot < SLOTS; slot++) {
-        struct ct_gate_page *page = (struct ct_gate_page *)(copy_of_file + ct_gate_offset(slot));
-        ct_gate_open(&survivor, copy_of_file, sizeof copy_of_file, page,
-                     (struct ct_arbitration_page *)(copy_of_file + CT_GATE_PAGE_BYTES), slot,
-                     1);
+        open_process(&survivor, &copy, slot, 1);
         struct ct_launch_request request = {.expect_ns = US, .upper_ns = US};
         const uint64_t since_ns = START + 50 * US;
         uint64_t now_ns = since_ns;
@@ -226,7 +218,7 @@ static const char *check_slow_end(const struct scenario *scenario, const uint32_
 static const char *check_claim(const struct scenario *scenario, int thread, uint32_t node, const uint64_t *memory)
 {
     const struct access next = node_of(&scenario->thread[thread], node)->next;
-    const int claim = word_of(CT_GATE_PAGE_BYTES);
+    const int claim = word_of(CT_TABLE_BYTES);
     const bool is_release = next.kind == A_SWAP && next.word == claim && next.value == 0;
     return is_release && memory_at(memory, claim) != next.expected
         ? "a claim was taken by another tenant before it was released"
@@ -259,12 +251,13 @@ static const char *check_step(const struct scenario *scenario, int thread, uint3
     static uint64_t results[HISTORY_MAX];
     const struct thread *subject = &scenario->thread[thread];
     const struct access next = node_of(subject, node)->next;
-    const int top = word_of(ct_gate_offset(0));
+    const int top = word_of(page_start(0));
     if (check_claim(scenario, thread, node, memory))
         return check_claim(scenario, thread, node, memory);
     if (subject->slot <= 0 || next.kind != A_STORE)
         return NULL;
-    const size_t page_offset = (size_t)((unsigned char *)address_of(next.word) - file) % CT_GATE_PAGE_BYTES;
+    const size_t offset = (size_t)((unsigned char *)address_of(next.word) - file);
+    const size_t page_offset = offset < page_start(0) ? 0 : (offset - page_start(0)) % CT_PROCESS_BYTES;
     const size_t recent = offsetof(struct ct_gate_page, recent_ns);
     if (page_offset < recent || page_offset >= recent + sizeof(uint64_t) * CT_GATE_RECENT)
         return NULL;
@@ -290,9 +283,9 @@ static const char *check_tables(const struct scenario *scenario, const uint32_t 
 
 /* ---- scenarios ---------------------------------------------------------------------------------------------------- */
 
-static struct scenario scenario_of(body first, body copy_of_file, body third)
+static struct scenario scenario_of(body first, body second, body third)
 {
-    body bodies[] = {first, copy_of_file, third};
+    body bodies[] = {first, second, third};
     struct scenario scenario = {.file = file, .check_end = check_end, .check_step = check_step};
     for (int i = 0; i < 3 && bodies[i]; i++)
         scenario.thread[scenario.threads++] = (struct thread){.run = bodies[i], .gate = &gates[i], .slot = i};

@@ -1,12 +1,11 @@
 /* A page counts every request once, in the right bucket, with concurrent writers. */
-#include "gate/gate.h"
 #include "gate/request.h"
+#include "tests/device_pages.h"
 #include "tests/expect.h"
 
 #include <pthread.h>
-#include <string.h>
 
-enum { THREADS = 4, EACH = 20000, SECOND_NS = 1000 * 1000 * 1000 };
+enum { THREADS = 4, EACH = 20000 };
 
 static union {
     struct ct_gate_page page;
@@ -73,56 +72,53 @@ static void requests_without_slo_are_never_over(void)
     EXPECT_EQ(page->requests.ended + page->requests.sum_ns + bucket_total(), 0);
 }
 
-static void oldest_request_of_all_processes_is_published(void)
+static void oldest_request_is_published(void)
 {
-    const uint64_t now_ns = 200 * (uint64_t)SECOND_NS;
     ct_gate_request_clear(page);
-    ct_gate_request_oldest(page, 0, now_ns - 30, now_ns); /* one process */
-    ct_gate_request_oldest(page, 0, now_ns - 50, now_ns); /* another process with an older request */
-    EXPECT_EQ(page->requests.began_ns, now_ns - 50);
-    ct_gate_request_oldest(page, now_ns - 30, now_ns - 10, now_ns); /* the first continues with its next request */
-    EXPECT_EQ(page->requests.began_ns, now_ns - 50);
-    ct_gate_request_oldest(page, now_ns - 10, 0, now_ns);
-    EXPECT_EQ(page->requests.began_ns, now_ns - 50);
-    ct_gate_request_oldest(page, now_ns - 50, 0, now_ns);
+    ct_gate_request_oldest(page, 30);
+    EXPECT_EQ(page->requests.began_ns, 30);
+    ct_gate_request_oldest(page, 0);
     EXPECT_EQ(page->requests.began_ns, 0);
 }
 
-static void implausible_entries_are_replaced(void)
+/* A process starts with cleared counters under each generation; if its gate is opened again, it keeps them. */
+static void new_generation_starts_with_cleared_counters(void)
 {
-    const uint64_t now_ns = 200 * (uint64_t)SECOND_NS;
-    const uint64_t implausible[] = {now_ns - CT_GATE_HORIZON_NS - 1, now_ns + CT_GATE_HORIZON_NS + 1, UINT64_MAX, 1};
-    for (size_t i = 0; i < sizeof implausible / sizeof *implausible; i++) {
-        page->requests.began_ns = implausible[i];
-        ct_gate_request_oldest(page, 0, now_ns - 5, now_ns);
-        EXPECT_EQ(page->requests.began_ns, now_ns - 5);
-        page->requests.began_ns = implausible[i];
-        ct_gate_request_oldest(page, now_ns - 5, 0, now_ns);
-        EXPECT_EQ(page->requests.began_ns, 0);
-    }
-}
-
-/* A new tenant in the slot starts with cleared counters; a second process of the same tenant keeps them. */
-static void new_tenant_starts_with_cleared_counters(void)
-{
-    static _Alignas(64) unsigned char file[3 * CT_GATE_PAGE_BYTES];
+    static struct device_pages device;
     static struct ct_gate gate;
-    struct ct_gate_rules rules = {.policy = CT_GATE_FILL, .tenant_count = 1};
-    struct ct_gate_page *mine = (struct ct_gate_page *)(file + ct_gate_offset(0));
-    EXPECT(ct_tenant_table_init(file, sizeof file, 1) == 0);
+    struct ct_gate_rules rules = {.policy = CT_GATE_FILL, .process_count = 1};
+    struct ct_gate_page *mine = &device.process[0].gate;
+    EXPECT(ct_tenant_table_init(&device.table, CT_TABLE_BYTES) == 0);
     for (uint32_t generation = 1; generation <= 2; generation++) {
-        rules.tenants[0] = (struct ct_tenant_entry){.generation = generation, .flags = CT_TENANT_ONLINE};
-        ct_tenant_table_write((struct ct_tenant_table *)file, &rules);
-        for (int process = 0; process < 2; process++) {
-            ct_gate_open(&gate, file, sizeof file, mine, (struct ct_arbitration_page *)(file + CT_GATE_PAGE_BYTES), 0,
-                         generation);
-            EXPECT_EQ(mine->requests.ended, process);
+        rules.processes[0] = (struct ct_tenant_entry){.generation = generation, .flags = CT_TENANT_ONLINE};
+        ct_tenant_table_write(&device.table, &rules);
+        for (int opened = 0; opened < 2; opened++) {
+            open_process(&gate, &device, 0, generation);
+            EXPECT_EQ(mine->requests.ended, opened);
             ct_gate_request_ended(gate.mine, 1000, 10);
             ct_gate_request_set_reported(gate.mine);
         }
         EXPECT_EQ(mine->requests.over, 2);
-        EXPECT(ct_gate_request_is_reported(mine));
+        EXPECT(ct_gate_request_is_reported(&gate));
     }
+}
+
+/* If one process of a tenant reports its requests, the others count no detected ones; other tenants are not affected. */
+static void siblings_know_that_requests_are_reported(void)
+{
+    static struct device_pages device;
+    static struct ct_gate gates[3];
+    struct ct_gate_rules rules = {.policy = CT_GATE_FILL, .process_count = 3};
+    EXPECT(ct_tenant_table_init(&device.table, CT_TABLE_BYTES) == 0);
+    for (uint16_t i = 0; i < 3; i++)
+        rules.processes[i] = (struct ct_tenant_entry){.generation = 1, .index = i, .tenant = i / 2};
+    ct_tenant_table_write(&device.table, &rules);
+    for (uint32_t i = 0; i < 3; i++)
+        open_process(&gates[i], &device, i, 1);
+    EXPECT(!ct_gate_request_is_reported(&gates[1]));
+    ct_gate_request_set_reported(gates[0].mine);
+    EXPECT(ct_gate_request_is_reported(&gates[0]) && ct_gate_request_is_reported(&gates[1]));
+    EXPECT(!ct_gate_request_is_reported(&gates[2]));
 }
 
 int main(void)
@@ -130,8 +126,8 @@ int main(void)
     buckets_are_contiguous_and_narrow();
     concurrent_requests_are_all_counted();
     requests_without_slo_are_never_over();
-    oldest_request_of_all_processes_is_published();
-    implausible_entries_are_replaced();
-    new_tenant_starts_with_cleared_counters();
+    oldest_request_is_published();
+    new_generation_starts_with_cleared_counters();
+    siblings_know_that_requests_are_reported();
     return 0;
 }

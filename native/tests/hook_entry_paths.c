@@ -40,7 +40,8 @@ static void launch_through(void *handle, const char *path)
     void *parameters[] = {&nanoseconds};
     call_launch launch = (call_launch)dlsym(handle, "cuLaunchKernel");
     call_init init = (call_init)dlsym(handle, "cuInit");
-    EXPECT(init && launch);
+    void *version = dlsym(handle, "cuDriverGetVersion"); /* which the hook does not replace */
+    EXPECT(init && launch && version);
     EXPECT_EQ(init(0), 0);
     EXPECT_EQ(((call_context)dlsym(handle, "cuCtxCreate_v2"))(&context, 0, 0), 0);
     EXPECT_EQ(((call_load)dlsym(handle, "cuModuleLoadData"))(&module, IMAGE), 0);
@@ -49,7 +50,8 @@ static void launch_through(void *handle, const char *path)
         EXPECT_EQ(launch(function, 1, 1, 1, 32, 1, 1, 0, NULL, parameters, NULL), 0);
     EXPECT_EQ(((call_wait)dlsym(handle, "cuCtxSynchronize"))(), 0);
     EXPECT_EQ(((call_end)dlsym(handle, "cuCtxDestroy_v2"))(context), 0);
-    printf("%s: cuLaunchKernel is the %s's, cuInit the %s's\n", path, owner_of((void *)launch), owner_of((void *)init));
+    printf("%s: cuLaunchKernel is the %s's, cuDriverGetVersion the %s's\n", path, owner_of((void *)launch),
+           owner_of(version));
     fflush(stdout);
 }
 
@@ -120,7 +122,7 @@ int main(int argc, char **argv)
     else if (strcmp(path, "children") == 0)
         launch_in_children(argv[0]);
     else if (strcmp(path, "nothing") == 0)
-        EXPECT(dlsym(RTLD_DEFAULT, "cuInit") == NULL);
+        EXPECT(dlsym(RTLD_DEFAULT, "cuDriverGetVersion") == NULL);
     else
         EXPECT(!"a known path");
     return 0;

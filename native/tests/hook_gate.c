@@ -1,6 +1,7 @@
-/* The hook with a gate: announcements, waiting, and invalid gate files. */
+/* The hook with a gate: announcements, waiting, and changes of the rules. */
 #include "hook_gate_setup.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 
@@ -9,61 +10,35 @@ enum { LAUNCHES = 2000 };
 /* The key of a kernel `unnamed` of five blocks of 32 threads on a device without a name. */
 #define KEY_OF_UNNAMED UINT64_C(0xdb3b73dfe37e22ca)
 
-/* ---- invalid gate files ------------------------------------------------------------------------------------------- */
+/* ---- without valid rules ------------------------------------------------------------------------------------------ */
 
-static void launch_ungated(void)
+static void unmanaged_process_is_ungated(void)
 {
     EXPECT(open_session()->gateway == NULL);
     EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
     EXPECT_EQ(open_session()->record.header->calls, 1);
 }
 
-static void missing_gate_file_leaves_launches_ungated(void)
-{
-    setenv("COTENANT_SLOT", "0/1", 1);
-    setenv("COTENANT_GATE_FD", "0,2", 1); /* descriptors of other files */
-    launch_ungated();
-}
-
-static void process_without_slot_is_ungated(void)
+static void invalid_process_count_is_treated_as_empty_table(void)
 {
     struct ct_gate_rules rules = rules_of(2, 7);
-    make_gate(&rules, SIZE_MAX, ONLINE);
-    setenv("COTENANT_SLOT", "", 1);
-    launch_ungated();
-}
-
-static void file_with_wrong_magic_is_ignored(void)
-{
-    struct ct_gate_rules rules = rules_of(2, 7);
-    make_gate(&rules, SIZE_MAX, ONLINE);
-    ((struct ct_tenant_table *)file)->magic++;
-    launch_ungated();
-}
-
-static void truncated_file_is_ignored(void)
-{
-    struct ct_gate_rules rules = rules_of(2, 7);
-    make_gate(&rules, ct_gate_offset(1), OFFLINE); /* its tenant table has more slots than the file */
-    launch_ungated();
-}
-
-static void slot_beyond_the_file_is_ignored(void)
-{
-    struct ct_gate_rules rules = rules_of(2, 7);
-    make_gate(&rules, SIZE_MAX, SLOTS);
-    launch_ungated();
-}
-
-static void invalid_tenant_count_is_treated_as_empty_table(void)
-{
-    struct ct_gate_rules rules = rules_of(2, 7);
-    rules.tenant_count = UINT64_MAX;
+    rules.process_count = UINT64_MAX;
     rules.policy = 77;
-    make_gate(&rules, SIZE_MAX, OFFLINE);
+    make_gate(&rules, OFFLINE);
     struct ct_session *session = open_session();
     EXPECT(session->gateway && !session->gateway->gate.must_ask);
     EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
+}
+
+/* The gate works without a directory for records, as in a container. */
+static void tenant_without_records_is_gated(void)
+{
+    struct ct_gate_rules rules = rules_of(2, 7);
+    make_gate(&rules, ONLINE);
+    unsetenv("COTENANT_RECORD");
+    EXPECT(open_session()->gateway != NULL);
+    EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
+    EXPECT_EQ(page_of(ONLINE)->sequence, 1);
 }
 
 /* ---- as the holder ------------------------------------------------------------------------------------------------ */
@@ -71,7 +46,7 @@ static void invalid_tenant_count_is_treated_as_empty_table(void)
 static void holder_announces_launches_and_withdraws_failed_ones(void)
 {
     struct ct_gate_rules rules = rules_of(2, 7);
-    make_gate(&rules, SIZE_MAX, ONLINE);
+    make_gate(&rules, ONLINE);
     struct ct_session *session = open_session();
     const struct ct_gate_page *mine = page_of(ONLINE);
     EXPECT_EQ(mine->generation, 1);
@@ -92,22 +67,45 @@ static void holder_announces_launches_and_withdraws_failed_ones(void)
     EXPECT(mine->busy_ns <= session->gateway->instant.last_ns);
 }
 
-static void forked_child_opens_its_own_gate(void)
+/* A child has none of its parent's pages. Without a node it is unmanaged. */
+static void forked_child_does_not_use_the_gate_of_its_parent(void)
 {
     struct ct_gate_rules rules = rules_of(2, 7);
     int status;
-    make_gate(&rules, SIZE_MAX, ONLINE);
+    make_gate(&rules, ONLINE);
     open_session();
     EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
     pid_t child = fork();
     if (child == 0) {
         EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
-        EXPECT(ct_session()->gateway != NULL);
+        EXPECT(ct_session()->gateway == NULL);
         _exit(0);
     }
     EXPECT(waitpid(child, &status, 0) == child);
     EXPECT_EQ(status, 0);
-    EXPECT_EQ(page_of(ONLINE)->sequence, 2);
+    EXPECT_EQ(page_of(ONLINE)->sequence, 1);
+}
+
+/* The node knows the process under another index and generation after it was attached again. */
+static void reattached_process_uses_its_new_entry(void)
+{
+    enum { OTHER_INDEX = 7 };
+    struct ct_gate_rules rules = rules_of(2, 7);
+    make_gate(&rules, ONLINE);
+    const struct ct_session *session = open_session();
+    struct ct_membership *membership = ct_page->membership;
+    EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
+    rules.processes[0].index = OTHER_INDEX;
+    rules.processes[0].generation = 9;
+    ct_tenant_table_write(&node->table, &rules);
+    membership->index = OTHER_INDEX;
+    membership->process_generation = 9;
+    membership->pages->gate.generation = 9;
+    ct_session_reattached();
+    EXPECT(session->gateway->gate.has_entry);
+    EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
+    EXPECT_EQ(page_of(ONLINE)->sequence, 2); /* it continues on the same page */
+    EXPECT_EQ(page_of(ONLINE)->counts.launches, 2);
 }
 
 /* ---- as a lower-priority tenant ----------------------------------------------------------------------------------- */
@@ -115,9 +113,9 @@ static void forked_child_opens_its_own_gate(void)
 static void launches_pass_while_the_holder_is_quiet(void)
 {
     struct ct_gate_rules rules = rules_of(2, 7);
-    make_gate(&rules, SIZE_MAX, OFFLINE);
+    make_gate(&rules, OFFLINE);
     page_of(ONLINE)->generation = 1; /* present, but without launches */
-    struct ct_arbitration_page *arbitration = (struct ct_arbitration_page *)(file + CT_GATE_PAGE_BYTES);
+    struct ct_arbitration_page *arbitration = &node->arbitration;
     arbitration->claim = arbitration->debt_ns = arbitration->asleep_until_ns = UINT64_MAX; /* left by a dead process, or corrupt */
     struct ct_session *session = open_session();
     for (int i = 0; i < LAUNCHES; i++)
@@ -149,7 +147,7 @@ static void profile_provides_kernel_times(void)
         struct ct_kernel_time_entry entry[2];
         char partial_entry[5];
     } profile = {"COTKNOW1", {{KEY_OF_UNNAMED, 70000, 90000, 400000}, {1, 2, 3, 4}}, "torn"};
-    make_gate(&rules, SIZE_MAX, OFFLINE);
+    make_gate(&rules, OFFLINE);
     snprintf(path, sizeof path, "%s/kernel-times", test_records);
     int descriptor = open(path, O_WRONLY | O_CREAT, 0600);
     EXPECT(descriptor >= 0 && write(descriptor, &profile, sizeof profile) == (ssize_t)sizeof profile);
@@ -170,7 +168,7 @@ static void profile_provides_kernel_times(void)
 static void stuck_work_does_not_block_launches_forever(void)
 {
     struct ct_gate_rules rules = rules_of(2, 7);
-    make_gate(&rules, SIZE_MAX, OFFLINE);
+    make_gate(&rules, OFFLINE);
     open_session();
     int *is_stuck = driver_symbol("idle_is_stuck");
     *is_stuck = 1;
@@ -194,26 +192,24 @@ static void *launch_in_thread(void *argument)
 static void changed_rules_apply_at_the_next_launch(void)
 {
     struct ct_gate_rules rules = rules_of(2, 7);
-    struct ct_tenant_table *table;
     pthread_t thread;
-    make_gate(&rules, SIZE_MAX, OFFLINE);
-    table = (struct ct_tenant_table *)file;
+    make_gate(&rules, OFFLINE);
     struct ct_session *session = open_session();
     EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
     EXPECT_EQ(page_of(OFFLINE)->counts.admitted, 1);
     rules = rules_of(7, 2);
-    ct_tenant_table_write(table, &rules);
+    ct_tenant_table_write(&node->table, &rules);
     EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
     EXPECT_EQ(page_of(OFFLINE)->counts.admitted, 1); /* there is no higher-priority tenant any more */
     EXPECT_EQ(page_of(OFFLINE)->sequence, 2);
-    rules.tenants[1].flags = CT_TENANT_PAUSED;
-    ct_tenant_table_write(table, &rules);
+    rules.processes[1].flags = CT_TENANT_PAUSED;
+    ct_tenant_table_write(&node->table, &rules);
     EXPECT_EQ(pthread_create(&thread, NULL, launch_in_thread, NULL), 0);
     while (!page_of(OFFLINE)->wanted_ns)
         sched_yield();
     EXPECT_EQ(page_of(OFFLINE)->sequence, 2);
-    rules.tenants[1].flags = 0;
-    ct_tenant_table_write(table, &rules);
+    rules.processes[1].flags = 0;
+    ct_tenant_table_write(&node->table, &rules);
     EXPECT_EQ(pthread_join(thread, NULL), 0);
     EXPECT_EQ(page_of(OFFLINE)->sequence, 3);
     EXPECT_EQ(page_of(OFFLINE)->counts.waits, 1);
@@ -224,17 +220,17 @@ static void changed_rules_apply_at_the_next_launch(void)
 static void ending_tenant_has_one_launch_in_flight(void)
 {
     struct ct_gate_rules rules = rules_of(7, 2);
-    make_gate(&rules, SIZE_MAX, OFFLINE);
+    make_gate(&rules, OFFLINE);
     struct ct_session *session = open_session();
     const struct ct_gate *gate = &session->gateway->gate;
     for (int i = 0; i < 3; i++)
         EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
     EXPECT_EQ(page_of(OFFLINE)->counts.admitted, 0);
     EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
-    rules.tenants[1].flags = CT_TENANT_ENDING;
+    rules.processes[1].flags = CT_TENANT_ENDING;
     for (int i = 0; i < 2; i++) {
         rules.policy = i ? CT_GATE_OPEN : CT_GATE_FILL;
-        ct_tenant_table_write((struct ct_tenant_table *)file, &rules);
+        ct_tenant_table_write(&node->table, &rules);
         for (int j = 0; j < 40; j++) {
             EXPECT_EQ(test_launch(0x1000, 1 + (unsigned)j % 3, (CUstream)(uintptr_t)(j % 2)), CUDA_SUCCESS);
             EXPECT_EQ(gate->unconfirmed, 1);
@@ -261,10 +257,10 @@ static void threads_next_to_an_active_holder_lose_no_launch(void)
     struct ct_gate_rules rules = rules_of(2, 7);
     pthread_t threads[3];
     int status;
-    make_gate(&rules, SIZE_MAX, OFFLINE);
+    make_gate(&rules, OFFLINE);
     pid_t holder = fork();
     if (holder == 0) {
-        setenv("COTENANT_SLOT", "0/1", 1);
+        become_member(ONLINE, 1, ONLINE, 1);
         EXPECT(open_session()->gateway != NULL);
         launch_many((void *)0x10);
         _exit(0);
@@ -286,14 +282,12 @@ static void threads_next_to_an_active_holder_lose_no_launch(void)
 /* ------------------------------------------------------------------------------------------------------------------- */
 
 static void (*const CASES[])(void) = {
-    missing_gate_file_leaves_launches_ungated,
-    process_without_slot_is_ungated,
-    file_with_wrong_magic_is_ignored,
-    truncated_file_is_ignored,
-    slot_beyond_the_file_is_ignored,
-    invalid_tenant_count_is_treated_as_empty_table,
+    unmanaged_process_is_ungated,
+    invalid_process_count_is_treated_as_empty_table,
+    tenant_without_records_is_gated,
     holder_announces_launches_and_withdraws_failed_ones,
-    forked_child_opens_its_own_gate,
+    forked_child_does_not_use_the_gate_of_its_parent,
+    reattached_process_uses_its_new_entry,
     launches_pass_while_the_holder_is_quiet,
     profile_provides_kernel_times,
     stuck_work_does_not_block_launches_forever,

@@ -10,7 +10,7 @@
 static void events_of_another_context_are_reused(void)
 {
     struct ct_gate_rules rules = rules_of(2, 7);
-    make_gate(&rules, SIZE_MAX, OFFLINE);
+    make_gate(&rules, OFFLINE);
     struct ct_completions *completions = &open_session()->gateway->completions;
     for (int i = 0; i < CT_COMPLETIONS; i++)
         completions->slots[i] = (struct ct_completion){
@@ -26,7 +26,7 @@ static void events_of_another_context_are_reused(void)
 static void device_name_is_queried_again_after_a_failure(void)
 {
     struct ct_gate_rules rules = rules_of(2, 7);
-    make_gate(&rules, SIZE_MAX, OFFLINE);
+    make_gate(&rules, OFFLINE);
     struct ct_session *session = open_session();
     EXPECT_EQ(cuMemcpyHtoDAsync_v2(4096, "", 1, NULL), CUDA_ERROR_NOT_SUPPORTED);
     EXPECT_EQ(session->record.header->kernels, 1); /* the driver was asked for the device, and failed */
@@ -38,7 +38,7 @@ static void empty_launch_is_not_identified(void)
 {
     struct ct_gate_rules rules = rules_of(2, 7);
     CUfunction function;
-    make_gate(&rules, SIZE_MAX, OFFLINE);
+    make_gate(&rules, OFFLINE);
     struct ct_session *session = open_session();
     EXPECT_EQ(cuModuleGetFunction(&function, (CUmodule)(uintptr_t)0x10, "named"), CUDA_SUCCESS);
     EXPECT_EQ(test_launch((uintptr_t)function, 0, NULL), CUDA_ERROR_NOT_FOUND);
@@ -52,7 +52,7 @@ static void empty_launch_is_not_identified(void)
 static void copy_during_a_capture_queries_a_valid_stream(void)
 {
     struct ct_gate_rules rules = rules_of(2, 7);
-    make_gate(&rules, SIZE_MAX, OFFLINE);
+    make_gate(&rules, OFFLINE);
     struct ct_session *session = open_session();
     _Atomic(CUstream) *queried = driver_symbol("idle_queried_stream");
     *queried = (CUstream)(uintptr_t)0x77;
@@ -74,7 +74,7 @@ static void launch_waits_for_a_pair_before_it_is_announced(void)
     struct ct_gate_rules rules = rules_of(2, 7);
     pthread_t thread;
     setenv("COTENANT_MEASURE", "1", 1);
-    make_gate(&rules, SIZE_MAX, ONLINE);
+    make_gate(&rules, ONLINE);
     struct ct_session *session = open_session();
     *(int *)driver_symbol("idle_is_stuck") = 1;
     for (int i = 0; i < CT_PAIRS; i++)
@@ -93,9 +93,9 @@ static void launch_waits_for_a_pair_before_it_is_announced(void)
 static struct ct_session *open_with_active_equal(void)
 {
     struct ct_gate_rules rules = rules_of(7, 7);
-    rules.tenants[1].limit_ppm = 1000000;
-    rules.tenants[1].flags = CT_TENANT_STATIC;
-    make_gate(&rules, SIZE_MAX, OFFLINE);
+    rules.processes[1].limit_ppm = 1000000;
+    rules.processes[1].flags = CT_TENANT_STATIC;
+    make_gate(&rules, OFFLINE);
     struct ct_session *session = open_session();
     page_of(ONLINE)->generation = page_of(ONLINE)->sequence = 1;
     page_of(ONLINE)->busy_ns = ct_gateway_now(session, ct_clock_ticks(&session->clock)) + UINT64_C(10000000000);

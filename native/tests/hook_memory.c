@@ -24,15 +24,14 @@ static void quota_is_enforced_without_a_record(void)
     size_t free_bytes, total_bytes;
     make_tenant(4 * KIB, false);
     EXPECT_EQ(cuMemAlloc_v2(&first, 1), CUDA_SUCCESS);
-    EXPECT(ct_session() == NULL);
     EXPECT_EQ(held(), 512); /* as the device rounds it */
     EXPECT_EQ(cuMemAlloc_v2(&second, 3 * KIB), CUDA_SUCCESS);
     EXPECT_EQ(cuMemAlloc_v2(&third, 1 * KIB), CUDA_ERROR_OUT_OF_MEMORY);
     EXPECT_EQ(cuMemGetInfo_v2(&free_bytes, &total_bytes), CUDA_SUCCESS);
     EXPECT_EQ(free_bytes, 512);
     EXPECT_EQ(total_bytes, 4 * KIB);
-    EXPECT_EQ(account()->line[0].denied, 1);
-    EXPECT_EQ(account()->line[0].denied_bytes, 1 * KIB);
+    EXPECT_EQ(line()->denied, 1);
+    EXPECT_EQ(line()->denied_bytes, 1 * KIB);
     _Atomic uint64_t *frees = driver_symbol("idle_frees");
     EXPECT_EQ(cuMemFree_v2(first), CUDA_SUCCESS);
     EXPECT_EQ(cuMemFree_v2(0x123456000), CUDA_SUCCESS); /* an unknown pointer is passed to the driver */
@@ -41,7 +40,7 @@ static void quota_is_enforced_without_a_record(void)
     EXPECT_EQ(cuMemAlloc_v2(&third, 1 * KIB), CUDA_SUCCESS);
     EXPECT_EQ(cuMemFree_v2(0), CUDA_ERROR_NOT_FOUND);
     EXPECT_EQ(held(), 4 * KIB);
-    EXPECT_EQ(account()->line[0].begun, account()->line[0].ended);
+    EXPECT_EQ(line()->begun, line()->ended);
 }
 
 static void quota_changes_apply_and_grants_of_others_are_ignored(void)
@@ -54,12 +53,16 @@ static void quota_changes_apply_and_grants_of_others_are_ignored(void)
     set_quota(65 * KIB, false);
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 1), CUDA_SUCCESS);
     const struct ct_grant next = {.state = CT_GRANT_ACTIVE, .slot = SLOT, .generation = GENERATION + 1};
-    ct_grant_write(page, &next); /* the last quota stays in force */
+    ct_grant_write(&node->grant, &next); /* the last quota stays in force */
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 1 * KIB), CUDA_ERROR_OUT_OF_MEMORY);
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 1), CUDA_SUCCESS);
-    ct_ledger_grant(account(), GENERATION + 1); /* the account was reassigned: nothing more is granted */
+    const uint64_t before = line()->allocated_bytes;
+    struct ct_gate_rules rules = tenant_rules();
+    rules.processes[0].generation++;
+    ct_tenant_table_write(&node->table, &rules); /* its place was reassigned: nothing more is granted */
+    ct_memory_wait_max_ns = 0;
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 1), CUDA_ERROR_OUT_OF_MEMORY);
-    EXPECT_EQ(held(), 0);
+    EXPECT_EQ(line()->allocated_bytes, before);
 }
 
 static void failed_allocations_release_their_reservation(void)
@@ -71,100 +74,132 @@ static void failed_allocations_release_their_reservation(void)
                                                                             * tenant is offline */
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 0), CUDA_ERROR_NOT_SUPPORTED);
     EXPECT_EQ(held(), 0);
-    EXPECT_EQ(account()->line[0].denied, 0);
-    EXPECT_EQ(account()->line[0].wanted_bytes, 0);
+    EXPECT_EQ(line()->denied, 0);
+    EXPECT_EQ(line()->wanted_bytes, 0);
 }
 
 static void *free_memory_when_wanted(void *argument)
 {
     (void)argument;
-    while (!account()->line[0].wanted_bytes) /* until the allocation waits */
+    while (!line()->wanted_bytes) /* until the allocation waits */
         sched_yield();
-    EXPECT_EQ(account()->line[0].wanted_bytes, 8 * KIB);
-    EXPECT_EQ(account()->line[0].begun, account()->line[0].ended); /* and keeps no other process waiting */
+    EXPECT_EQ(line()->wanted_bytes, 8 * KIB);
+    EXPECT_EQ(line()->begun, line()->ended); /* and keeps no other process waiting */
     *(_Atomic uint64_t *)driver_symbol("idle_free_bytes") = 8 * KIB;
     return NULL;
 }
 
-static void online_tenant_waits_for_memory_of_others(void)
+static void online_tenant_waits_for_memory_that_can_be_reclaimed(void)
 {
     CUdeviceptr pointer;
     pthread_t thread;
     make_tenant(1024 * KIB, true);
     *(_Atomic uint64_t *)driver_symbol("idle_free_bytes") = 4 * KIB;
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 4 * KIB), CUDA_SUCCESS);
-    EXPECT_EQ(cuMemAlloc_v2(&pointer, 8 * KIB), CUDA_ERROR_OUT_OF_MEMORY); /* no other tenant holds memory: at once */
-    struct ct_ledger_account *other = (struct ct_ledger_account *)(file + ct_ledger_offset(0));
-    other->lines_used = other->line[0].owner = 1;
-    other->line[0].allocated_bytes = 4 * KIB;
+    node_account()->reclaimable_bytes = 4 * KIB;
     EXPECT_EQ(pthread_create(&thread, NULL, free_memory_when_wanted, NULL), 0);
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 8 * KIB), CUDA_SUCCESS);
     EXPECT_EQ(pthread_join(thread, NULL), 0);
-    EXPECT_EQ(account()->line[0].wanted_bytes, 0);
+    EXPECT_EQ(line()->wanted_bytes, 0);
     EXPECT_EQ(held(), 12 * KIB);
 }
 
-static void *clear_dead_process(void *argument)
+static uint64_t queries; /* of the free memory, which precede every wait */
+
+static CUresult count_query(size_t *free_bytes, size_t *total_bytes)
 {
-    uint64_t owner = *(uint64_t *)argument;
-    while (!account()->line[0].begun) /* until the living process tries */
+    queries++;
+    *free_bytes = 4 * KIB;
+    *total_bytes = 64 * KIB;
+    return CUDA_SUCCESS;
+}
+
+/* The program gets the error without a wait: it asks for the free memory once, and not again while it waits. */
+static void allocation_that_cannot_succeed_fails_immediately(void)
+{
+    static const uint64_t reclaimable_bytes[] = {0, 1, 4 * KIB - 1};
+    CUdeviceptr pointer;
+    make_tenant(1024 * KIB, true);
+    *(_Atomic uint64_t *)driver_symbol("idle_free_bytes") = 4 * KIB;
+    EXPECT_EQ(cuMemFree_v2(1), CUDA_SUCCESS); /* finds the driver */
+    ct_next[CT_cuMemGetInfo_v2] = (void *)count_query;
+    for (uint64_t i = 0; i < sizeof reclaimable_bytes / sizeof *reclaimable_bytes; i++) {
+        node_account()->reclaimable_bytes = reclaimable_bytes[i];
+        EXPECT_EQ(cuMemAlloc_v2(&pointer, 8 * KIB), CUDA_ERROR_OUT_OF_MEMORY);
+        EXPECT_EQ(queries, i + 1);
+        EXPECT_EQ(line()->wanted_bytes, 0);
+    }
+    EXPECT_EQ(held(), 0);
+}
+
+static void *stop_reclaiming_when_wanted(void *argument)
+{
+    (void)argument;
+    while (!line()->wanted_bytes)
         sched_yield();
-    ct_ledger_clear(file, FILE_BYTES, SLOT, 1, owner);
+    node_account()->reclaimable_bytes = 0;
     return NULL;
 }
 
-/* Memory of a dead process counts until the node has cleared its line, and allocations wait for that. */
-static void allocation_waits_for_memory_of_dead_processes(void)
+/* The offline tenant has allocated more, or is protected now: the wait ends before its limit of 12 s, which is 600
+ * queries. */
+static void wait_ends_when_memory_can_no_longer_be_reclaimed(void)
+{
+    CUdeviceptr pointer;
+    pthread_t thread;
+    make_tenant(1024 * KIB, true);
+    *(_Atomic uint64_t *)driver_symbol("idle_free_bytes") = 4 * KIB;
+    EXPECT_EQ(cuMemFree_v2(1), CUDA_SUCCESS); /* finds the driver */
+    ct_next[CT_cuMemGetInfo_v2] = (void *)count_query;
+    node_account()->reclaimable_bytes = 4 * KIB;
+    EXPECT_EQ(pthread_create(&thread, NULL, stop_reclaiming_when_wanted, NULL), 0);
+    EXPECT_EQ(cuMemAlloc_v2(&pointer, 8 * KIB), CUDA_ERROR_OUT_OF_MEMORY);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    EXPECT(queries < 600);
+    EXPECT_EQ(line()->wanted_bytes, 0);
+}
+
+static void *release_unattached_memory(void *argument)
+{
+    (void)argument;
+    while (!line()->begun) /* until the living process tries */
+        sched_yield();
+    node_account()->unattached_bytes = 0;
+    return NULL;
+}
+
+/* Memory of an ended process counts until the device has released it, and allocations wait for that. */
+static void allocation_waits_for_memory_of_ended_processes(void)
 {
     CUdeviceptr pointer;
     pthread_t thread;
     make_tenant(4 * KIB, false);
     EXPECT_EQ(cuMemFree_v2(1), CUDA_SUCCESS);
-    pid_t child = fork();
-    if (child == 0) {
-        EXPECT_EQ(cuMemAlloc_v2(&pointer, 4 * KIB), CUDA_SUCCESS);
-        _exit(0);
-    }
-    EXPECT_EQ(waitpid(child, NULL, 0), child);
-    uint64_t owner = account()->line[1].owner;
-    EXPECT(owner && owner != account()->line[0].owner); /* a child has its own line */
-    EXPECT_EQ(owner >> 42, (uint64_t)child & 0x3fffff);
+    node_account()->unattached_bytes = 4 * KIB;
     EXPECT_EQ(held(), 4 * KIB);
-    account()->line[0].begun = account()->line[0].ended = 0;
+    line()->begun = line()->ended = 0;
     ct_memory_wait_max_ns = UINT64_MAX; /* the other thread may be scheduled late */
-    EXPECT_EQ(pthread_create(&thread, NULL, clear_dead_process, &owner), 0);
+    EXPECT_EQ(pthread_create(&thread, NULL, release_unattached_memory, NULL), 0);
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 1 * KIB), CUDA_SUCCESS);
     EXPECT_EQ(pthread_join(thread, NULL), 0);
     EXPECT_EQ(held(), 1 * KIB);
 }
 
-static void wait_for_dead_processes_is_bounded(void)
+static void wait_for_a_stopped_sibling_is_bounded(void)
 {
+    enum { SIBLING = 9 };
     CUdeviceptr pointer;
     make_tenant(4 * KIB, false);
-    account()->lines_used = 1;
-    account()->line[0].owner = ct_ledger_identity(1, 2, 3); /* of an unknown namespace */
-    account()->line[0].allocated_bytes = 4 * KIB;
-    account()->line[0].begun = 1; /* stopped forever in the middle of a call */
+    struct ct_gate_rules rules = tenant_rules();
+    rules.process_count = 2;
+    rules.processes[1] = (struct ct_tenant_entry){.generation = 6, .index = SIBLING, .tenant = SLOT};
+    ct_tenant_table_write(&node->table, &rules);
+    node->processes[SIBLING].ledger.generation = 6;
+    node->processes[SIBLING].ledger.line.allocated_bytes = 4 * KIB;
+    node->processes[SIBLING].ledger.line.begun = 1; /* stopped forever in the middle of a call */
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 1), CUDA_ERROR_OUT_OF_MEMORY);
     EXPECT_EQ(held(), 4 * KIB);
-    EXPECT_EQ(account()->line[1].denied, 1);
-}
-
-static void process_without_a_line_gets_no_memory_under_a_quota(void)
-{
-    CUdeviceptr pointer;
-    make_tenant(1024 * KIB, false);
-    account()->lines_used = CT_LEDGER_LINES;
-    for (uint64_t i = 0; i < CT_LEDGER_LINES; i++)
-        account()->line[i].owner = ct_ledger_identity(i + 1, 2, 3);
-    EXPECT_EQ(cuMemAlloc_v2(&pointer, 1), CUDA_ERROR_OUT_OF_MEMORY);
-    set_quota(0, false);
-    EXPECT_EQ(cuMemAlloc_v2(&pointer, 1), CUDA_SUCCESS); /* without a quota nothing is refused */
-    set_quota(1024 * KIB, false);
-    ct_ledger_clear(file, FILE_BYTES, SLOT, 9, ct_ledger_identity(10, 2, 3));
-    EXPECT_EQ(cuMemAlloc_v2(&pointer, 1), CUDA_SUCCESS);
-    EXPECT_EQ(account()->line[9].allocated_bytes, 512);
+    EXPECT_EQ(line()->denied, 1);
 }
 
 static void *allocate_in_thread(void *argument)
@@ -175,7 +210,7 @@ static void *allocate_in_thread(void *argument)
     return NULL;
 }
 
-static void threads_that_start_concurrently_share_one_line(void)
+static void threads_that_start_concurrently_share_one_ledger(void)
 {
     pthread_t threads[8];
     make_tenant(1024 * KIB, false);
@@ -183,8 +218,7 @@ static void threads_that_start_concurrently_share_one_line(void)
         EXPECT_EQ(pthread_create(&threads[i], NULL, allocate_in_thread, NULL), 0);
     for (int i = 0; i < 8; i++)
         EXPECT_EQ(pthread_join(threads[i], NULL), 0);
-    EXPECT_EQ(account()->line[0].allocated_bytes, 8 * 512);
-    EXPECT_EQ(account()->line[1].owner, 0);
+    EXPECT_EQ(line()->allocated_bytes, 8 * 512);
 }
 
 static void first_fault_is_recorded(void)
@@ -194,11 +228,11 @@ static void first_fault_is_recorded(void)
     *outcome = CUDA_ERROR_NOT_READY;
     EXPECT_EQ(cuCtxSynchronize(), CUDA_ERROR_NOT_READY); /* not a fault */
     EXPECT_EQ(cuMemFree_v2(1), CUDA_SUCCESS);
-    EXPECT_EQ(account()->line[0].fault, 0);
+    EXPECT_EQ(line()->fault, 0);
     for (CUresult code = 719; code >= 700; code -= 19) {
         *outcome = code;
         EXPECT_EQ(cuCtxSynchronize(), (uint64_t)code);
-        EXPECT_EQ(account()->line[0].fault, 719);
+        EXPECT_EQ(line()->fault, 719);
     }
 }
 
@@ -207,7 +241,7 @@ static void primary_context_counts_once_and_releases_its_memory(void)
     CUcontext context;
     CUdeviceptr pointer;
     make_tenant(100 * KIB, false);
-    ((struct ct_ledger_header *)file)->context_bytes = 40 * KIB;
+    node_account()->context_bytes = 40 * KIB;
     EXPECT_EQ(cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
     EXPECT_EQ(cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
     EXPECT_EQ(held(), 40 * KIB);
@@ -217,14 +251,14 @@ static void primary_context_counts_once_and_releases_its_memory(void)
     set_quota(1 * KIB, false); /* far below what it holds, but existing objects can be retained again */
     EXPECT_EQ(cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
     set_quota(100 * KIB, false);
-    EXPECT_EQ(account()->line[0].begun, account()->line[0].ended);
-    EXPECT_EQ(account()->line[0].own_bytes, 40 * KIB);
-    EXPECT_EQ(account()->line[0].contexts, 1);
+    EXPECT_EQ(line()->begun, line()->ended);
+    EXPECT_EQ(line()->own_bytes, 40 * KIB);
+    EXPECT_EQ(line()->contexts, 1);
     EXPECT_EQ(ct_memory_home(ct_memory()), CT_HOME_PRIMARY(0)); /* the memory belongs to the primary context */
     ct_holdings_end(ct_memory(), CT_HOME_PRIMARY(0));
     EXPECT_EQ(held(), 0);
-    EXPECT_EQ(account()->line[0].contexts, 0);
-    ((struct ct_ledger_header *)file)->context_bytes = 101 * KIB;
+    EXPECT_EQ(line()->contexts, 0);
+    node_account()->context_bytes = 101 * KIB;
     EXPECT_EQ(cuDevicePrimaryCtxRetain(&context, 0), CUDA_ERROR_OUT_OF_MEMORY); /* not even the context fits */
 }
 
@@ -259,7 +293,7 @@ static void destroyed_context_releases_nothing_of_a_new_one_with_its_handle(void
     CUcontext context;
     CUdeviceptr pointer;
     make_tenant(200 * KIB, false);
-    ((struct ct_ledger_header *)file)->context_bytes = 40 * KIB;
+    node_account()->context_bytes = 40 * KIB;
     EXPECT_EQ(cuMemFree_v2(1), CUDA_SUCCESS); /* finds the driver */
     ct_next[CT_cuCtxGetCurrent] = (void *)driver_current;
     ct_next[CT_cuCtxCreate_v2] = (void *)driver_create;
@@ -272,15 +306,16 @@ static void destroyed_context_releases_nothing_of_a_new_one_with_its_handle(void
     must_fail = false;
     EXPECT_EQ(cuCtxDestroy_v2(context), CUDA_SUCCESS);
     EXPECT_EQ(held(), 42 * KIB); /* of the new context */
-    EXPECT_EQ(account()->line[0].contexts, 1);
-    EXPECT_EQ(account()->line[0].begun, account()->line[0].ended);
+    EXPECT_EQ(line()->contexts, 1);
+    EXPECT_EQ(line()->begun, line()->ended);
 }
 
 /* Compares the table with a plain list. */
 static void holdings_are_found_until_they_are_removed(void)
 {
     enum { KEYS = 3000, STEPS = 40000 };
-    static struct ct_memory memory; /* without a ledger, only the table */
+    static struct ct_ledger_page page;
+    static struct ct_memory memory = {.ledger.page = &page}; /* only the table of holdings is used */
     static uint64_t expected[KEYS];
     uint64_t rng = 11, count = 0;
     for (int step = 0; step < STEPS; step++) {
@@ -318,11 +353,12 @@ int main(void)
         quota_is_enforced_without_a_record,
         quota_changes_apply_and_grants_of_others_are_ignored,
         failed_allocations_release_their_reservation,
-        online_tenant_waits_for_memory_of_others,
-        allocation_waits_for_memory_of_dead_processes,
-        wait_for_dead_processes_is_bounded,
-        process_without_a_line_gets_no_memory_under_a_quota,
-        threads_that_start_concurrently_share_one_line,
+        online_tenant_waits_for_memory_that_can_be_reclaimed,
+        allocation_that_cannot_succeed_fails_immediately,
+        wait_ends_when_memory_can_no_longer_be_reclaimed,
+        allocation_waits_for_memory_of_ended_processes,
+        wait_for_a_stopped_sibling_is_bounded,
+        threads_that_start_concurrently_share_one_ledger,
         first_fault_is_recorded,
         destroyed_context_releases_nothing_of_a_new_one_with_its_handle,
         primary_context_counts_once_and_releases_its_memory,

@@ -1,15 +1,12 @@
 /* NVML with the hook: reports the quota for the tenant's own device, and NVML's values for everything else. */
-#include "hook_setup.h"
+#include "hook_tenant.h"
 
-#include "hook/memory/memory.h"
 #include "hook/nvml/nvml.h"
 
-#include <fcntl.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 
-enum { SLOT = 1, SLOTS = 2, GENERATION = 3, INVALID = 2, NOT_FOUND = 13 };
+enum { INVALID = 2, NOT_FOUND = 13 };
 #define GIB (UINT64_C(1) << 30)
 
 struct memory {
@@ -24,35 +21,6 @@ int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *memory);
 
 static void *const FIRST = (void *)1, *const SECOND = (void *)2;
 static unsigned int *devices;
-
-static void *create_file(const char *name, size_t bytes)
-{
-    char path[128];
-    snprintf(path, sizeof path, "%s/%s", test_records, name);
-    int descriptor = open(path, O_RDWR | O_CREAT, 0600);
-    EXPECT(descriptor >= 0 && ftruncate(descriptor, (off_t)bytes) == 0);
-    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-    EXPECT(memory != MAP_FAILED);
-    close(descriptor);
-    return memory;
-}
-
-/* Creates what a node creates for a tenant with this quota. */
-static void set_up_tenant(uint64_t quota)
-{
-    const size_t bytes = ct_ledger_offset(SLOTS);
-    char *ledger = create_file("ledger", bytes);
-    struct ct_grant_page *page = create_file("grant", CT_GRANT_BYTES);
-    EXPECT_EQ(ct_ledger_init(ledger, bytes, SLOTS), 0);
-    ct_ledger_grant((struct ct_ledger_account *)(ledger + ct_ledger_offset(SLOT)), GENERATION);
-    EXPECT_EQ(ct_grant_init(page, CT_GRANT_BYTES), 0);
-    ct_grant_write(page, &(struct ct_grant){.state = CT_GRANT_ACTIVE,
-                                            .slot = SLOT,
-                                            .generation = GENERATION,
-                                            .memory_bytes = quota,
-                                            .gpu = 1});
-    setenv("COTENANT_SLOT", "1/3", 1);
-}
 
 static void expect_report(void *device, uint64_t total, uint64_t used, uint64_t reserved)
 {
@@ -73,20 +41,20 @@ static void expect_device_report(void *device)
     expect_report(device, 16 * GIB, GIB, UINT64_C(1) << 28);
 }
 
-static void process_without_slot_gets_device_values(void)
+static void unmanaged_process_gets_device_values(void)
 {
     expect_device_report(FIRST);
 }
 
 static void tenant_without_quota_gets_device_values(void)
 {
-    set_up_tenant(0);
+    make_tenant(0, false);
     expect_device_report(FIRST);
 }
 
 static void quota_and_held_memory_are_reported_for_the_own_device(void)
 {
-    set_up_tenant(4 * GIB);
+    make_tenant(4 * GIB, false);
     setenv("CUDA_VISIBLE_DEVICES", "1", 1);
     expect_report(SECOND, 4 * GIB, 0, 0);
     expect_device_report(FIRST);
@@ -99,7 +67,7 @@ static void quota_and_held_memory_are_reported_for_the_own_device(void)
 
 static void own_device_is_identified_by_uuid_prefix(void)
 {
-    set_up_tenant(4 * GIB);
+    make_tenant(4 * GIB, false);
     setenv("CUDA_VISIBLE_DEVICES", "GPU-10f1", 1);
     expect_report(FIRST, 4 * GIB, 0, 0);
     expect_device_report(SECOND);
@@ -107,7 +75,7 @@ static void own_device_is_identified_by_uuid_prefix(void)
 
 static void only_device_is_the_own_device(void)
 {
-    set_up_tenant(4 * GIB);
+    make_tenant(4 * GIB, false);
     unsetenv("CUDA_VISIBLE_DEVICES");
     expect_device_report(FIRST); /* with two devices it is unknown which one is meant */
     setenv("CUDA_VISIBLE_DEVICES", "0,1", 1);
@@ -118,7 +86,7 @@ static void only_device_is_the_own_device(void)
 
 static void quota_larger_than_the_device_is_not_reported(void)
 {
-    set_up_tenant(40 * GIB);
+    make_tenant(40 * GIB, false);
     *devices = 1;
     expect_device_report(FIRST);
 }
@@ -131,7 +99,7 @@ static void only_memory_queries_are_substituted(void)
 }
 
 static void (*const CASES[])(void) = {
-    process_without_slot_gets_device_values,
+    unmanaged_process_gets_device_values,
     tenant_without_quota_gets_device_values,
     quota_and_held_memory_are_reported_for_the_own_device,
     own_device_is_identified_by_uuid_prefix,

@@ -1,12 +1,8 @@
 /* Pools that grow in unknown steps, in several threads: the counted bytes equal what they have reserved, in the end and
  * at every refusal. */
-#include "hook_setup.h"
+#include "hook_tenant.h"
 
-#include "hook/memory/memory.h"
-
-#include <fcntl.h>
 #include <pthread.h>
-#include <sys/mman.h>
 
 CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream);
 CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream);
@@ -17,35 +13,12 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle);
 CUresult cuMemMapArrayAsync(CUarrayMapInfo *infos, unsigned int number, CUstream stream);
 
-enum { SLOTS = 1, GENERATION = 3, MIB = 1 << 20, FILE_BYTES = CT_LEDGER_HEADER_BYTES +
-      SLOTS * CT_LEDGER_ACCOUNT_BYTES };
+enum { MIB = 1 << 20 };
 enum { THREADS = 4, ROUNDS = 4000, HELD = 8, POOLS = 3 };
-
-static unsigned char *file;
-static struct ct_grant_page *page;
 
 static uint64_t counted_bytes(void)
 {
-    return ((struct ct_ledger_account *)(file + ct_ledger_offset(0)))->line[0].allocated_bytes;
-}
-
-static void *map_shared_file(const char *variable, size_t bytes)
-{
-    char path[128], text[64];
-    snprintf(path, sizeof path, "%s/file", test_records);
-    int writing = open(path, O_RDWR | O_CREAT, 0600), reading = open(path, O_RDONLY);
-    EXPECT(reading >= 0 && ftruncate(writing, (off_t)bytes) == 0);
-    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, writing, 0);
-    EXPECT(memory != MAP_FAILED);
-    unlink(path);
-    snprintf(text, sizeof text, "%d,%d", reading, writing);
-    setenv(variable, text, 1);
-    return memory;
-}
-
-static void set_quota(uint64_t bytes)
-{
-    ct_grant_write(page, &(struct ct_grant){.state = CT_GRANT_ACTIVE, .generation = GENERATION, .memory_bytes = bytes});
+    return line()->allocated_bytes;
 }
 
 /* ---- a driver with pools ------------------------------------------------------------------------------------------ */
@@ -149,7 +122,7 @@ static void allocation_that_grows_the_pool_beyond_the_quota_is_reverted(void)
 {
     CUdeviceptr first, second;
     step_bytes = 64 * MIB;
-    set_quota(80 * MIB);
+    set_quota(80 * MIB, false);
     EXPECT_EQ(cuMemAllocFromPoolAsync(&first, 4 * MIB, (CUmemoryPool)1, NULL), CUDA_SUCCESS);
     EXPECT_EQ(counted_bytes(), 64 * MIB);
     EXPECT_EQ(cuMemAllocFromPoolAsync(&second, 4 * MIB, (CUmemoryPool)2, NULL), CUDA_ERROR_OUT_OF_MEMORY);
@@ -190,7 +163,7 @@ static void counted_bytes_equal_reserved_bytes_after_concurrent_use(void)
     pthread_t threads[THREADS];
     CUdeviceptr last;
     step_bytes = CT_PAGE_STEP;
-    set_quota(100 * MIB);
+    set_quota(100 * MIB, false);
     for (uintptr_t i = 0; i < THREADS; i++)
         EXPECT_EQ(pthread_create(&threads[i], NULL, allocate_and_free, (void *)i), 0);
     for (int i = 0; i < THREADS; i++)
@@ -227,12 +200,7 @@ static void memory_mapped_into_an_array_stays_counted(void)
 int main(void)
 {
     test_hook_open("0", "0");
-    page = map_shared_file("COTENANT_GRANT_FD", CT_GRANT_BYTES);
-    file = map_shared_file("COTENANT_LEDGER_FD", FILE_BYTES);
-    setenv("COTENANT_SLOT", "0/3", 1);
-    EXPECT_EQ(ct_grant_init(page, CT_GRANT_BYTES), CT_GRANT_OK);
-    EXPECT_EQ(ct_ledger_init(file, FILE_BYTES, SLOTS), 0);
-    ct_ledger_grant((struct ct_ledger_account *)(file + ct_ledger_offset(0)), GENERATION);
+    make_tenant(0, false);
     EXPECT(ct_bind(1));
     ct_next[CT_cuMemAllocFromPoolAsync] = (void *)driver_allocate;
     ct_next[CT_cuMemFreeAsync] = (void *)driver_free;

@@ -16,21 +16,12 @@ static struct ct_gate_requests *requests(void)
 /* The highest-priority tenant, with an SLO in its grant. */
 static struct ct_session *open_online_tenant(void)
 {
-    char path[128];
     struct ct_gate_rules rules = rules_of(2, 7);
     const struct ct_grant grant = {.state = CT_GRANT_ACTIVE, .slot = ONLINE, .generation = 1, .online = 1,
                                    .slo_ns = SLO_NS};
-    make_gate(&rules, SIZE_MAX, ONLINE);
-    snprintf(path, sizeof path, "%s/grant", test_records);
-    int descriptor = open(path, O_RDWR | O_CREAT, 0600);
-    EXPECT(descriptor >= 0 && ftruncate(descriptor, CT_GRANT_BYTES) == 0);
-    struct ct_grant_page *page = mmap(NULL, CT_GRANT_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-    EXPECT(page != MAP_FAILED);
-    close(descriptor);
-    EXPECT_EQ(ct_grant_init(page, CT_GRANT_BYTES), CT_GRANT_OK);
-    ct_grant_write(page, &grant);
+    make_gate(&rules, ONLINE);
+    ct_grant_write(&node->grant, &grant);
     struct ct_session *session = open_session();
-    unlink(path);
     EXPECT(session->gateway != NULL);
     return session;
 }

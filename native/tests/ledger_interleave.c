@@ -4,17 +4,16 @@
  * What a process does next depends on the results of its accesses so far. Its code is therefore run from the beginning
  * with these results, and executes one further access. All accesses of the ledger are sequentially consistent, so the
  * orders of whole accesses are all orders there are. */
-#include "ledger/ledger.h"
-#include "tests/expect.h"
 #include "tests/ledger_hooks.h"
+#include "tests/ledger_pages.h"
 
 #include <setjmp.h>
 #include <stdbool.h>
-#include <string.h>
 
 enum { PROCESSES = 3, STEPS_MAX = 400, QUOTA = 10, NEVER = -1, RANDOM_ORDERS = 2000 };
 
-static _Alignas(4096) unsigned char file[CT_LEDGER_HEADER_BYTES + CT_LEDGER_ACCOUNT_BYTES];
+static struct ledger_device device;
+static const int tenant_of[PROCESSES] = {0, 0, 0};
 
 struct process {
     struct ct_ledger ledger;
@@ -46,8 +45,10 @@ static uint64_t perform(enum stepped kind, volatile uint64_t *word, uint64_t val
 
 uint64_t stepped(enum stepped kind, volatile void *place, uint64_t value, uint64_t *expected)
 {
-    bool is_shared = (unsigned char *)place >= file && (unsigned char *)place < file + sizeof file;
-    if (!running || !is_shared) /* the process's own pointer to its line is not shared */
+    /* The table does not change here, and no process measures or shares memory. */
+    const unsigned char *address = (const unsigned char *)(uintptr_t)place;
+    bool is_shared = address >= (unsigned char *)device.pages.process && address < (unsigned char *)device.account;
+    if (!running || !is_shared)
         return perform(kind, place, value, expected);
     if (replay_index < running->steps) {
         if (kind == STEP_SWAP)
@@ -98,19 +99,12 @@ static void step(struct process *process)
     EXPECT(granted <= QUOTA);
 }
 
-static struct ct_ledger_account *account(void)
-{
-    return (struct ct_ledger_account *)(file + ct_ledger_offset(0));
-}
-
 static void begin(const uint64_t requests[PROCESSES])
 {
-    memset(file, 0, sizeof file);
     memset(processes, 0, sizeof processes);
-    EXPECT_EQ(ct_ledger_init(file, sizeof file, 1), 0);
-    ct_ledger_grant(account(), 1);
-    for (uint64_t i = 0; i < PROCESSES; i++) {
-        EXPECT_EQ(ct_ledger_open(&processes[i].ledger, file, sizeof file, account(), 0, 1, i + 1), 0);
+    make_device(&device, tenant_of, PROCESSES);
+    for (uint32_t i = 0; i < PROCESSES; i++) {
+        processes[i].ledger = open_ledger(&device, i, 0);
         processes[i].request_bytes = requests[i];
     }
 }
@@ -119,17 +113,19 @@ static void begin(const uint64_t requests[PROCESSES])
 static void check_end(void)
 {
     bool was_any_granted = false, was_any_denied = false;
+    int present[PROCESSES];
     for (uint32_t i = 0; i < PROCESSES; i++) {
         was_any_granted |= processes[i].was_granted;
         was_any_denied |= processes[i].was_denied;
-        if (processes[i].is_dead)
-            ct_ledger_clear(file, sizeof file, 0, i, i + 1);
+        present[i] = processes[i].is_dead ? -1 : 0;
     }
     EXPECT(was_any_granted || !was_any_denied); /* if no process got memory, none is denied it: the result
                                                   * is CT_LEDGER_CONTENDED instead */
-    EXPECT_EQ(ct_ledger_held((const void *)file, sizeof file, account()), 0);
+    list_processes(&device, present, PROCESSES);
+    EXPECT_EQ(ct_ledger_held(&processes[0].ledger), 0);
     for (uint32_t i = 0; i < PROCESSES; i++)
-        EXPECT_EQ(account()->line[i].begun, account()->line[i].ended);
+        EXPECT(processes[i].is_dead || device.pages.process[i].ledger.line.begun ==
+               device.pages.process[i].ledger.line.ended);
 }
 
 /* Runs one process to its end, except for switches to another at given steps. */

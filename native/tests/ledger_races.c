@@ -1,48 +1,34 @@
 /* Race test: threads and processes together never hold more than their quota, and killed processes leave nothing
  * behind. */
 #define _GNU_SOURCE
-#include "ledger/ledger.h"
-#include "tests/expect.h"
+#include "tests/ledger_pages.h"
 
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { RACERS = 4, THREADS = 3, ROUNDS = 4000, KILLS = 60, QUOTA = 1000, IDENTITIES = 1 << 20 };
+enum { RACERS = 4, THREADS = 3, ROUNDS = 4000, KILLS = 60, QUOTA = 1000 };
 
-/* Shared by all processes of the test: the file, and the sum of granted reservations. */
+/* Shared by all processes of the test: the pages, and the sum of granted reservations. */
 struct shared {
-    _Alignas(4096) unsigned char file[CT_LEDGER_HEADER_BYTES + CT_LEDGER_ACCOUNT_BYTES];
+    struct ledger_device device;
     _Atomic uint64_t granted, max_granted, granted_count, refused_count;
     _Atomic int has_ended;
 };
 
 static struct shared *shared;
 
-static struct ct_ledger_account *account(void)
-{
-    return (struct ct_ledger_account *)(shared->file + ct_ledger_offset(0));
-}
-
+/* All processes of one tenant: one more than there are racers, or a survivor and a killed one. */
 static void make_shared(void)
 {
+    static const int tenant_of[RACERS + 1] = {0};
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     EXPECT(shared != MAP_FAILED);
-    EXPECT_EQ(ct_ledger_init(shared->file, sizeof shared->file, 1), 0);
-    ct_ledger_grant(account(), 1);
-}
-
-static struct ct_ledger open_ledger(uint64_t number)
-{
-    struct ct_ledger ledger;
-    EXPECT_EQ(ct_ledger_open(&ledger, shared->file, sizeof shared->file, account(), 0, 1,
-                             ct_ledger_identity(number, 1, 1)), 0);
-    return ledger;
+    make_device(&shared->device, tenant_of, RACERS + 1);
 }
 
 static uint64_t random_number(uint64_t *rng)
@@ -100,7 +86,7 @@ static void *race(void *argument)
 
 static void run_racing_process(uint64_t number)
 {
-    struct ct_ledger ledger = open_ledger(number);
+    struct ct_ledger ledger = open_ledger(&shared->device, (uint32_t)number, 0);
     struct thread threads[THREADS];
     pthread_t running[THREADS];
     for (int i = 0; i < THREADS; i++) {
@@ -135,7 +121,8 @@ static void expect_success(pid_t child)
 
 static uint64_t held(void)
 {
-    return ct_ledger_held((const void *)shared->file, sizeof shared->file, account());
+    const struct ct_ledger observer = open_ledger(&shared->device, 0, 0);
+    return ct_ledger_held(&observer);
 }
 
 static void racing_processes_never_exceed_the_quota(void)
@@ -165,19 +152,21 @@ static void sleep_ns(uint64_t ns)
     nanosleep(&duration, NULL);
 }
 
-/* A process killed at any point counts until its line is cleared, and not at all afterwards. */
+/* A process killed at any point counts until the node removes it from the table, and not at all afterwards. */
 static void killed_processes_leave_no_memory_counted(void)
 {
     uint64_t rng = 3;
     make_shared();
-    struct ct_ledger survivor = open_ledger(IDENTITIES - 1);
+    struct ct_ledger survivor = open_ledger(&shared->device, 0, 0);
     ct_ledger_begin(&survivor);
     EXPECT_EQ(ct_ledger_reserve(&survivor, CT_LEDGER_ALLOCATED, 7, QUOTA), CT_LEDGER_OK);
     ct_ledger_end(&survivor);
     for (uint64_t i = 1; i <= KILLS; i++) {
+        list_processes(&shared->device, (const int[]){0, 0}, 2);
+        memset(&shared->device.pages.process[1], 0, sizeof shared->device.pages.process[1]);
         pid_t child = fork();
         if (child == 0) {
-            struct ct_ledger ledger = open_ledger(i);
+            struct ct_ledger ledger = open_ledger(&shared->device, 1, 0);
             uint64_t own_rng = i;
             for (uint64_t n = 0;; n++) {
                 enum ct_ledger_kind kind = (enum ct_ledger_kind)(n % 3);
@@ -192,44 +181,14 @@ static void killed_processes_leave_no_memory_counted(void)
         sleep_ns(200 * 1000 + random_number(&rng) % (2 * 1000 * 1000));
         EXPECT_EQ(kill(child, SIGKILL), 0);
         EXPECT_EQ(waitpid(child, NULL, 0), child);
-        EXPECT(held() >= 7);
-        for (uint32_t line = 0; line < CT_LEDGER_LINES; line++)
-            ct_ledger_clear(shared->file, sizeof shared->file, 0, line, ct_ledger_identity(i, 1, 1));
+        const uint64_t counted = held();
+        EXPECT(counted >= 7 && counted <= QUOTA + 50);
+        ct_ledger_account_write(&shared->device.account[0], 0, counted - 7, 0);
+        list_processes(&shared->device, (const int[]){0, -1}, 2);
+        EXPECT_EQ(held(), counted);
+        ct_ledger_account_write(&shared->device.account[0], 0, 0, 0);
         EXPECT_EQ(held(), 7);
     }
-    ct_ledger_release(&survivor, CT_LEDGER_ALLOCATED, 7);
-    EXPECT_EQ(held(), 0);
-    for (uint32_t i = 0; i < CT_LEDGER_SHARES; i++)
-        EXPECT_EQ(account()->share[i].place, 0);
-    EXPECT(account()->lines_used <= 3); /* lines are reused */
-    munmap(shared, sizeof *shared);
-}
-
-static void *claim_line(void *argument)
-{
-    struct ct_ledger *ledger = argument;
-    *ledger = open_ledger((uint64_t)(ledger->identity));
-    return NULL;
-}
-
-static void no_line_gets_two_owners(void)
-{
-    static struct ct_ledger ledgers[CT_LEDGER_LINES + 9];
-    pthread_t running[CT_LEDGER_LINES + 9];
-    int without_line = 0;
-    make_shared();
-    for (int i = 0; i < CT_LEDGER_LINES + 9; i++) {
-        ledgers[i].identity = (uint64_t)i + 1;
-        EXPECT_EQ(pthread_create(&running[i], NULL, claim_line, &ledgers[i]), 0);
-    }
-    for (int i = 0; i < CT_LEDGER_LINES + 9; i++)
-        EXPECT_EQ(pthread_join(running[i], NULL), 0);
-    for (int i = 0; i < CT_LEDGER_LINES + 9; i++) {
-        without_line += !ledgers[i].line;
-        for (int other = 0; other < i; other++)
-            EXPECT(!ledgers[i].line || ledgers[i].line != ledgers[other].line);
-    }
-    EXPECT_EQ(without_line, 9);
     munmap(shared, sizeof *shared);
 }
 
@@ -237,6 +196,5 @@ int main(void)
 {
     racing_processes_never_exceed_the_quota();
     killed_processes_leave_no_memory_counted();
-    no_line_gets_two_owners();
     return 0;
 }

@@ -1,39 +1,33 @@
-/* What a tenant holds is the sum of its lines, after claims, releases, deaths, exports and corruption. */
-#include "ledger/ledger.h"
-#include "tests/expect.h"
+/* What a tenant holds is the sum over its processes and its account, after reservations, deaths, exports and forgery. */
+#include "tests/ledger_pages.h"
 
-#include <stdbool.h>
-#include <string.h>
+enum { MIB = 1 << 20, PROCESSES = 5 };
 
-enum { SLOTS = 3, MIB = 1 << 20 };
+static struct ledger_device device;
+/* The first two processes are siblings, each of the next two is a tenant of its own, and the last is not attached. */
+static const int tenant_of[PROCESSES] = {0, 0, 1, 2, -1};
 
-/* A whole file, as the functions require. */
-static _Alignas(4096) unsigned char file[CT_LEDGER_HEADER_BYTES + SLOTS * CT_LEDGER_ACCOUNT_BYTES];
-
-static struct ct_ledger_account *account_at(uint32_t slot)
+static void begin(void)
 {
-    return (struct ct_ledger_account *)(file + ct_ledger_offset(slot));
+    make_device(&device, tenant_of, PROCESSES);
 }
 
-static void make_file(void)
+static struct ct_ledger ledger_of(uint32_t index)
 {
-    memset(file, 0, sizeof file);
-    EXPECT_EQ(ct_ledger_init(file, sizeof file, SLOTS), 0);
-    for (uint32_t slot = 0; slot < SLOTS; slot++)
-        ct_ledger_grant(account_at(slot), 7 + slot);
+    return open_ledger(&device, index, tenant_of[index] < 0 ? 0 : (uint32_t)tenant_of[index]);
 }
 
-static struct ct_ledger open_ledger(uint32_t slot, uint64_t pid)
+static struct ct_ledger_line *line_of(uint32_t index)
 {
-    struct ct_ledger ledger;
-    EXPECT_EQ(ct_ledger_open(&ledger, file, sizeof file, account_at(slot), slot, 7 + slot,
-                             ct_ledger_identity(pid, 5, 9)), 0);
-    return ledger;
+    return &device.pages.process[index].ledger.line;
 }
 
-static uint64_t held(uint32_t slot)
+static uint64_t held(uint32_t tenant)
 {
-    return ct_ledger_held((const void *)file, sizeof file, account_at(slot));
+    /* As a process of the tenant sees it that has nothing itself. */
+    struct ct_ledger observer = {.table = &device.pages.table, .processes = device.pages.process,
+                                 .account = &device.account[tenant], .index = UINT32_MAX, .tenant = tenant};
+    return ct_ledger_held(&observer);
 }
 
 static int reserve(struct ct_ledger *ledger, enum ct_ledger_kind kind, uint64_t bytes, uint64_t quota)
@@ -44,16 +38,17 @@ static int reserve(struct ct_ledger *ledger, enum ct_ledger_kind kind, uint64_t 
     return result;
 }
 
-static void quota_covers_all_lines_and_kinds(void)
+static void quota_covers_all_processes_and_kinds(void)
 {
-    make_file();
-    struct ct_ledger first = open_ledger(0, 1), second = open_ledger(0, 2), other_tenant = open_ledger(1, 3);
-    EXPECT(first.line != second.line);
+    begin();
+    struct ct_ledger first = ledger_of(0), second = ledger_of(1), other_tenant = ledger_of(2);
     EXPECT_EQ(reserve(&other_tenant, CT_LEDGER_ALLOCATED, 50 * MIB, 50 * MIB), CT_LEDGER_OK);
     EXPECT_EQ(reserve(&first, CT_LEDGER_ALLOCATED, 4 * MIB, 10 * MIB), CT_LEDGER_OK);
     EXPECT_EQ(reserve(&second, CT_LEDGER_MANAGED, 3 * MIB, 10 * MIB), CT_LEDGER_OK);
     EXPECT_EQ(reserve(&first, CT_LEDGER_OWN, 3 * MIB, 10 * MIB), CT_LEDGER_OK); /* exactly the quota */
     EXPECT_EQ(held(0), 10 * MIB);
+    EXPECT_EQ(ct_ledger_held(&first), 10 * MIB);
+    EXPECT_EQ(ct_ledger_held(&second), 10 * MIB);
     EXPECT_EQ(reserve(&second, CT_LEDGER_ALLOCATED, 1, 10 * MIB), CT_LEDGER_OVER);
     EXPECT_EQ(reserve(&second, CT_LEDGER_ALLOCATED, 1, 0), CT_LEDGER_OK); /* no quota, but counted */
     EXPECT_EQ(held(0), 10 * MIB + 1);
@@ -65,23 +60,15 @@ static void quota_covers_all_lines_and_kinds(void)
     EXPECT_EQ(held(0), 6 * MIB);
     ct_ledger_denied(&second, 5);
     ct_ledger_denied(&second, 6);
-    EXPECT_EQ(second.line->denied, 2);
-    EXPECT_EQ(second.line->denied_bytes, 11);
-    second = open_ledger(0, 2); /* the same process after exec: the refusal still counts */
-    EXPECT_EQ(second.line->denied, 2);
-    second.line->fault = 719;
-    ct_ledger_clear(file, sizeof file, 0, 1, second.line->owner);
-    EXPECT_EQ(second.line->fault, 0); /* otherwise the next owner would appear to have it */
-    EXPECT_EQ(account_at(0)->denied, 2);
-    EXPECT_EQ(account_at(0)->denied_bytes, 11);
-    EXPECT_EQ(second.line->denied, 0);
+    EXPECT_EQ(line_of(1)->denied, 2);
+    EXPECT_EQ(line_of(1)->denied_bytes, 11);
     EXPECT_EQ(held(1), 50 * MIB);
 }
 
 static void refusal_during_other_calls_is_reported_as_contended(void)
 {
-    make_file();
-    struct ct_ledger first = open_ledger(0, 1), second = open_ledger(0, 2);
+    begin();
+    struct ct_ledger first = ledger_of(0), second = ledger_of(1);
     ct_ledger_begin(&first);
     EXPECT_EQ(ct_ledger_reserve(&first, CT_LEDGER_ALLOCATED, 8, 10), CT_LEDGER_OK);
     EXPECT_EQ(reserve(&second, CT_LEDGER_ALLOCATED, 3, 10), CT_LEDGER_CONTENDED);
@@ -92,220 +79,134 @@ static void refusal_during_other_calls_is_reported_as_contended(void)
     EXPECT_EQ(ct_ledger_reserve(&first, CT_LEDGER_ALLOCATED, 3, 10), CT_LEDGER_CONTENDED);
     ct_ledger_end(&first);
     ct_ledger_end(&first);
-    ct_ledger_end(&first); /* a call that began before there was a line does not end another one */
-    EXPECT_EQ(first.line->begun, first.line->ended);
+    ct_ledger_end(&first); /* a call that began before there was a ledger does not end another one */
+    EXPECT_EQ(line_of(0)->begun, line_of(0)->ended);
     EXPECT_EQ(reserve(&second, CT_LEDGER_ALLOCATED, 3, 10), CT_LEDGER_OVER);
     EXPECT_EQ(held(0), 8);
 }
 
-static void process_after_exec_keeps_its_line_with_cleared_amounts(void)
+static void process_without_an_entry_gets_nothing(void)
 {
-    make_file();
-    struct ct_ledger before = open_ledger(0, 1), observer = open_ledger(0, 2);
-    EXPECT_EQ(reserve(&observer, CT_LEDGER_ALLOCATED, 1, 100), CT_LEDGER_OK);
-    ct_ledger_begin(&before);
-    EXPECT_EQ(ct_ledger_reserve(&before, CT_LEDGER_ALLOCATED, 60, 100), CT_LEDGER_OK); /* it never ends */
-    EXPECT(ct_ledger_share_add(&before, CT_LEDGER_EXPORT, 77, 60));
-    before.line->fault = 700;
-    struct ct_ledger after = open_ledger(0, 1);
-    EXPECT(after.line == before.line);
-    EXPECT_EQ(after.line->fault, 0);
-    EXPECT_EQ(held(0), 1);
-    EXPECT_EQ(account_at(0)->share[0].place, 0);
-    EXPECT_EQ(reserve(&observer, CT_LEDGER_ALLOCATED, 100, 100), CT_LEDGER_OVER); /* and no call is in progress */
-}
-
-static void process_without_a_line_gets_nothing_until_a_line_is_cleared(void)
-{
-    make_file();
-    for (uint64_t pid = 1; pid <= CT_LEDGER_LINES; pid++) {
-        struct ct_ledger ledger = open_ledger(0, pid);
-        EXPECT_EQ(reserve(&ledger, CT_LEDGER_ALLOCATED, pid, 1 << 20), CT_LEDGER_OK);
-    }
-    struct ct_ledger late = open_ledger(0, 1000);
-    EXPECT(!late.line);
-    EXPECT_EQ(reserve(&late, CT_LEDGER_ALLOCATED, 1, 1 << 20), CT_LEDGER_NO_LINE);
-    EXPECT(!ct_ledger_share_add(&late, CT_LEDGER_IMPORT, 3, 4));
-    ct_ledger_share_drop(&late, CT_LEDGER_IMPORT, 3);
-    ct_ledger_release(&late, CT_LEDGER_ALLOCATED, 1);
-    ct_ledger_denied(&late, 1);
-    EXPECT(!ct_ledger_claim(&late));
-    EXPECT_EQ(held(0), 63 * 64 / 2);
-    ct_ledger_clear(file, sizeof file, 0, 40, ct_ledger_identity(99, 5, 9)); /* not the owner */
-    EXPECT_EQ(held(0), 63 * 64 / 2);
-    ct_ledger_clear(file, sizeof file, 0, 40, ct_ledger_identity(41, 5, 9));
-    EXPECT_EQ(held(0), 63 * 64 / 2 - 41);
-    EXPECT(ct_ledger_claim(&late));
-    EXPECT(late.line == &account_at(0)->line[40]);
-    EXPECT_EQ(reserve(&late, CT_LEDGER_ALLOCATED, 1, 1 << 20), CT_LEDGER_OK);
-}
-
-static void new_generation_starts_empty_and_revokes_the_earlier_one(void)
-{
-    make_file();
-    struct ct_ledger old = open_ledger(0, 1);
-    EXPECT_EQ(reserve(&old, CT_LEDGER_ALLOCATED, 5, 0), CT_LEDGER_OK);
-    ct_ledger_grant(account_at(0), 7); /* the same generation: a restarted node */
-    EXPECT_EQ(held(0), 5);
-    ct_ledger_grant(account_at(0), 8);
+    begin();
+    struct ct_ledger ended = ledger_of(0), detached = ledger_of(4);
+    EXPECT_EQ(reserve(&detached, CT_LEDGER_ALLOCATED, 1, 0), CT_LEDGER_REVOKED);
+    EXPECT_EQ(reserve(&detached, CT_LEDGER_ALLOCATED, 1, 100), CT_LEDGER_REVOKED);
+    EXPECT_EQ(reserve(&ended, CT_LEDGER_ALLOCATED, 5, 100), CT_LEDGER_OK);
+    list_processes(&device, (const int[]){-1, 0, 1, 2}, 4);
+    EXPECT_EQ(reserve(&ended, CT_LEDGER_ALLOCATED, 5, 100), CT_LEDGER_REVOKED);
+    EXPECT_EQ(line_of(0)->allocated_bytes, 5);
     EXPECT_EQ(held(0), 0);
-    EXPECT_EQ(reserve(&old, CT_LEDGER_ALLOCATED, 5, 0), CT_LEDGER_REVOKED);
-    struct ct_ledger new;
-    EXPECT_EQ(ct_ledger_open(&new, file, sizeof file, account_at(0), 0, 7, 1), (uint64_t)-1);
-    EXPECT_EQ(ct_ledger_open(&new, file, sizeof file, account_at(0), 0, 8, ct_ledger_identity(2, 5, 9)), 0);
-    EXPECT_EQ(reserve(&new, CT_LEDGER_ALLOCATED, 9, 0), CT_LEDGER_OK);
-    EXPECT(new.line == old.line); /* reassigned: frees of the earlier tenant do not affect it */
-    ct_ledger_release(&old, CT_LEDGER_ALLOCATED, 5);
-    ct_ledger_denied(&old, 5);
-    EXPECT(!ct_ledger_claim(&old));
-    EXPECT_EQ(held(0), 9);
-    EXPECT_EQ(new.line->denied, 0);
 }
 
-static int measure(struct ct_ledger_line *line, uint64_t measured_bytes)
+/* The node adds the memory of an ended process to the account before it removes the process from the table. */
+static void memory_of_an_ended_process_counts_until_the_node_drops_it(void)
 {
-    return ct_ledger_measured(file, sizeof file, 0, (uint32_t)(line - account_at(0)->line), line->owner, line->begun,
-                              line->ended, measured_bytes);
+    begin();
+    struct ct_ledger first = ledger_of(0), second = ledger_of(1);
+    EXPECT_EQ(reserve(&first, CT_LEDGER_ALLOCATED, 60, 100), CT_LEDGER_OK);
+    ct_ledger_account_write(&device.account[0], 7, 60, 9);
+    EXPECT_EQ(held(0), 120); /* for an instant it counts twice */
+    list_processes(&device, (const int[]){-1, 0, 1, 2}, 4);
+    EXPECT_EQ(held(0), 60);
+    EXPECT_EQ(reserve(&second, CT_LEDGER_ALLOCATED, 41, 100), CT_LEDGER_OVER);
+    ct_ledger_account_write(&device.account[0], 7, 0, 9);
+    EXPECT_EQ(reserve(&second, CT_LEDGER_ALLOCATED, 41, 100), CT_LEDGER_OK);
+    EXPECT_EQ(ct_ledger_context_bytes(&second), 7);
+    EXPECT_EQ(ct_ledger_reclaimable_bytes(&second), 9);
+}
+
+/* Opening the ledger again, under another generation after a reconnection, keeps what the process holds. */
+static void ledger_that_is_opened_again_keeps_its_line(void)
+{
+    begin();
+    struct ct_ledger first = ledger_of(0);
+    EXPECT_EQ(reserve(&first, CT_LEDGER_ALLOCATED, 5, 100), CT_LEDGER_OK);
+    first = ledger_of(0);
+    EXPECT_EQ(held(0), 5);
+    store_seq_cst(&device.pages.process[0].ledger.generation, 77); /* not the process of the table: it counts for none */
+    EXPECT_EQ(held(0), 0);
 }
 
 static void measured_excess_is_counted(void)
 {
-    make_file();
-    struct ct_ledger first = open_ledger(0, 1);
+    begin();
+    struct ct_ledger first = ledger_of(0);
     EXPECT_EQ(reserve(&first, CT_LEDGER_OWN, 300, 0), CT_LEDGER_OK);
     EXPECT_EQ(reserve(&first, CT_LEDGER_ALLOCATED, 1000, 0), CT_LEDGER_OK);
-    EXPECT_EQ(measure(first.line, 1500), 1);
+    ct_ledger_measurement_write(&device.account[0], 0, 1, 200, line_of(0)->own_version + 1);
     EXPECT_EQ(held(0), 1500);
-    EXPECT_EQ(reserve(&first, CT_LEDGER_OWN, 10, 0), CT_LEDGER_OK); /* another module, in addition to what is
-                                                                     * measured */
+    EXPECT_EQ(reserve(&first, CT_LEDGER_OWN, 10, 0), CT_LEDGER_OK); /* in addition to what is measured */
     EXPECT_EQ(held(0), 1510);
-    EXPECT_EQ(measure(first.line, 1200), 1); /* they use less than estimated */
-    EXPECT_EQ(held(0), 1200);
+    ct_ledger_measurement_write(&device.account[0], 0, 1, -110, line_of(0)->own_version + 1);
+    EXPECT_EQ(held(0), 1200); /* contexts and modules use less than estimated */
     EXPECT_EQ(reserve(&first, CT_LEDGER_OWN, 10, 0), CT_LEDGER_OK); /* a negative excess counts only while nothing has
                                                                    * changed */
     EXPECT_EQ(held(0), 1320);
-    EXPECT_EQ(measure(first.line, 900), 1); /* allocated bytes are not reduced: the memory may be requested at any
-                                           * instant */
+    ct_ledger_measurement_write(&device.account[0], 0, 1, -5000, line_of(0)->own_version + 1);
+    EXPECT_EQ(held(0), 1000); /* it reduces nothing but the estimate */
+    ct_ledger_invalidate_measurement(&first);
+    EXPECT_EQ(held(0), 1320);
+    ct_ledger_measurement_write(&device.account[0], 0, 2, 5000, line_of(0)->own_version + 1);
+    EXPECT_EQ(held(0), 1320); /* of another process at this index */
+    ct_ledger_measurement_write(&device.account[0], CT_PROCESSES, 1, 5000, 1); /* no such index */
+    ct_ledger_measurement_write(&device.account[0], 0, 1, INT64_MIN, line_of(0)->own_version + 1);
     EXPECT_EQ(held(0), 1000);
-    EXPECT_EQ(reserve(&first, CT_LEDGER_MANAGED, 5000, 0), CT_LEDGER_OK); /* on the device or not */
-    EXPECT_EQ(measure(first.line, 1400), 1);
-    EXPECT_EQ(held(0), 6000); /* what was measured without such memory stays */
-    EXPECT_EQ(reserve(&first, CT_LEDGER_OWN, 0, 0), CT_LEDGER_OK); /* a change */
-    EXPECT_EQ(measure(first.line, 1100), 1);
-    EXPECT_EQ(held(0), 6000 + 100);
-    EXPECT_EQ(reserve(&first, CT_LEDGER_OWN, 0, 0), CT_LEDGER_OK);
-    EXPECT_EQ(measure(first.line, 1400), 1);
-    EXPECT_EQ(held(0), 6000 + 320);
-    EXPECT_EQ(measure(first.line, 7000), 1); /* all of it is on the device, and 1000 more */
-    EXPECT_EQ(held(0), 7000);
-    uint64_t begun = first.line->begun;
-    /* a call in between */
-    EXPECT_EQ(ct_ledger_measured(file, sizeof file, 0, 0, first.line->owner, begun - 1, begun - 1, 1), 0);
-    ct_ledger_begin(&first);
-    EXPECT_EQ(measure(first.line, 1), 0); /* in progress */
-    ct_ledger_end(&first);
-    /* another process */
-    EXPECT_EQ(ct_ledger_measured(file, sizeof file, 0, 0, 99, first.line->begun, first.line->ended, 1), 0);
-    EXPECT_EQ(held(0), 7000);
-    EXPECT_EQ(ct_ledger_measured(file, sizeof file, 0, CT_LEDGER_LINES, 0, 0, 0, 1), 0); /* no such line */
-    ct_ledger_clear(file, sizeof file, 0, 0, first.line->owner);
-    EXPECT_EQ(held(0), 0);
-    /* The device may attribute imported memory to the process: it must not be counted twice. */
-    first = open_ledger(0, 1);
-    struct ct_ledger exporter = open_ledger(1, 2);
-    EXPECT(ct_ledger_share_add(&exporter, CT_LEDGER_EXPORT, 42, 100));
-    EXPECT(ct_ledger_share_add(&first, CT_LEDGER_IMPORT, 42, 0)); /* of unknown size */
-    EXPECT_EQ(measure(first.line, 100), 1);
-    EXPECT_EQ(held(0), 0);
-    EXPECT_EQ(measure(first.line, 130), 1);
-    EXPECT_EQ(held(0), 30);
 }
 
-static void exports_count_until_all_imports_are_closed(void)
+static void exports_count_until_siblings_have_closed_them(void)
 {
-    make_file();
-    struct ct_ledger exporter = open_ledger(0, 1), importer = open_ledger(1, 2), other = open_ledger(2, 3);
+    begin();
+    struct ct_ledger exporter = ledger_of(0), importer = ledger_of(1);
     EXPECT_EQ(reserve(&exporter, CT_LEDGER_ALLOCATED, 100, 0), CT_LEDGER_OK);
     EXPECT(ct_ledger_share_add(&exporter, CT_LEDGER_EXPORT, 42, 100));
     EXPECT(ct_ledger_share_add(&exporter, CT_LEDGER_EXPORT, 42, 100)); /* the same again */
-    EXPECT(!ct_ledger_is_imported((void *)file, sizeof file, 42));
+    EXPECT(!ct_ledger_is_imported(&exporter, 42));
+    EXPECT_EQ(ct_ledger_exported_bytes(&importer, 42), 100);
     EXPECT(ct_ledger_share_add(&importer, CT_LEDGER_IMPORT, 42, 100));
-    EXPECT(ct_ledger_share_add(&other, CT_LEDGER_IMPORT, 42, 100));
-    EXPECT(ct_ledger_is_imported((void *)file, sizeof file, 42));
-    EXPECT_EQ(held(0) + held(1) + held(2), 100);
-    ct_ledger_share_drop(&exporter, CT_LEDGER_EXPORT, 42); /* freed: it stays on the device, and counts for its
-                                                            * exporter */
-    EXPECT_EQ(exporter.line->allocated_bytes, 0);
+    EXPECT(ct_ledger_is_imported(&exporter, 42) && ct_ledger_is_imported(&importer, 42));
     EXPECT_EQ(held(0), 100);
-    ct_ledger_sweep(file, sizeof file, 0);
+    ct_ledger_share_drop(&exporter, CT_LEDGER_EXPORT, 42); /* freed: it stays on the device */
+    EXPECT_EQ(line_of(0)->allocated_bytes, 0);
     EXPECT_EQ(held(0), 100);
-    ct_ledger_clear(file, sizeof file, 0, 0, exporter.line->owner);
-    EXPECT_EQ(held(0), 100);
-    ct_ledger_share_drop(&importer, CT_LEDGER_IMPORT, 42);
-    EXPECT_EQ(held(0), 100);
-    ct_ledger_clear(file, sizeof file, 2, 0, other.line->owner); /* the last importer dies */
-    EXPECT_EQ(held(0), 0);
-    EXPECT(account_at(0)->share[0].place != 0);
-    ct_ledger_sweep(file, sizeof file, 0);
-    EXPECT_EQ(account_at(0)->share[0].place, 0);
-}
-
-static void exports_of_a_dead_process_stay_counted(void)
-{
-    make_file();
-    struct ct_ledger exporter = open_ledger(0, 1), importer = open_ledger(0, 2);
-    EXPECT_EQ(reserve(&exporter, CT_LEDGER_ALLOCATED, 130, 0), CT_LEDGER_OK);
-    EXPECT(ct_ledger_share_add(&exporter, CT_LEDGER_EXPORT, 42, 100));
-    EXPECT(ct_ledger_share_add(&exporter, CT_LEDGER_EXPORT, 43, 10)); /* not imported */
-    EXPECT(ct_ledger_share_add(&importer, CT_LEDGER_IMPORT, 42, 100));
-    ct_ledger_clear(file, sizeof file, 0, 0, exporter.line->owner);
-    EXPECT_EQ(held(0), 100);
+    EXPECT_EQ(ct_ledger_exported_bytes(&importer, 42), 100);
     EXPECT_EQ(reserve(&importer, CT_LEDGER_ALLOCATED, 1, 100), CT_LEDGER_OVER);
     ct_ledger_share_drop(&importer, CT_LEDGER_IMPORT, 42);
-    EXPECT_EQ(held(0), 0);
     ct_ledger_share_drop(&importer, CT_LEDGER_IMPORT, 42); /* dropping twice has no effect */
-    for (uint64_t key = 100; key < 100 + CT_LEDGER_SHARES - 1; key++) /* one entry belongs to the dead process until it
-                                                                       * is swept */
-        EXPECT(ct_ledger_share_add(&importer, CT_LEDGER_IMPORT, key, 1));
-    EXPECT(!ct_ledger_share_add(&importer, CT_LEDGER_IMPORT, 9, 1));
-    ct_ledger_sweep(file, sizeof file, 0);
-    EXPECT(ct_ledger_share_add(&importer, CT_LEDGER_IMPORT, 9, 1));
+    EXPECT_EQ(held(0), 0);
+    EXPECT_EQ(ct_ledger_exported_bytes(&importer, 43), 0);
+    EXPECT(!ct_ledger_share_add(&importer, CT_LEDGER_IMPORT, 0, 1)); /* not a key */
 }
 
-static void invalid_ledgers_are_rejected(void)
+/* Another tenant can state that it has any memory open. That keeps neither the memory counted nor the entry in use. */
+static void statements_of_other_tenants_do_not_count(void)
 {
-    make_file();
-    struct ct_ledger_header *header = (struct ct_ledger_header *)file;
-    EXPECT_EQ(ct_ledger_check(file, sizeof file), 0);
-    EXPECT(ct_ledger_check(file, sizeof file - 1) < 0);
-    EXPECT(ct_ledger_check(file, CT_LEDGER_HEADER_BYTES - 1) < 0);
-    header->slots = UINT64_MAX;
-    EXPECT(ct_ledger_check(file, sizeof file) < 0);
-    header->slots = SLOTS;
-    header->version++;
-    EXPECT(ct_ledger_check(file, sizeof file) < 0);
-    header->version--;
-    header->magic++;
-    EXPECT(ct_ledger_check(file, sizeof file) < 0);
-    EXPECT(ct_ledger_init(file, sizeof file, SLOTS + 1) < 0);
-    EXPECT(ct_ledger_init(file, sizeof file, UINT64_MAX) < 0);
-    make_file();
-    account_at(1)->line[0].allocated_bytes = 3;
-    EXPECT_EQ(ct_ledger_init(file, sizeof file, 1), 0); /* it is larger already, and keeps its contents */
-    EXPECT_EQ(header->slots, SLOTS);
-    EXPECT_EQ(account_at(1)->line[0].allocated_bytes, 3);
+    begin();
+    struct ct_ledger exporter = ledger_of(0), stranger = ledger_of(2);
+    for (uint64_t key = 1; key <= CT_LEDGER_SHARES; key++)
+        EXPECT(ct_ledger_share_add(&stranger, CT_LEDGER_IMPORT, key, 1));
+    EXPECT(!ct_ledger_share_add(&stranger, CT_LEDGER_IMPORT, 999, 1)); /* no entry is free */
+    EXPECT_EQ(reserve(&exporter, CT_LEDGER_ALLOCATED, 100, 0), CT_LEDGER_OK);
+    EXPECT(ct_ledger_share_add(&exporter, CT_LEDGER_EXPORT, 42, 100));
+    ct_ledger_share_drop(&exporter, CT_LEDGER_EXPORT, 42);
+    EXPECT_EQ(device.pages.process[0].ledger.share[0].role, CT_LEDGER_ORPHANED); /* for the node */
+    EXPECT_EQ(held(0), 0);
+    EXPECT_EQ(held(1), 0);
+    for (uint64_t key = 1; key <= 3 * CT_LEDGER_SHARES; key++) {
+        EXPECT(ct_ledger_share_add(&exporter, CT_LEDGER_EXPORT, key, 1));
+        ct_ledger_share_drop(&exporter, CT_LEDGER_EXPORT, key);
+    }
+    EXPECT_EQ(held(0), 0);
 }
 
 int main(void)
 {
-    quota_covers_all_lines_and_kinds();
+    quota_covers_all_processes_and_kinds();
     refusal_during_other_calls_is_reported_as_contended();
-    process_after_exec_keeps_its_line_with_cleared_amounts();
-    process_without_a_line_gets_nothing_until_a_line_is_cleared();
-    new_generation_starts_empty_and_revokes_the_earlier_one();
+    process_without_an_entry_gets_nothing();
+    memory_of_an_ended_process_counts_until_the_node_drops_it();
+    ledger_that_is_opened_again_keeps_its_line();
     measured_excess_is_counted();
-    exports_count_until_all_imports_are_closed();
-    exports_of_a_dead_process_stay_counted();
-    invalid_ledgers_are_rejected();
+    exports_count_until_siblings_have_closed_them();
+    statements_of_other_tenants_do_not_count();
     return 0;
 }

@@ -57,7 +57,7 @@ def test_advise_observes_a_program_without_a_node(gpu: NodeHarness) -> None:
     assert device["fill"][0]["filled_ns"] > 0
     (memory,) = result["memory"]
     assert memory["peak_bytes"] + memory["headroom_bytes"] == memory["memory_bytes"]
-    assert not gpu.directories.socket.exists(), "advise starts no node"
+    assert not gpu.directories.tenant_socket.exists(), "advise starts no node"
     assert [profile["runs"] for profile in gpu.json("profile", "list")["profiles"]] == [runs]
 
 

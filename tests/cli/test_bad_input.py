@@ -65,7 +65,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "run --config none.toml -- true": ("config", "none.toml", "no such file"),
     "run --config . -- true": ("config", "cannot be read"),
     "run --config offline.toml -- true": ("run.slo", "'50ms'", "add --online"),
-    f"run --runtime-dir {LONG} -- true": ("directories.runtime", "too long", "at most 97"),
+    f"run --runtime-dir {LONG} -- true": ("directories.runtime", "too long", "at most 93"),
     "run --state-dir letter/below -- true": ("directories.state", "letter/below", "choose another"),
     "run --restart sometimes -- true": ("--restart", "'sometimes'", "no, on-failure or always"),
     "run --restart always:0 -- true": ("--restart", "'always:0'", "no, on-failure or always"),
@@ -84,7 +84,8 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "node --gpu v100=lots": ("--gpu", "'v100=lots'", "NAME=MEMORY"),
     "node --gpu =16GiB": ("--gpu", "'=16GiB'", "NAME=MEMORY"),
     "node --place anywhere": ("--place", "'anywhere'", "spread, pack or predict"),
-    "node --group no-such-group": ("node.group", "'no-such-group'", "create it"),
+    "node --operator-groups no-such-group": ("operators.groups", "'no-such-group'", "create it"),
+    "node --operator-users no-such-user": ("operators.users", "'no-such-user'", "create it"),
     "node --runtime-dir letter": ("directories.runtime", "letter", "choose another"),
     "node --state-dir letter/below": ("directories.state", "letter/below", "choose another"),
     "config": ("show|check", "--help"),
@@ -98,7 +99,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "config check --config none.toml": ("config", "none.toml", "check the path"),
     "ps --config none.toml": ("config", "none.toml", "check the path"),
     "doctor --config none.toml": ("config", "none.toml", "check the path"),
-    "self": ("COTENANT_GRANT_FD", "''", "cotenant run"),
+    "self": ("COTENANT_SOCKET", "''", "cotenant run"),
     "replay": ("FILE", "--help"),
     "replay none": ("journal", "none", "check the path"),
     "replay .": ("journal", "cannot be read"),
@@ -153,9 +154,9 @@ def bad_files(node_harness: NodeHarness, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.chdir(node_harness.home)
     for name, value in node_harness.environ.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.delenv("COTENANT_GRANT_FD", raising=False)
+    monkeypatch.delenv("COTENANT_SOCKET", raising=False)
     yield node_harness.home
-    assert not node_harness.directories.socket.exists(), "an invalid command must not start a node"
+    assert not node_harness.directories.tenant_socket.exists(), "an invalid command must not start a node"
 
 
 @pytest.mark.parametrize("command_line", MISTAKES)
@@ -201,12 +202,21 @@ def test_invalid_environment_variable_is_named_in_the_error(
     assert remedy in line
 
 
-@pytest.mark.parametrize("command_line", ["dance", "run --priority 12 -- true", "replay letter", "self"])
+@pytest.mark.parametrize("command_line", ["dance", "run --priority 12 -- true", "replay letter"])
 def test_process_prints_one_line_without_traceback(bad_files: Path, command_line: str) -> None:
     done = subprocess.run([*COTENANT, *command_line.split()], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "Traceback" not in done.stderr
+
+
+def test_self_outside_a_tenant_prints_one_line_with_its_remedy(node_harness: NodeHarness) -> None:
+    node_harness.node()
+    done = node_harness.run("self")
+    assert (done.returncode, done.stdout) == (2, "")
+    [line] = done.stderr.splitlines()
+    assert line.startswith(f"cotenant: COTENANT_SOCKET = '{node_harness.directories.tenant_socket}': ")
+    assert "cotenant run" in line
 
 
 def test_value_that_is_not_utf8_is_rejected(bad_files: Path) -> None:

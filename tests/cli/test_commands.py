@@ -116,7 +116,11 @@ def test_doctor_reports_a_damaged_journal_and_notes_the_renamed_one(node_harness
 def test_doctor_rejects_world_accessible_and_foreign_directories(node_harness: NodeHarness) -> None:
     node_harness.directories.runtime.mkdir()
     node_harness.directories.runtime.chmod(0o777)
-    assert levels(findings(node_harness, 1), "is accessible to all users") == ["bad"]
+    assert levels(findings(node_harness, 1), "is writable by other users") == ["bad"]
+    node_harness.directories.runtime.chmod(0o755)
+    node_harness.directories.state.mkdir()
+    node_harness.directories.state.chmod(0o705)
+    assert levels(findings(node_harness, 1), "is accessible to other users") == ["bad"]
     if os.geteuid() == 0:
         os.chown(node_harness.directories.runtime, 12345, -1)
         assert levels(findings(node_harness, 1), "belongs to user 12345") == ["bad"]
@@ -129,7 +133,7 @@ def test_doctor_reports_a_node_with_invalid_responses(node_harness: NodeHarness)
     from cotenant.node.directories import listen
 
     node_harness.directories.runtime.mkdir(mode=0o700)
-    with listen(node_harness.directories.socket, -1) as listener:
+    with listen(node_harness.directories.tenant_socket, 0o600) as listener:
 
         def send_garbage() -> None:
             for _ in range(2):

@@ -46,7 +46,7 @@ def test_command_help_is_the_same_in_the_full_parser(name: str) -> None:
 
 
 def test_every_section_has_flags() -> None:
-    assert list(SECTIONS) == [field for field in Config.__struct_fields__ if field != "gpu"]
+    assert list(SECTIONS) == [field for field in Config.__struct_fields__ if field not in ("gpu", "limits")]
 
 
 @pytest.mark.parametrize("section", SECTIONS)
@@ -61,7 +61,7 @@ def test_every_field_has_exactly_one_flag(section: str) -> None:
 @pytest.mark.parametrize(
     "command, sections",
     [
-        ("node", ["node", "protect", "control", "agent", "directories"]),
+        ("node", ["node", "operators", "protect", "control", "agent", "directories"]),
         ("run", ["run", "directories"]),
         ("config", list(SECTIONS)),
     ],
@@ -81,8 +81,11 @@ def test_a_command_has_the_flags_of_its_sections(command: str, sections: list[st
 def as_flags(config: Config) -> dict[tuple[str, str], str]:
     """Return the flags that produce this config; a field that is not set has none."""
     shown = plain(config)
+    values = {(section, field): shown[section][field] for section, field in FIELDS}
     return {
-        (section, field): str(shown[section][field]) for section, field in FIELDS if shown[section][field] is not None
+        field: ",".join(value) if isinstance(value, list) else str(value)
+        for field, value in values.items()
+        if value is not None
     }
 
 

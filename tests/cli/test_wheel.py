@@ -30,7 +30,7 @@ def test_wheel_from_a_clean_copy_runs_in_an_empty_environment(tmp_path: Path) ->
 
     run_or_fail([tool("python"), "-m", "venv", venv], tmp_path, CLEAN)
     run_or_fail([tool("python", venv / "bin"), "-m", "pip", "install", "--quiet", wheel], tmp_path, CLEAN, 500)
-    program = "import cotenant, cotenant._native as n; print(cotenant.__file__); assert n.GRANT_BYTES == 4096"
+    program = "import cotenant, cotenant._native as n; print(cotenant.__file__); assert n.GRANT_BYTES == 16384"
     installed = run_or_fail([tool("python", venv / "bin"), "-c", program], tmp_path, CLEAN).strip()
     assert installed.startswith(str(venv))
     assert (Path(installed).parent / "include/cotenant/request.h").is_file(), "C programs include it to report requests"

@@ -89,13 +89,15 @@ class AgentSetup:
         """An agent, the first or one after a kill."""
         self.epoch = next_epoch(self.home / "epoch", 1)
         self.attempts = Attempts(self.home / "attempts", self.home / "lease", lambda text: None)
-        site = Site("n1", self.epoch, self.home / "socket", self.home / "lease", 5 * SECOND_NS)
+        site = Site("n1", self.epoch, Directories(self.home, self.home), self.home / "lease", 5 * SECOND_NS)
         launch = Launch(["--runtime-dir", "/run/x"], 20 * SECOND_NS)
-        self.agent = Agent(site, self.attempts, Offers(self.home), launch, self.clock, lambda text: None)
+        self.agent = Agent(
+            site, self.attempts, Offers(lambda: wire.Activity(wire.VERSION, [])), launch, self.clock, lambda text: None
+        )
         self.agent.bind(self.controller)
         return self.agent
 
-    def _tenants_of(self, path: Path, timeout_s: float) -> wire.TenantList:
+    def _tenants_of(self, directories: Directories, timeout_s: float) -> wire.TenantList:
         if self.roll is None:
             raise WorldError("no node answers")
         return self.roll

@@ -13,6 +13,7 @@ import pytest
 from cotenant.cli.render.requests import served_so_far
 from cotenant.cluster.model.cluster import JobReport, JobState
 from cotenant.gate.grant import Kind
+from cotenant.node.client.connection import read_activity
 from tests.support.cluster_processes import PATIENCE_S, SERVICE, STEPS, Cluster, clusters, eventually
 from tests.support.node_processes import NodeHarness
 
@@ -24,11 +25,10 @@ GIB = 1 << 30
 
 def requests_served(node_harness: NodeHarness) -> int:
     tenant_list = node_harness.tenant_list()
-    return (
-        0
-        if tenant_list is None
-        else sum(one.requests for one in served_so_far(node_harness.directories.pages, tenant_list).values())
-    )
+    if tenant_list is None:
+        return 0
+    activity = read_activity(node_harness.directories)
+    return sum(one.requests for one in served_so_far(activity, tenant_list).values())
 
 
 def has_served_more(node_harness: NodeHarness, before: int) -> bool:

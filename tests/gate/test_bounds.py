@@ -1,5 +1,6 @@
 """Higher-priority tenants lose a bounded time, and every waiting tenant launches eventually."""
 
+import functools
 import struct
 from dataclasses import dataclass
 
@@ -23,14 +24,11 @@ from tests.support.effort import examples
 from tests.support.gate_sums import MS, US, LaunchRequest
 
 START = 1_000_000_000
-CLAIM_AT = tenant_table.PAGE_BYTES
-DEBT_AT = CLAIM_AT + 64
+CLAIM_AT = tenant_table.TABLE_BYTES
 
 
-def device(rules: GateRules) -> bytearray:
-    slots = len(rules.entries)
-    file = bytearray(tenant_table.file_bytes(slots))
-    tenant_table.format_tenant_table(file, slots)
+def device(rules: GateRules) -> memoryview:
+    file = tenant_table.device_memory()
     tenant_table.write_tenant_table(file, rules)
     return file
 
@@ -42,17 +40,18 @@ def entries(*priorities: int, guaranteed_ppm: int = 0) -> tuple[GateEntry, ...]:
     )
 
 
-def gates(file: bytearray, count: int) -> list[_native.Gate]:
+def gates(file: memoryview, count: int) -> list[_native.Gate]:
     return [_native.Gate(file, slot, 1) for slot in range(count)]
 
 
-def read(file: bytearray, slot: int, name: str) -> int:
+def read(file: memoryview, slot: int, name: str) -> int:
     start = tenant_table.page_offset(slot)
     word = tenant_table.read_page(bytes(file[start : start + tenant_table.PAGE_BYTES]))[name]
     assert isinstance(word, int)
     return word
 
 
+@functools.cache
 def debt_word_offset() -> int:
     """Return the offset of the word in which a page stores the debt of its tenant."""
     for offset in range(0, tenant_table.PAGE_BYTES, 8):
@@ -116,7 +115,8 @@ def play(  # a holder with wrong forecasts, and lower-priority tenants that alwa
         soonest = back
         for slot, gate, expect in zip(slots, below, kernels, strict=True):
             if forgiving:
-                struct.pack_into("<Q", file, DEBT_AT, 0)
+                for other in slots:
+                    struct.pack_into("<Q", file, tenant_table.page_offset(other) + debt_word_offset(), 0)
             if read(file, slot, "busy_ns") <= now:
                 while read(file, slot, "confirmed") < read(file, slot, "submitted"):
                     gate.confirmed(expect, now)
@@ -208,7 +208,6 @@ def test_every_waiting_tenant_launches_eventually(
     for index, step_ns, length_ns, low_ns in data.draw(launches):
         now += step_ns
         others[index].admit((length_ns, length_ns, low_ns, low_ns + 50 * US, 1), now, now)
-    struct.pack_into("<Q", file, DEBT_AT, now + debt_ns)
     struct.pack_into("<Q", file, tenant_table.page_offset(3) + debt_word_offset(), now + debt_ns)
     since, request = now, (expect, expect, 0, 0, may_fill, 0, 1)
     reasons = []
@@ -307,11 +306,10 @@ def test_new_tenant_does_not_inherit_the_page_of_its_slot() -> None:
 def test_holder_is_inactive_while_disconnected() -> None:
     rules = GateRules(entries=entries(0, 5))
     file = device(rules)
-    one, other = _native.Gate(file, 0, 1), _native.Gate(file, 0, 1)
+    one = _native.Gate(file, 0, 1)
     request = (300 * US, 300 * US, 0, 0, 1, 0, 1)
     for number in range(100):
-        for process in (one, other):  # of one tenant
-            process.announce(request, START + number * 100 * US)
+        one.announce(request, START + number * 100 * US)
     assert read(file, 0, "active_ns") == 9900 * US
     work_ns = read(file, 0, "busy_ns") - (START + 9900 * US)
     one.announce(request, START + 60_000 * MS)  # a minute later, and it never waited for its work
@@ -370,24 +368,3 @@ def test_offline_tenant_gets_its_share_next_to_a_busy_online_tenant() -> None:
         now = min(holder_at, max(until, now + 50 * US))
     # What it may have in advance is the burst's part; what it may lack is a kernel, and what it waits to ask again.
     assert 0 <= launched_ns - span_ns // 5 + 2 * length_ns <= sums.BURST // 5 + 3 * length_ns
-
-
-def test_grown_file_keeps_its_rules_and_old_mappings_stay_valid() -> None:
-    file = bytearray(tenant_table.file_bytes(9))
-    rules = GateRules(GatePolicy.STRICT, entries=entries(3, 5))
-    tenant_table.format_tenant_table(file, 2)
-    tenant_table.write_tenant_table(file, rules)
-    mapped = memoryview(file)[: tenant_table.file_bytes(2)]
-    old = _native.Gate(mapped, 0, 1)
-    before = bytes(file)
-    tenant_table.format_tenant_table(file, 9)
-    changed = [place for place, (one, other) in enumerate(zip(before, file, strict=True)) if one != other]
-    assert changed == [16], "the number of slots, and nothing that a reader of the rules could see"
-    far = GateEntry(8, 1, 0, online=True)
-    tenant_table.write_tenant_table(file, GateRules(GatePolicy.STRICT, entries=(*rules.entries, far)))
-    holder, new = _native.Gate(file, 8, 1), _native.Gate(file, 1, 1)
-    late = _native.Gate(mapped, 0, 1)  # mapped before the file grew, opened after
-    busy: LaunchRequest = (MS, MS, MS, MS, 1, 0, 1, 0)
-    holder.announce(busy, START)
-    request: LaunchRequest = (20 * US, 20 * US, 0, 0, 1, 0, 1, 0)
-    assert [gate.admit(request, START, START)[0] for gate in (old, late, new)] == [1, 1, 0]

@@ -18,7 +18,7 @@ from tests.support.effort import examples
 from tests.support.gate_accounts import Device
 from tests.support.gate_sums import MS, US, Answer, LaunchRequest, Page
 
-SLOTS, DEBT_AT = 5, tenant_table.PAGE_BYTES + 64
+SLOTS, DEBT_AT = 5, tenant_table.TABLE_BYTES + 64
 
 few_ns = st.sampled_from([20 * US, 0, 1, US, 70 * US, 150 * US, 600 * US, 3 * MS, 40 * MS])
 steps_ns = st.sampled_from([2 * US, 0, 1, 15 * US, 50 * US, 90 * US, 400 * US, 2 * MS, 11 * MS])
@@ -67,6 +67,8 @@ rules = st.builds(
 class Pair:
     """A tenant in two implementations: the C code and the reference model."""
 
+    key: tuple[int, int]
+    """Slot and generation."""
     native: Any
     plain: model.Tenant
     since_ns: int | None = None
@@ -82,8 +84,7 @@ class File:
     """The gate file of a device for both implementations, and its tenants."""
 
     def __init__(self) -> None:
-        self.bytes = bytearray(tenant_table.file_bytes(SLOTS))
-        tenant_table.format_tenant_table(self.bytes, SLOTS)
+        self.bytes = tenant_table.device_memory()
         self.device = Device(SLOTS)
         self.rules = GateRules(entries=())
         self.pairs: dict[int, Pair] = {}
@@ -98,7 +99,7 @@ class File:
 
     def join(self, slot: int, generation: int) -> None:
         native = _native.Gate(self.bytes, slot, generation)
-        self.pairs[slot] = Pair(native, model.Tenant(self.device, slot, generation))
+        self.pairs[slot] = Pair((slot, generation), native, model.Tenant(self.device, slot, generation))
 
     def page(self, slot: int) -> dict[str, Any]:
         start = tenant_table.page_offset(slot)
@@ -202,8 +203,10 @@ class GateMachine(RuleBasedStateMachine):
         while self.confirms and pair.pending and self.file.page(slot)["busy_ns"] <= self.now:
             self.confirm(slot)
         before = {entry: self.file.page(entry.slot) for entry in self.file.rules.entries}
-        owes = [pair.plain.orphan, *(page for entry, page in before.items() if page["generation"] == entry.generation)]
-        debt_ns = max(min(self.file.debt_ns(), max(page["owes_ns"] for page in owes)) - self.now, 0)
+        own = next((sums.rank(entry) for entry in before if (entry.slot, entry.generation) == pair.key), 10)
+        present = [page for entry, page in before.items() if page["generation"] == entry.generation]
+        owes = [page for entry, page in before.items() if page in present and sums.rank(entry) <= own]
+        debt_ns = max(max(page["owes_ns"] for page in [pair.plain.orphan, *owes]) - self.now, 0)
         passes, reason, until_ns = self.file.admit(slot, request, self.now)
         self.check_promises(slot, request, before, debt_ns, (passes, reason, until_ns))
         if passes:

@@ -32,7 +32,7 @@ class TwoTenants:
     """Two tenants of one software GPU."""
 
     def __init__(self, softgpu: Path, home: Path) -> None:
-        self.gate = Gate(home / "gates")
+        self.gate = Gate()
         self.hooks: list[Hook] = [hook_before(softgpu, home / f"hook{slot}") for slot in (ONLINE, OFFLINE)]
         self.started: list[subprocess.Popen[str]] = []
 
@@ -40,7 +40,7 @@ class TwoTenants:
         hook = self.hooks[slot]
         process = subprocess.Popen(
             [sys.executable, str(PROGRAMS / program), *arguments],
-            env=self.gate.environ(hook.environ("shim"), hook.records, slot),
+            env=self.gate.environ(hook.environ("shim"), slot),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -55,9 +55,7 @@ class TwoTenants:
         self.gate.close()
 
     def count(self, slot: int, word: str) -> int:
-        count = self.gate.page(slot)[word]
-        assert isinstance(count, int)
-        return count
+        return self.gate.word(slot, word)
 
 
 @pytest.fixture

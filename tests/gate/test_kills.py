@@ -1,27 +1,20 @@
 """Random kills of tenants and daemons cost no other tenant its entry and leak no slot, page or descriptor."""
 
 import contextlib
-import mmap
-import os
+import functools
 import signal
-import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from cotenant.errors import CotenantError
-from cotenant.gate import tenant_table
-from cotenant.gate.gate_file import devices_in, gate_path
-from cotenant.gate.grant import Grant, Kind
-from cotenant.gate.ledger_file import ledger_path
-from cotenant.gate.rules import GateEntry, GatePolicy, GateRules
-from cotenant.node import wire
+from cotenant.gate.rules import GateEntry, GatePolicy, GateRules, ProcessEntry
 from cotenant.node.client.commands import set_paused, set_priority, set_rules
-from cotenant.node.client.connection import Connection
+from cotenant.node.client.connection import read_activity
 from cotenant.node.config.file import NodeConfig
-from cotenant.node.model.tenant import TenantSpec
 from cotenant.simulate.replay import replay_file
+from tests.support.attached_tenants import AttachedTenant, View
 from tests.support.effort import examples
 from tests.support.node_processes import BOUND_S, NodeHarness, until
 
@@ -31,26 +24,52 @@ KILLS = examples(60, 500)
 NODE_KILLS = 3
 SLOTS = 24
 OPTIONS = ("--slots", str(SLOTS), "--reconnect-grace", "10s", "--gpu", "a=64GiB", "--gpu", "b=64GiB")
+ONLINE = "w0"
 
 # Tenants that end themselves by SIGKILL, each in the midst of something; forked, since an import takes too long.
 NURSERY = """
-import mmap, os, random, signal, sys
+import os, random, signal, socket, sys, time
 from pathlib import Path
 from cotenant.gate.grant import Kind
+from cotenant.gate.process_pages import PROCESS_BYTES
+from cotenant.gate.shared_pages import SealedPage
+from cotenant.node.directories import Directories
 from cotenant.node.model.tenant import TenantSpec
 from cotenant.node import wire
 from cotenant.node.client.connection import Connection
-from cotenant.gate import tenant_table
 
-path, kills, chance = Path(sys.argv[1]), int(sys.argv[2]), random.Random(6)
+directories = Directories(Path(sys.argv[1]), Path(sys.argv[1]))
+kills, chance = int(sys.argv[2]), random.Random(6)
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
+def attach(token, part):
+    page = SealedPage.create("cotenant-process", PROCESS_BYTES)
+    page.memory[:] = random.randbytes(PROCESS_BYTES)
+    peer = socket.socket(socket.AF_UNIX)
+    peer.settimeout(10)
+    peer.connect(str(directories.tenant_socket))
+    message = wire.encode(wire.Attach(wire.VERSION, {}, "", token, "", ""))
+    socket.send_fds(peer, [message[: int(part * len(message))]], [page.descriptor])
+    return peer, page
+
+def attached(token):
+    peer, page = attach(token, 1)
+    frames, answers = wire.Frames(), []
+    while not answers:
+        data, _, _, _ = socket.recv_fds(peer, 1 << 16, 3)
+        if not data:
+            os._exit(1)
+        answers = frames.feed(data)
+    generation = wire.decode_answer(answers[0]).process_generation
+    page.memory[40:48] = generation.to_bytes(8, "little")  # of the gate page: the node reads what it says now
+    page.memory[4096:4104] = generation.to_bytes(8, "little")  # of the ledger page
+
 def live(number, phase):
     spec = TenantSpec(random.Random(number).choice(list(Kind)), number % 10, f"t{number}", share_ppm=1000)
     join, leave = wire.encode(wire.Join(wire.VERSION, spec)), wire.encode(wire.Leave("exit 0"))
-    connection = Connection(path)
+    connection = Connection(directories.tenant_socket)
     if phase == "connected":
         die()
     if phase == "joining":
@@ -59,20 +78,27 @@ def live(number, phase):
     if phase == "joined unheard":
         connection._socket.sendall(join)
         die()
-    answer, handed = connection.ask(wire.Join(wire.VERSION, spec))
+    answer, _ = connection.ask(wire.Join(wire.VERSION, spec))
     if not isinstance(answer, wire.Welcome):
         os._exit(1)
-    page = mmap.mmap(handed[2], tenant_table.PAGE_BYTES, offset=tenant_table.page_offset(answer.grant.slot))
-    page[: number % tenant_table.PAGE_BYTES] = b"x" * (number % tenant_table.PAGE_BYTES)
+    token = answer.environment["COTENANT_TOKEN"]
+    if phase == "attaching":
+        attach(token, 0.5)
+    if phase == "attached unheard":
+        attach(token, 1)
+    if phase in ("attached", "pausing", "leaving", "left unheard"):
+        attached(token)
     if phase == "pausing":
-        connection._socket.sendall(wire.encode(wire.Pause(wire.VERSION, [spec.name], False, True)))
+        operator = Connection(directories.operator_socket)
+        operator._socket.sendall(wire.encode(wire.Pause(wire.VERSION, [spec.name], False, True)))
     if phase == "leaving":
         connection._socket.sendall(leave[: len(leave) // 2])
     if phase == "left unheard":
         connection._socket.sendall(leave)
     die()
 
-PHASES = ["connected", "joining", "joined unheard", "joined", "pausing", "leaving", "left unheard"]
+PHASES = ["connected", "joining", "joined unheard", "joined"]
+PHASES += ["attaching", "attached unheard", "attached", "pausing", "leaving", "left unheard"]
 killed = number = 0
 living = set()
 while killed < kills:
@@ -91,95 +117,73 @@ while killed < kills:
         if os.WIFSIGNALED(status):
             killed += 1
             print(killed, flush=True)
+        else:
+            time.sleep(0.02)
 """
 
 
-class ObservedTenant:
-    """A tenant that runs during the whole test, and whose entry and page must not change."""
-
-    def __init__(self, node_harness: NodeHarness, name: str, kind: Kind) -> None:
-        self._socket = node_harness.directories.socket
-        self._pages = node_harness.directories.pages
-        self.name = name
-        self._connection = Connection(self._socket)
-        answer, handed = self._connection.ask(wire.Join(wire.VERSION, TenantSpec(kind, 3, name)))
-        assert isinstance(answer, wire.Welcome)
-        self.grant: Grant = answer.grant
-        self._entry = GateEntry(self.grant.slot, self.grant.generation, 3, kind is Kind.ONLINE)
-        offset = tenant_table.page_offset(self.grant.slot)
-        with mmap.mmap(handed[2], tenant_table.PAGE_BYTES, offset=offset) as page:
-            page[:] = name.encode() * (tenant_table.PAGE_BYTES // len(name))
-        for descriptor in handed:
-            os.close(descriptor)
-
-    def check(self) -> None:
-        """Check entry and page in the file, as any other tenant would; this needs no daemon."""
-        with gate_path(self._pages, self.grant.gpu).open("rb") as file:
-            content = file.read()
-        assert self._entry in tenant_table.read_tenant_table(content).entries
-        begin = tenant_table.page_offset(self.grant.slot)
-        assert set(content[begin : begin + tenant_table.PAGE_BYTES]) == set(self.name.encode())
-
-    def resume(self) -> bool:
-        try:
-            connection = Connection(self._socket)
-            request = wire.Resume(wire.VERSION, self.grant.slot, self.grant.generation)
-            answer, handed = connection.ask(request)
-        except CotenantError:
-            return False
-        assert isinstance(answer, wire.Welcome), answer
-        for descriptor in handed:
-            os.close(descriptor)
-        self._connection.close()
-        self._connection = connection
-        return True
-
-    def close(self) -> None:
-        self._connection.close()
+def check(observed: list[AttachedTenant]) -> None:
+    """Check that each process still sees the entries and pages of all; this needs no daemon."""
+    for tenant in observed:
+        view = tenant.look()
+        for other in observed:
+            if other.place.gpu == tenant.place.gpu:
+                check_entry(view, other)
 
 
-def opened(pid: int) -> list[str]:
-    """Return the open files of a process, pipes and sockets without their numbers."""
+def check_entry(view: View, tenant: AttachedTenant) -> None:
+    place = tenant.place
+    entry = GateEntry(place.slot, 1, 3, tenant.name == ONLINE)
+    assert ProcessEntry(place.index, place.process_generation, place.slot, entry) in view.processes
+    assert view.pages[place.index] == (place.process_generation, tenant.digest)
+
+
+def see_only_themselves(tenants: list[AttachedTenant]) -> bool:
+    """Return whether the processes of these tenants are the only ones in the table of their device."""
+    return all(len(tenant.look().processes) == len(tenants) for tenant in tenants)
+
+
+def opened(pid: int) -> Counter[str]:
+    """Return how often a process has each file open, pipes and sockets without their numbers."""
     links = []
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # it closes what it had open for a moment
             links.append(str(entry.readlink()))
-    return sorted(link.split(":")[0] if link.startswith(("socket:", "pipe:")) else link for link in links)
+    return Counter(link.split(":")[0] if link.startswith(("socket:", "pipe:")) else link for link in links)
 
 
 def entries(node_harness: NodeHarness) -> dict[int, GateRules]:
-    pages = node_harness.directories.pages
-    return {gpu: tenant_table.read_tenant_table(gate_path(pages, gpu).read_bytes()) for gpu in devices_in(pages)}
+    snapshots = [gpu.gate for gpu in read_activity(node_harness.directories).gpus]
+    return {snapshot.gpu: snapshot.rules for snapshot in snapshots if snapshot is not None}
 
 
 def test_random_kills_cost_no_other_tenant_its_entry(node_harness: NodeHarness) -> None:
     node_harness.node(*OPTIONS)
     observed = [
-        ObservedTenant(node_harness, "w0", Kind.ONLINE),
-        ObservedTenant(node_harness, "w1", Kind.OFFLINE),
-        ObservedTenant(node_harness, "w2", Kind.OFFLINE),
+        AttachedTenant(node_harness, ONLINE, "--online", "--priority", "3"),
+        AttachedTenant(node_harness, "w1", "--priority", "3"),
+        AttachedTenant(node_harness, "w2", "--priority", "3"),
     ]
-    assert {tenant.grant.gpu for tenant in observed} == {0, 1}
-    command = [sys.executable, "-c", NURSERY, str(node_harness.directories.socket), str(KILLS)]
+    slots = node_harness.slots()
+    assert [slots[tenant.name] for tenant in observed] == [(0, 1), (1, 1), (2, 1)]
+    assert {tenant.place.gpu for tenant in observed} == {0, 1}
+    command = [sys.executable, "-c", NURSERY, str(node_harness.directories.runtime), str(KILLS)]
     killed = 0
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=node_harness.environ) as nursery:
-        for line in nursery.stdout or ():
-            killed = int(line)
-            for tenant in observed:
-                tenant.check()
-            if killed % (KILLS // (NODE_KILLS + 1)) == 0 and killed < KILLS:
-                restart(node_harness, observed)
+    nursery = node_harness.open(command, stderr=None)
+    for line in nursery.stdout or ():
+        killed = int(line)
+        check(observed)
+        if killed % (KILLS // (NODE_KILLS + 1)) == 0 and killed < KILLS:
+            restart(node_harness, observed)
     assert killed == KILLS
-    assert nursery.returncode == 0
-    names = sorted(tenant.name for tenant in observed)
-    until(lambda: sorted(node_harness.names()) == names)
-    left = {
-        gpu: [(entry.slot, entry.generation) for entry in rules.entries] for gpu, rules in entries(node_harness).items()
-    }
-    right = {
-        gpu: [(one.grant.slot, one.grant.generation) for one in observed if one.grant.gpu == gpu] for gpu in (0, 1)
-    }
-    assert left == right
+    assert nursery.wait(BOUND_S) == 0
+    until(lambda: sorted(node_harness.names()) == sorted(slots))  # also those that were killed without a node are gone
+    assert node_harness.slots() == slots
+    for gpu, rules in entries(node_harness).items():
+        on_gpu = [tenant for tenant in observed if tenant.place.gpu == gpu]
+        assert [entry.slot for entry in rules.entries] == [tenant.place.slot for tenant in on_gpu]
+        until(functools.partial(see_only_themselves, on_gpu))
+    check(observed)
     check_daemon(node_harness, len(observed))
     for tenant in observed:
         tenant.close()
@@ -188,57 +192,59 @@ def test_random_kills_cost_no_other_tenant_its_entry(node_harness: NodeHarness) 
     assert replay_file(node_harness.directories.journal).reproduced
 
 
-def restart(node_harness: NodeHarness, observed: list[ObservedTenant]) -> None:
+def restart(node_harness: NodeHarness, observed: list[AttachedTenant]) -> None:
     """Kill the daemon while tenants join and leave; check the observed tenants before, between and after."""
     node_harness.kill_node()
-    for tenant in observed:
-        tenant.check()
+    check(observed)
     node_harness.node(*OPTIONS)
     for tenant in observed:
-        until(tenant.resume)
+        tenant.reattach()
+    until(lambda: {tenant.name for tenant in observed} <= set(node_harness.slots()))
 
 
 def check_daemon(node_harness: NodeHarness, tenants: int) -> None:
-    """Once all is quiet it has its tenants, itself, six descriptors per device and at most two per slot open."""
+    """Once all is quiet the daemon has only its own descriptors open and those of its tenants and their processes."""
     pid = node_harness.node_pid()
     assert pid is not None
-    # The listener, the two ends that signals go through, two for each thread: those that ask devices, one writes days.
-    sockets = tenants + 9
-    pages = node_harness.directories.pages
-    files = [str(path(pages, gpu)) for path in (gate_path, ledger_path) for gpu in (0, 1)]
+    pages = [f"/memfd:cotenant-{page}-{gpu} (deleted)" for page in ("table", "arbitration") for gpu in (0, 1)]
+    pages += [f"/memfd:cotenant-grant-{slot} (deleted)" for slot in range(tenants)]
+    expected = Counter(dict.fromkeys(pages, 2))  # one to pass on, and one of the mapping
+    expected["/memfd:cotenant-process (deleted)"] = 2 * tenants
+    # Both listeners, the two ends that signals go through, two for each thread: those that ask devices, one writes
+    # days. Of each tenant, the connections of its parent and of its process.
+    expected["socket"] = 10 + 2 * tenants
+    expected["anon_inode:[pidfd]"] = 4 * tenants  # one of each connection, and one of each process in the registry
 
-    def quiet() -> list[str]:
-        found = opened(pid)
-        counts = [found.count(file) for file in files]
-        return found if (found.count("socket"), counts) == (sockets, [3, 3, 3, 3]) else []  # to read, write and map
+    def quiet() -> bool:
+        return {link: count for link, count in opened(pid).items() if link in expected or "memfd" in link} == expected
 
-    grant = [link for link in until(quiet) if Path(link).name.startswith("grant-")]
-    assert len(grant) == 2 * len(set(grant)) <= 2 * SLOTS
-    assert [file.name for file in sorted(pages.glob("gate-*"))] == ["gate-0", "gate-1"]
-    assert gate_path(pages, 0).stat().st_size == tenant_table.file_bytes(SLOTS)
+    until(quiet)
 
 
 def test_changes_made_while_tenants_run_survive_the_daemon(node_harness: NodeHarness) -> None:
     options = ("--gpu", "a=64GiB", "--gate", "fill", "--bound", "300us", "--switch", "10us")
     node_harness.node(*options)
-    job = node_harness.tenant("job", "--share", "10%", "--", "sleep", "600")
-    socket_path = node_harness.directories.socket
+    job = AttachedTenant(node_harness, "job", "--share", "10%")
+    directories = node_harness.directories
     assert node_harness.run("pause", "job").stdout == "paused: job\n"
     assert node_harness.run("pause", "jab").returncode == 2
-    set_priority(socket_path, "job", 4)
-    set_rules(socket_path, NodeConfig(gate="strict"), ["gate"])
+    set_priority(directories, "job", 4)
+    set_rules(directories, NodeConfig(gate="strict"), ["gate"])
     held = GateEntry(0, 1, 4, online=False, paused=True, guaranteed_ppm=100_000, limit_ppm=100_000)
-    expected = {0: GateRules(GatePolicy.STRICT, 300_000, switch_ns=10_000, entries=(held,))}
-    assert entries(node_harness) == expected
+    expected = GateRules(GatePolicy.STRICT, 300_000, switch_ns=10_000, entries=(held,))
+    assert entries(node_harness) == {0: expected}
+    assert job.look().rules == expected
     node_harness.kill_node()
-    assert entries(node_harness) == expected, "tenants go on under their last rules"
+    assert job.look().rules == expected, "tenants go on under their last rules"
     node_harness.node(*options)
     until(lambda: node_harness.slots() == {"job": (0, 1)})
-    assert entries(node_harness) == expected
+    assert entries(node_harness) == {0: expected}
+    job.reattach()
+    assert job.look().rules == expected
     [shown] = node_harness.json("ps")["tenants"]
     assert (shown["status"], shown["priority"]) == ("paused", 4)
-    assert set_paused(socket_path, ["job"], all_offline=False, paused=False).tenants == ["job"]
-    assert [entry.paused for entry in entries(node_harness)[0].entries] == [False]
-    job.send_signal(signal.SIGKILL)
-    job.wait(BOUND_S)
+    assert set_paused(directories, ["job"], all_offline=False, paused=False).tenants == ["job"]
+    assert [entry.paused for entry in job.look().rules.entries] == [False]
+    job.run.send_signal(signal.SIGKILL)
+    job.run.wait(BOUND_S)
     until(lambda: entries(node_harness)[0].entries == ())

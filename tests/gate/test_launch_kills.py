@@ -1,18 +1,19 @@
 """Kills of launching tenants and of the daemon stall no other tenant and leave nothing behind."""
 
 import contextlib
-import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cotenant.gate import tenant_table
-from cotenant.gate.gate_file import gate_path
+from cotenant.gate.activity import DeviceSnapshot
+from cotenant.node.client.connection import read_activity
+from cotenant.softgpu import manage
 from tests.support.effort import examples
 from tests.support.hook_runs import hook_before
-from tests.support.node_processes import NodeHarness, until
+from tests.support.node_processes import BOUND_S, NodeHarness, until
 from tests.support.software_gpus import PROGRAMS
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
@@ -32,23 +33,23 @@ def gpu(node_harness: NodeHarness) -> Iterator[NodeHarness]:
     node_harness.run("softgpu", "destroy")
 
 
-def page(node_harness: NodeHarness, name: str) -> dict[str, int | list[int]]:
-    """From the file, as any other tenant would; also while there is no daemon."""
-    data = gate_path(node_harness.directories.pages, 0).read_bytes()
-    begin = tenant_table.page_offset(SLOTS[name])
-    return tenant_table.read_page(data[begin : begin + tenant_table.PAGE_BYTES])
+def gate(node_harness: NodeHarness) -> DeviceSnapshot:
+    snapshot = read_activity(node_harness.directories).gpus[0].gate
+    assert snapshot is not None
+    return snapshot
 
 
-def launches(node_harness: NodeHarness, name: str) -> int:
-    count = page(node_harness, name)["sequence"]
-    assert isinstance(count, int)
-    return count
+def launches(node_harness: NodeHarness) -> dict[str, int]:
+    """Return the launches of the remaining tenants that the device has seen; this needs no daemon."""
+    clients = manage.inspect(node_harness.directories.runtime / "softgpu", 0)["clients"]
+    counts = {client["account"]: client["counters"]["kernels"] for client in clients}
+    return {name: counts.get(name, 0) for name in STAYING}
 
 
 def assert_all_progress(node_harness: NodeHarness) -> None:
     """Wait until both remaining tenants have launched again."""
-    before = {name: launches(node_harness, name) for name in STAYING}
-    until(lambda: all(launches(node_harness, name) > count + 2 for name, count in before.items()))
+    before = launches(node_harness)
+    until(lambda: all(count > before[name] + 2 for name, count in launches(node_harness).items()))
 
 
 def restart(node_harness: NodeHarness) -> None:
@@ -60,40 +61,49 @@ def restart(node_harness: NodeHarness) -> None:
     assert {name: node_harness.slots()[name] for name in STAYING} == {name: (slot, 1) for name, slot in SLOTS.items()}
 
 
-def held(node_harness: NodeHarness) -> int:
-    """How often the daemon has the device's file open."""
-    found = 0
+def memory_files(node_harness: NodeHarness) -> Counter[str]:
+    """Return how often the daemon has each memory file open."""
+    found: Counter[str] = Counter()
     for entry in Path(f"/proc/{node_harness.node_pid()}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # it closes what it had open for a moment
-            found += entry.readlink() == gate_path(node_harness.directories.pages, 0)
+            link = str(entry.readlink())
+            if link.startswith("/memfd:"):
+                found[link.removeprefix("/memfd:").removesuffix(" (deleted)")] += 1
     return found
 
 
 def test_kills_of_launching_tenants_and_of_the_daemon(gpu: NodeHarness, tmp_path: Path) -> None:
     gpu.node(*OPTIONS)
     spins = ("--gpu", "soft:0", "--", sys.executable, str(PROGRAMS / "spins.py"), "100000000")
-    staying = [gpu.tenant(name, *words, *spins) for name, words in STAYING.items()]
+    staying = [
+        gpu.tenant(name, *words, *spins, env={**gpu.environ, "SOFTGPU_ACCOUNT": name})
+        for name, words in STAYING.items()
+    ]
     assert gpu.slots() == {name: (slot, 1) for name, slot in SLOTS.items()}
     assert_all_progress(gpu)
     hook = hook_before(gpu.directories.runtime / "softgpu", tmp_path / "hook")
     environ = {**gpu.environ, **hook.environ("shim")}
-    command = [sys.executable, str(PROGRAMS / "killed_tenants.py"), str(gpu.directories.socket), str(KILLS), "6"]
+    command = [sys.executable, str(PROGRAMS / "killed_tenants.py"), str(gpu.directories.tenant_socket), str(KILLS), "6"]
     killed = launched = restarts = 0
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as mortals:
-        for line in mortals.stdout or ():
-            killed, launched = map(int, line.split())
-            if killed % (KILLS // (NODE_KILLS + 1)) == 0 and restarts < NODE_KILLS:
-                restarts += 1
-                restart(gpu)
-    assert (mortals.returncode, killed) == (0, KILLS)
+    mortals = gpu.open(command, stderr=None, env=environ)
+    for line in mortals.stdout or ():
+        killed, launched = map(int, line.split())
+        if killed % (KILLS // (NODE_KILLS + 1)) == 0 and restarts < NODE_KILLS:
+            restarts += 1
+            restart(gpu)
+    assert (mortals.wait(BOUND_S), killed) == (0, KILLS)
     assert launched >= KILLS // 2
     assert [process.poll() for process in staying] == [None, None]
     until(lambda: sorted(gpu.names()) == sorted(STAYING))
-    entries = tenant_table.read_tenant_table(gate_path(gpu.directories.pages, 0).read_bytes()).entries
-    assert [(entry.slot, entry.generation) for entry in entries] == [(slot, 1) for slot in SLOTS.values()]
+    assert [(entry.slot, entry.generation) for entry in gate(gpu).rules.entries] == [
+        (slot, 1) for slot in SLOTS.values()
+    ]
     assert_all_progress(gpu)
-    assert (page(gpu, "above")["waits"], page(gpu, "below")["stale"]) == (0, 0)
-    until(lambda: held(gpu) == 3)  # to read, to write, and the mapping's
+    counts = gate(gpu).counts
+    assert (counts[SLOTS["above"]].waits, counts[SLOTS["below"]].stale) == (0, 0)
+    files = ["cotenant-table-0", "cotenant-arbitration-0", *(f"cotenant-grant-{slot}" for slot in SLOTS.values())]
+    expected = {**dict.fromkeys(files, 2), "cotenant-process": 2 * len(STAYING)}  # to pass on, and the mapping's
+    until(lambda: memory_files(gpu) == expected)
     until(
         lambda: len(gpu.json("softgpu", "inspect", "0")["clients"]) == len(STAYING)
     )  # the device has no others either

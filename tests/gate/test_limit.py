@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cotenant import _native
 from cotenant.gate import tenant_table
-from cotenant.gate.rules import GateEntry, GatePolicy, GateRules
+from cotenant.gate.rules import GateEntry, GatePolicy, GateRules, ProcessEntry
 from tests.support.gate_sums import AHEAD, LIMIT, MS, PPM, SHARE, US, WINDOW, LaunchRequest
 
 START = 10_000 * MS
@@ -28,7 +28,7 @@ class Host:
     ends: ClassVar[dict[int, int]] = {}
 
     def __init__(
-        self, file: bytearray, slot: int, length_ns: int, takes_ns: int = 0, free_ppm: int = 0, depth: int = 4
+        self, file: memoryview, slot: int, length_ns: int, takes_ns: int = 0, free_ppm: int = 0, depth: int = 4
     ) -> None:
         """Set up the host; with a larger depth its small kernels go to several streams and run concurrently."""
         self.device = id(file)
@@ -72,10 +72,18 @@ def entry(slot: int, limit_ppm: int = 0, *, static: bool = False, priority: int 
     return GateEntry(slot, 1, priority, online=False, limit_ppm=limit_ppm, static=static)
 
 
-def device(*entries: GateEntry, policy: GatePolicy = GatePolicy.FILL, slots: int = 4) -> bytearray:
-    file = bytearray(tenant_table.file_bytes(slots))
-    tenant_table.format_tenant_table(file, slots)
+def device(*entries: GateEntry, policy: GatePolicy = GatePolicy.FILL) -> memoryview:
+    file = tenant_table.device_memory()
     tenant_table.write_tenant_table(file, GateRules(policy, entries=entries))
+    return file
+
+
+def device_of_processes(*tenants: tuple[GateEntry, int]) -> memoryview:
+    """Return a device on which each tenant has several processes; their indexes are consecutive."""
+    file = tenant_table.device_memory()
+    entries = [entry for entry, count in tenants for _ in range(count)]
+    processes = [ProcessEntry(index, 1, entry.slot, entry) for index, entry in enumerate(entries)]
+    tenant_table.write_tenant_table(file, GateRules(), processes)
     return file
 
 
@@ -193,18 +201,18 @@ def test_busy_higher_priority_leaves_the_minimum_share(guaranteed_ppm: int, leng
 
 
 def test_processes_of_a_tenant_divide_its_minimum_share() -> None:
-    """Each of them had all of it when it was its own."""
-    file = device(GateEntry(0, 1, 1, online=True), GateEntry(1, 1, 7, online=False, guaranteed_ppm=100_000))
-    above, siblings = Host(file, 0, 200 * US), [Host(file, 1, 2 * MS) for _ in range(4)]
+    online, offline = GateEntry(0, 1, 1, online=True), GateEntry(1, 1, 7, online=False, guaranteed_ppm=100_000)
+    file = device_of_processes((online, 1), (offline, 4))
+    above, siblings = Host(file, 0, 200 * US), [Host(file, index, 2 * MS) for index in range(1, 5)]
     play([above, *siblings], 4_000 * MS)
     used_ns = sum(host.used_ns for host in siblings)
     assert 360 * MS - 2 * MS <= used_ns <= 400 * MS + 80 * MS
 
 
 def test_processes_of_a_tenant_divide_its_share() -> None:
-    file = device(entry(0, 400_000, static=True), entry(1))
-    siblings = [Host(file, 0, 100 * US) for _ in range(3)]
-    other = Host(file, 1, 200 * US)
+    file = device_of_processes((entry(0, 400_000, static=True), 3), (entry(1), 1))
+    siblings = [Host(file, index, 100 * US) for index in range(3)]
+    other = Host(file, 3, 200 * US)
     play([*siblings, other], 2_000 * MS)
     assert abs(sum(host.used_ns for host in siblings) - 800 * MS) < 30 * MS
     assert all(host.used_ns > 100 * MS for host in siblings)

@@ -13,8 +13,8 @@ from tests.gate.test_bounds import START, debt_word_offset, device, entries, gat
 from tests.support import gate_sums as sums
 from tests.support.gate_sums import MS, US, LaunchRequest
 
-BELOW_AT = _native.GATE_PAGE_BYTES + 192
-"""Where the floor says until when work of those below is expected to run."""
+ADMITTED_AT = tenant_table.page_offset(1) + debt_word_offset() + 16
+"""Where the lower-priority process states until when its work is expected to run."""
 HIT: LaunchRequest = (50 * MS, 50 * MS, 0, 0, 1, 0, 1, 0)
 SHORT: LaunchRequest = (20 * US, 20 * US, 0, 0, 1, 0, 1, 0)
 HOLDER: LaunchRequest = (20 * US, 20 * US, 300 * US, 400 * US, 1, 0, 1, 0)
@@ -70,7 +70,7 @@ def bursts(late_ns: int, count: int, *, alone: bool = True, below_ns: int = 0, g
     """
     all_entries = entries(0, 5, 0)
     file = device(GateRules(delay_ppm=4_000_000, switch_ns=0, entries=all_entries))
-    struct.pack_into("<Q", file, BELOW_AT, below_ns)
+    struct.pack_into("<Q", file, ADMITTED_AT, below_ns)
     holder, low, _ = gates(file, 3)
     struct.pack_into("<q", file, tenant_table.page_offset(2) + debt_word_offset() - 16, gone_ns)
     assert read(file, 2, "lost_ns") == gone_ns

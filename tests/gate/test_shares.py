@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from cotenant.gate.rules import GateEntry, GateRules
 from cotenant.gate.tenant_gate import LaunchEstimate, TenantGate
-from cotenant.gate.tenant_table import file_bytes, format_tenant_table, write_tenant_table
+from cotenant.gate.tenant_table import device_memory, write_tenant_table
 
 US = 1000
 
 
 def test_only_admitted_launches_need_completion_events() -> None:
-    file = bytearray(file_bytes(2))
-    format_tenant_table(file, 2)
+    file = device_memory()
     equals = (GateEntry(0, 1, 1, True), GateEntry(1, 1, 1, True))
     write_tenant_table(file, GateRules(entries=equals))
     passage = TenantGate(file, (0, 1), [LaunchEstimate(400 * US, 400 * US)], [0])

@@ -14,8 +14,8 @@ from cotenant.softgpu import manage
 from tests.support.hook_runs import HOOK_MODES, Hook, compiled, hook_before, run
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
-OURS = "cuLaunchKernel is the hook's, cuInit the driver's"
-PAST = "cuLaunchKernel is the driver's, cuInit the driver's"
+OURS = "cuLaunchKernel is the hook's, cuDriverGetVersion the driver's"
+PAST = "cuLaunchKernel is the driver's, cuDriverGetVersion the driver's"
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
@@ -31,11 +32,13 @@ def hooked_symbols() -> list[str]:
 
 NOT_COMPARED = {
     "anycalls.py": "compared below, answer by answer",
+    "attached_process.py": "follows the commands of a test, line by line",
     "blocked.py": "waits for a device that is lost",
     "busy_threads.py": "prints its progress",
     "crasher.py": "runs until it is killed",
     "exporter.py": "prints what NVML measures",
     "cuda_helpers.py": "no program",
+    "joining.py": "follows the commands of a test, line by line",
     "hostends.py": "waits for a device that is broken from outside",
     "memory_holder.py": "runs until it is killed",
     "longwait.py": "waits for a device that is lost",
@@ -50,6 +53,7 @@ NOT_COMPARED = {
     "script.py": "prints how long things took",
     "killed_children.py": "its children run until they are killed",
     "driver_commands.py": "prints its pid",
+    "starts.py": "waits for a file that its test creates",
     "tenant.py": "runs until it is killed",
     "newer_driver.py": "for a driver that does not exist yet",
     "fault_waiter.py": "waits for a device that is lost",
@@ -64,7 +68,7 @@ ARGUMENTS = {  # arguments; all others have none
 WORKER_COMMANDS = "spin 100000 80\ncopy 4096\ntake 65536\n"
 INPUT = {"worker.py": WORKER_COMMANDS, "zeros.py": " ".join(hooked_symbols())}
 ON_TWO_DEVICES = ("peers.py", "two.py")
-WITHOUT_RECORD = {"bus.py", "obedient.py"}  # they do not call the driver
+WITHOUT_RECORD = {"obedient.py"}  # it does not call the driver
 LOWER_PRIORITY = {"capture.py", "capture_beside.py", "contexts.py", "oldlaunch.py", "spins.py", "twins.py"}
 NOT_LOWER_PRIORITY = {  # a launch at lower priority may wait until earlier work has ended
     "deep.py": "queues more than ever ends: it takes seconds until the gate gives up",
@@ -95,9 +99,17 @@ def test_every_listed_exception_is_a_program() -> None:
     assert listed <= {path.name for path in PROGRAMS.glob("*.py")}
 
 
-def gated(hook: Hook, environ: dict[str, str], slot: int | None) -> dict[str, str]:
-    """Return the environment with a gate whose other tenant is idle, or without a gate."""
-    return environ if slot is None else Gate(hook.records.parent / "gates").environ(environ, hook.records, slot)
+@contextlib.contextmanager
+def gated(environ: dict[str, str], slot: int | None) -> Iterator[dict[str, str]]:
+    """Yield the environment with a gate whose other tenant is idle, or without a gate."""
+    if slot is None:
+        yield environ
+        return
+    gate = Gate()
+    try:
+        yield gate.environ(environ, slot)
+    finally:
+        gate.close()
 
 
 def assert_same(program: str, hook: Hook) -> None:
@@ -110,8 +122,8 @@ def assert_same(program: str, hook: Hook) -> None:
         if program in LOWER_PRIORITY
         else SLOTS[COMPARED.index(program) % (2 if program in NOT_LOWER_PRIORITY else 3)]
     )
-    environ = gated(hook, hook.environ(mode, measure=measure, sample=sample), slot)
-    hooked = run(command, environ, INPUT.get(program, ""))
+    with gated(hook.environ(mode, measure=measure, sample=sample), slot) as environ:
+        hooked = run(command, environ, INPUT.get(program, ""))
     assert (hooked.returncode, hooked.stdout, hooked.stderr) == (0, bare.stdout, bare.stderr)
     assert bool(hook.recorded()) == (program not in WITHOUT_RECORD)
 
@@ -151,7 +163,8 @@ def test_random_calls_return_the_same_codes(seed: int, hook: Hook) -> None:
     bare = run(command, hook.base)
     assert bare.returncode == 0, bare.stderr
     mode, (measure, sample) = list(itertools.product(HOOK_MODES, TIMINGS))[seed]
-    hooked = run(command, gated(hook, hook.environ(mode, measure=measure, sample=sample), (*SLOTS, OFFLINE)[seed]))
+    with gated(hook.environ(mode, measure=measure, sample=sample), (*SLOTS, OFFLINE)[seed]) as environ:
+        hooked = run(command, environ)
     assert hooked.returncode == 0, hooked.stderr
     for number, (bare_line, hooked_line) in enumerate(
         zip(bare.stdout.splitlines(), hooked.stdout.splitlines(), strict=True)

@@ -69,7 +69,7 @@ def test_program_sees_its_quota_as_the_device_memory(quotas: LedgerFixture) -> N
     assert limited.do("free_bytes") == 20 * MIB  # more than this the device does not have
     quotas.allow(0, 10 * total)
     assert limited.do("total_bytes") == total
-    assert quotas.line(limited).fault == 0
+    assert quotas.page(limited).fault == 0
 
 
 def take(process: ScriptedProgram, kind: str, rng: random.Random) -> tuple[str, int] | None:
@@ -144,7 +144,7 @@ def test_contexts_and_code_are_charged(tmp_path: Path) -> None:
     manage.create(gpu, "v100", 1, context_bytes=40 * MIB, counts_code=True)
     quotas = LedgerFixture(gpu, tmp_path, 0)
     try:
-        quotas.ledgers.learn_context(0, 40 * MIB)
+        quotas.learn_context(40 * MIB)
         process = quotas.start(0)
         assert quotas.held(0) == quotas.truth(0) > 40 * MIB
         before = quotas.held(0)
@@ -181,6 +181,7 @@ def test_online_tenant_waits_for_memory_within_its_quota(quotas: LedgerFixture) 
     quotas.allow(0, 100 * MIB, Kind.ONLINE)
     service, hoarder = quotas.start(0), quotas.start(1)
     hoarder.do("alloc", hoarder.do("free_bytes") - 20 * MIB)
+    quotas.set_reclaimable(0, quotas.held(1))
     assert hoarder.code("alloc", 30 * MIB) == FULL  # offline: the driver's error, at once
     service.tell("alloc", 30 * MIB)
     while quotas.line(service).wanted_bytes != 30 * MIB:
@@ -192,9 +193,20 @@ def test_online_tenant_waits_for_memory_within_its_quota(quotas: LedgerFixture) 
     assert quotas.truth(0) == 30 * MIB
 
 
+def test_online_tenant_does_not_wait_for_memory_that_cannot_be_reclaimed(quotas: LedgerFixture) -> None:
+    quotas.allow(0, 100 * MIB, Kind.ONLINE)
+    service, other = quotas.start(0), quotas.start(1)
+    other.do("alloc", other.do("free_bytes") - 20 * MIB)
+    for reclaimable_bytes in (0, 9 * MIB):
+        quotas.set_reclaimable(0, reclaimable_bytes)
+        before = quotas.page(service).begun
+        assert service.code("alloc", 30 * MIB) == FULL
+        assert quotas.page(service).begun == before + 1  # a wait would end this change and begin another
+
+
 def test_lost_device_is_recorded_in_the_ledger_line(quotas: LedgerFixture) -> None:
     first, second = quotas.start(0), quotas.start(0)
     assert fault.inject(quotas.softgpu, 0, fault.KINDS["illegal-address"], client=first.process.pid) == 1
     assert first.code("sync") == first.code("sync") == "CUDA_ERROR_ILLEGAL_ADDRESS"
-    assert (quotas.line(first).fault, quotas.line(second).fault) == (700, 0)
+    assert (quotas.page(first).fault, quotas.page(second).fault) == (700, 0)
     assert second.do("alloc", MIB)

@@ -6,15 +6,16 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cotenant.gate.grant import Grant, Kind
-from cotenant.gate.grant_file import LiveGrantPages
 from cotenant.hook.record import Record
-from cotenant.hook.records import link_tenant_files, read_records
+from cotenant.hook.records import read_records
 from cotenant.workload.kernel import WorkKind
+from tests.support.fake_node import ONE_TENANT, Connection, FakeNode, NodePages
 from tests.support.hook_runs import HOOK_MODES, Hook, compiled, hook_before, run
 from tests.support.software_gpus import PROGRAMS
 
@@ -105,55 +106,55 @@ def test_sharing_mode_samples_kernel_times(hook: Hook) -> None:
     assert (record.timed, record.calls) == (0, 200)
 
 
-GRANT = Grant(4, 7, Kind.OFFLINE, 5, 0, 0, 0, 0)
+@pytest.fixture
+def node() -> Iterator[FakeNode]:
+    """A node that has no gate for the device, so that only the grant says who else is there."""
+
+    def attach_without_device(node: FakeNode, connection: Connection) -> None:
+        node.add(connection)
+        node.send_attached(connection, has_device=False)
+
+    with tempfile.TemporaryDirectory(prefix="cotenant-") as directory:
+        pages = NodePages()
+        with FakeNode(Path(directory) / "tenant.sock", pages, attach_without_device) as made:
+            yield made
+        pages.close()
 
 
 @pytest.mark.parametrize("measure", [False, True])
-def test_only_a_tenant_alone_on_the_device_records_kernel_times(measure: bool, hook: Hook, tmp_path: Path) -> None:
-    pages = LiveGrantPages(tmp_path / "pages")
-    page = pages.publish(GRANT, 0)
-    environ = {**hook.environ("shim", measure=measure, sample=2), "COTENANT_SLOT": "4/7"}
-    without_page = {**environ, "COTENANT_GRANT_FD": "99"}  # as in a program that closed the inherited descriptor
+def test_only_a_tenant_alone_on_the_device_records_kernel_times(measure: bool, hook: Hook, node: FakeNode) -> None:
+    environ = {**hook.environ("shim", measure=measure, sample=2), "COTENANT_SOCKET": str(node.path)}
 
-    def times_recorded(environ: dict[str, str], *, named: bool) -> int:
-        if named:
-            link_tenant_files(hook.records, page)
-        assert run([*SPINS, "20"], environ).returncode == 0
+    def times_recorded() -> int:
+        done = run([*SPINS, "20"], environ)
+        assert (done.returncode, done.stderr) == (0, "")
         [record] = hook.recorded()
         assert (record.timed > 0) == (measure or timed_launches(record) > 0)
         return timed_launches(record)
 
-    assert times_recorded(without_page, named=True) > 0
-    assert times_recorded(without_page, named=False) == 0  # a tenant without a grant page
-    assert (
-        times_recorded({**environ, "COTENANT_SLOT": "4/6"}, named=True) == 0
-    )  # the slot belongs to another tenant now
-    pages.set_neighbour_count(GRANT.gpu, 1)
-    assert times_recorded(without_page, named=True) == 0
-    pages.set_neighbour_count(GRANT.gpu, 0)
-    assert times_recorded(without_page, named=True) > 0
-    pages.revoke(4, 7)
-    assert times_recorded(without_page, named=True) == 0
-    pages.close()
+    assert times_recorded() > 0
+    node.pages.grants.set_neighbour_count(ONE_TENANT.gpu, 1)
+    assert times_recorded() == 0
+    node.pages.grants.set_neighbour_count(ONE_TENANT.gpu, 0)
+    assert times_recorded() > 0
+    node.pages.grants.revoke(ONE_TENANT.slot, ONE_TENANT.generation)
+    assert times_recorded() == 0
 
 
 def timed_launches(record: Record) -> int:
     return sum(timing.device.count for timing in record.profile.timings)
 
 
-def test_arriving_neighbour_discards_measurements_in_progress(hook: Hook, tmp_path: Path) -> None:
-    pages = LiveGrantPages(tmp_path / "pages")
-    link_tenant_files(hook.records, pages.publish(GRANT, 0))
-    environ = {**hook.environ("shim", measure=True), "COTENANT_SLOT": "4/7"}
+def test_arriving_neighbour_discards_measurements_in_progress(hook: Hook, node: FakeNode) -> None:
+    environ = {**hook.environ("shim", measure=True), "COTENANT_SOCKET": str(node.path)}
     program = subprocess.Popen([*SPINS, "3", "ask"], env=environ, stdin=-1, stdout=-1, text=True)
     assert program.stdout is not None
     assert program.stdout.readline() == "launched\n"
     for others in (1, 0):  # gone again before the hook checks
-        pages.set_neighbour_count(GRANT.gpu, others)
+        node.pages.grants.set_neighbour_count(ONE_TENANT.gpu, others)
     assert program.communicate("\n", timeout=60)[0] == "spun\n"
     [record] = hook.recorded()
     assert (record.calls, record.timed, timed_launches(record)) == (6, 6, 0)
-    pages.close()
 
 
 def test_killed_program_leaves_its_record(hook: Hook) -> None:

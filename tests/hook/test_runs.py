@@ -65,7 +65,7 @@ def test_explicit_recording_reports_its_result(mode: str, gpu: NodeHarness) -> N
 def test_no_times_are_recorded_next_to_an_ungated_neighbour(gpu: NodeHarness) -> None:
     gpu.node("--gpu", "none")  # at a gate it would be seen that the neighbour launches nothing
     neighbour = gpu.start("run", "--name", "neighbour", "--", "cat", stdin=-1)
-    until(gpu.granted_pages)
+    until(lambda: "neighbour" in gpu.names())
     done = gpu.run("profile", "record", "--gpu", "soft:0", "--task", "probe", *PROBE)
     assert "33 launches recorded, 0 of them timed" in done.stderr
     assert "while no other tenant uses the device" in done.stderr

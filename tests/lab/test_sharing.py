@@ -236,14 +236,14 @@ def test_adjustment_is_in_the_tenant_table_at_once() -> None:
     limits = ControlLimits(adjust="aimd", period_ns=10 * MILLISECOND_NS)
     run = a_run(slo_ns=SECOND_NS)
     steering = Steering(run, limits, sliced=False)
-    assert read_tenant_table(steering.file).delay_ppm == run.setting.rules.delay_ppm
-    passage = TenantGate(steering.file, (0, 1), [LaunchEstimate(1000, 1000)], [0], SECOND_NS)
+    assert read_tenant_table(steering.memory).delay_ppm == run.setting.rules.delay_ppm
+    passage = TenantGate(steering.memory, (0, 1), [LaunchEstimate(1000, 1000)], [0], SECOND_NS)
     for period in range(1, 5):
         passage.served(1, period)
         steering.on_period(period * limits.period_ns)
         assert len(steering.turns) == period  # the first snapshot only begins the window
         if steering.turns:
-            assert read_tenant_table(steering.file).delay_ppm == delay_of(steering.turns[-1].online_ppm)
+            assert read_tenant_table(steering.memory).delay_ppm == delay_of(steering.turns[-1].online_ppm)
     free, held = steered("c", run, limits, sliced=False), steered("c", run, ControlLimits(adjust="off"), sliced=False)
     assert free.guests[1].done_ns > 1.2 * held.guests[1].done_ns
     assert not held.turns

@@ -14,7 +14,7 @@ import pytest
 from cotenant.errors import PeerError, WorldError
 from cotenant.node import wire
 from cotenant.node.client.connection import DESCRIPTORS_LIMIT, Connection, NodeUnavailableError, list_tenants
-from cotenant.node.directories import listen
+from cotenant.node.directories import Directories, listen
 
 pytestmark = pytest.mark.live
 
@@ -130,15 +130,21 @@ def test_signals_neither_end_the_wait_for_a_full_backlog_nor_prolong_it(tmp_path
             slowly.join(30)
 
 
+def directories_of(path: Path) -> Directories:
+    """Return directories whose operator socket is this one."""
+    path.with_name("operator.sock").symlink_to(path)
+    return Directories(path.parent, path.parent)
+
+
 def test_node_that_does_not_answer_raises_world_error(serve: Serve) -> None:
     path = serve(lambda peer: peer.recv(100))
     with pytest.raises(WorldError, match="does not answer"):
-        list_tenants(path, 0.2)
+        list_tenants(directories_of(path), 0.2)
 
 
 def test_node_that_dies_during_a_request_is_reported(serve: Serve) -> None:
     with pytest.raises(NodeUnavailableError, match="was lost"):
-        list_tenants(serve(lambda peer: None))
+        list_tenants(directories_of(serve(lambda peer: None)))
 
 
 @pytest.mark.parametrize(
@@ -153,7 +159,7 @@ def test_node_that_dies_during_a_request_is_reported(serve: Serve) -> None:
 )
 def test_invalid_answer_raises_peer_error(serve: Serve, answer: bytes, raised: str) -> None:
     with pytest.raises(PeerError, match=raised):
-        list_tenants(serve(lambda peer: peer.sendall(answer)))
+        list_tenants(directories_of(serve(lambda peer: peer.sendall(answer))))
 
 
 def test_descriptors_of_an_unfinished_answer_are_closed(serve: Serve) -> None:

@@ -5,12 +5,12 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cotenant.gate import tenant_table
-from cotenant.gate.ledger_file import read_ledger_snapshot
+from cotenant.gate.activity import GateCounts
+from cotenant.gate.ledger import LedgerSnapshot
+from cotenant.node.client.connection import read_activity
 from cotenant.node.model.tenant import Tenant
 from tests.support.containers import Container
 from tests.support.node_processes import NodeHarness, alive, until
@@ -41,32 +41,34 @@ def tenant_of(node_harness: NodeHarness, name: str) -> Tenant:
     return tenant
 
 
-def page_of(node_harness: NodeHarness, slot: int) -> dict[str, Any]:
-    with (node_harness.directories.pages / "gate-0").open("rb") as file:
-        file.seek(tenant_table.page_offset(slot))
-        return tenant_table.read_page(file.read(tenant_table.PAGE_BYTES))
+def counts_of(node_harness: NodeHarness, name: str) -> GateCounts:
+    """Return the counters of a tenant at the gate; all zero until one of its processes is attached."""
+    snapshot = read_activity(node_harness.directories).gpus[0].gate
+    assert snapshot is not None
+    slot = tenant_of(node_harness, name).grant.slot
+    return next(snapshot.counts_of(entry) for entry in snapshot.rules.entries if entry.slot == slot)
 
 
 def launches(node_harness: NodeHarness, name: str) -> int:
-    """Return the gate page of a slot, if it has the tenant's generation."""
-    grant = tenant_of(node_harness, name).grant
-    page = page_of(node_harness, grant.slot)
-    return int(page["launches"]) if page["generation"] == grant.generation else 0
+    return counts_of(node_harness, name).launches
+
+
+def ledger(node_harness: NodeHarness) -> LedgerSnapshot:
+    snapshot = read_activity(node_harness.directories).gpus[0].ledger
+    assert snapshot is not None
+    return snapshot
 
 
 def held(node_harness: NodeHarness, name: str) -> int:
     """Return the device memory that the tenant holds according to the ledger."""
     grant = tenant_of(node_harness, name).grant
-    look = read_ledger_snapshot(node_harness.directories.pages, 0)
-    assert look is not None
-    account = look.accounts.get(grant.slot)
+    account = ledger(node_harness).accounts.get(grant.slot)
     return account.held_bytes if account is not None and account.generation == grant.generation else 0
 
 
 def lines(node_harness: NodeHarness) -> int:
-    """Processes in the ledger of the device."""
-    look = read_ledger_snapshot(node_harness.directories.pages, 0)
-    return 0 if look is None else sum(len(account.lines) for account in look.accounts.values())
+    """Return the number of processes in the ledger of the device."""
+    return sum(len(account.lines) for account in ledger(node_harness).accounts.values())
 
 
 def namespaces(pid: int) -> tuple[str, str]:
@@ -80,14 +82,13 @@ def test_tenant_in_a_container_uses_the_gate_and_its_death_is_detected(mode: str
     until(lambda: process.poll() is not None or name in gpu.names())
     assert process.poll() is None, process.communicate()
     until(lambda: process.poll() is not None or launches(gpu, name) > 100)
-    assert held(gpu, name) >= TAKEN
+    until(lambda: held(gpu, name) >= TAKEN)
     pid = tenant_of(gpu, name).pid
     assert namespaces(pid)[0] != namespaces(os.getpid())[0]  # the kernel's word, in our numbers
     assert namespaces(pid)[1] != namespaces(os.getpid())[1]
     paused = gpu.run("pause", name)  # the page's rules reach it
     assert paused.returncode == 0
-    grant = tenant_of(gpu, name).grant
-    until(lambda: page_of(gpu, grant.slot)["wanted_ns"] != 0)
+    until(lambda: counts_of(gpu, name).wanted_ns != 0)
     os.kill(pid, signal.SIGKILL)
     until(lambda: name in gpu.endings())
     assert gpu.endings()[name].startswith("lost")
@@ -107,15 +108,15 @@ def test_container_without_proc_runs(gpu: NodeHarness) -> None:
     process = inside.start("run", "--gpu", "soft:0", "--name", "bare", *WORK, before="mount -t tmpfs none /proc")
     until(lambda: process.poll() is not None or ("bare" in gpu.names() and launches(gpu, "bare") > 100))
     assert process.poll() is None, process.communicate()
-    seen = page_of(gpu, tenant_of(gpu, "bare").grant.slot)["launches"]
-    until(lambda: page_of(gpu, tenant_of(gpu, "bare").grant.slot)["launches"] > seen + 1000)  # many looks later
-    assert held(gpu, "bare") >= TAKEN
+    seen = launches(gpu, "bare")
+    until(lambda: launches(gpu, "bare") > seen + 1000)  # many looks later
+    until(lambda: held(gpu, "bare") >= TAKEN)
     os.kill(tenant_of(gpu, "bare").pid, signal.SIGKILL)
     until(lambda: lines(gpu) == 0)
 
 
 def test_program_without_the_node_directories_stays_at_the_gate(gpu: NodeHarness) -> None:
-    """The names beside its records are gone: descriptors and the libraries that are loaded do."""
+    """The directory of its records is gone: the socket and the libraries that are loaded suffice."""
     hide = f"mount -t tmpfs none {gpu.directories.runtime}/hook; exec {sys.executable} {PROGRAMS / 'tenant.py'}"
     words = ("unshare", "--mount", "sh", "-c", hide)
     Container(gpu)  # skips where namespaces are not permitted

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cotenant.gate.ledger_file import read_ledger_snapshot
+from cotenant.node.client.connection import read_activity
 from cotenant.node.daemon.monitor.context_size import ContextProber
 from cotenant.node.model.gpu import Gpu
 from cotenant.runner.background import TaskResult
@@ -38,7 +38,7 @@ def node_harness() -> Iterator[NodeHarness]:
 
 
 def known_context_bytes(node_harness: NodeHarness) -> int:
-    snapshot = read_ledger_snapshot(node_harness.directories.pages, 0)
+    snapshot = read_activity(node_harness.directories).gpus[0].ledger
     return 0 if snapshot is None else snapshot.context_bytes
 
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.gate import tenant_table
-from cotenant.gate.gate_file import gate_path
 from cotenant.node.client.commands import evict, set_priority
 from cotenant.node.model.action import KillTenant, RestoreTenant, SignalTenant
+from cotenant.softgpu import manage
 from cotenant.softgpu.commands import home
 from cotenant.softgpu.fault import set_clock
 from tests.support.node_processes import BOUND_S, NodeHarness, until
@@ -91,14 +90,9 @@ class HarnessWithGpu(NodeHarness):
         ]
 
     def launches(self, name: str) -> int:
-        """From the gate's file, as any other tenant would; also while there is no daemon."""
-        data = gate_path(self.directories.pages, 0).read_bytes()
-        begin = tenant_table.page_offset(self.slot_of[name])
-        found = tenant_table.read_page(data[begin : begin + tenant_table.PAGE_BYTES])["sequence"]
-        assert isinstance(found, int)
-        return found
-
-    slot_of: dict[str, int]
+        """Return the launches of a tenant's program that the device has seen; this needs no daemon."""
+        clients = manage.inspect(home(self.directories), 0)["clients"]
+        return sum(int(client["counters"]["kernels"]) for client in clients if client["account"] == name)
 
 
 @pytest.fixture(scope="module")
@@ -124,9 +118,13 @@ def long_one(seconds: float, *words: str) -> tuple[str, ...]:
 
 def test_priority_applies_to_the_next_launch_without_the_daemon(gpu: HarnessWithGpu) -> None:
     """Elsewhere it acts when a daemon next makes its round, seconds later; here the daemon does not even run."""
-    above = gpu.tenant("above", "--gpu", "soft:0", "--online", "--priority", "3", "--", *SPINS)
-    below = gpu.tenant("below", "--gpu", "soft:0", "--priority", "6", "--", *SPINS)
-    gpu.slot_of = {name: slot for name, (slot, _) in gpu.slots().items()}
+
+    def start(name: str, *options: str) -> subprocess.Popen[str]:
+        environ = {**gpu.environ, "SOFTGPU_ACCOUNT": name}
+        return gpu.tenant(name, "--gpu", "soft:0", *options, "--", *SPINS, env=environ)
+
+    above = start("above", "--online", "--priority", "3")
+    below = start("below", "--priority", "6")
 
     def goes_on(name: str, by: int = 8) -> None:
         before = gpu.launches(name)
@@ -141,7 +139,7 @@ def test_priority_applies_to_the_next_launch_without_the_daemon(gpu: HarnessWith
     goes_on("above")
     until(lambda: waits("below", "above"))
     for first, second, priority in (("below", "above", 1), ("above", "below", 9)):
-        set_priority(gpu.directories.socket, "below", priority)
+        set_priority(gpu.directories, "below", priority)
         pid = gpu.node_pid()
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
@@ -157,7 +155,7 @@ def test_priority_applies_to_the_next_launch_without_the_daemon(gpu: HarnessWith
 def test_daemon_dies_while_a_tenant_drains(gpu: HarnessWithGpu) -> None:
     set_clock(home(gpu.directories), 0, 0.1)  # what it launched lasts until the clock is as it was
     run, _ = gpu.begin("a", *long_one(1.5))
-    assert evict(gpu.directories.socket, ["a"], None).tenants == ["a"]
+    assert evict(gpu.directories, ["a"], None).tenants == ["a"]
     assert gpu.stage_of("a") == "draining"
     gpu.restart()
     set_clock(home(gpu.directories), 0, 1)
@@ -169,12 +167,12 @@ def test_daemon_dies_while_a_tenant_drains(gpu: HarnessWithGpu) -> None:
 def test_daemon_dies_while_a_program_ends(gpu: HarnessWithGpu) -> None:
     """The next node continues the phase; asked to hurry, it kills a program that does not exit."""
     run, lines_seen = gpu.begin("a", "--grace", "1h", *long_one(0.001, "stubborn"))
-    assert evict(gpu.directories.socket, ["a"], None).tenants == ["a"]
+    assert evict(gpu.directories, ["a"], None).tenants == ["a"]
     until(lines_seen.with_suffix(".asked").exists)
     assert gpu.stage_of("a") == "terminating"
     gpu.restart()
     assert gpu.stage_of("a") == "terminating"
-    evict(gpu.directories.socket, ["a"], "1ms")
+    evict(gpu.directories, ["a"], "1ms")
     assert run.wait(BOUND_S) == 137
     assert gpu.actions() == ["term", "term", "kill"], "the request is repeated, because the first one may be lost"
     until(lambda: gpu.endings().get("a") == "killed by SIGKILL")

@@ -1,6 +1,5 @@
 """Directories follow XDG, root or the config, and belong to the user alone."""
 
-import grp
 import os
 import socket
 import stat
@@ -13,11 +12,11 @@ from cotenant.node.config.file import Config, DirectoriesConfig
 from cotenant.node.directories import (
     Directories,
     config_file,
-    group_id_of,
     listen,
     load_config,
     lock_holder,
     make_directory,
+    own_directories,
     resolve_directories,
     restrict_directory,
     take_lock,
@@ -70,18 +69,18 @@ def test_relative_directories_are_made_absolute() -> None:
 
 @pytest.mark.parametrize("name", ["x" * 200, "ü" * 60], ids=["ascii", "bytes count, not letters"])
 def test_path_too_long_for_a_socket_raises_config_error(name: str) -> None:
-    with pytest.raises(ConfigError, match="is too long for a socket, choose a directory of at most 97 bytes"):
+    with pytest.raises(ConfigError, match="is too long for a socket, choose a directory of at most 93 bytes"):
         resolve_directories(DirectoriesConfig(runtime=f"/{name}"), {}, USER)
 
 
 def test_longest_permitted_path_can_be_bound(tmp_path_factory: pytest.TempPathFactory) -> None:
     base = Path("/tmp") / f"ct-{os.getpid()}-"
-    runtime = Path(str(base) + "x" * (97 - len(str(base))))
+    runtime = Path(str(base) + "x" * (93 - len(str(base))))
     runtime.mkdir()
     try:
-        listen(resolve_directories(DirectoriesConfig(runtime=str(runtime)), {}, USER).socket, -1).close()
+        listen(resolve_directories(DirectoriesConfig(runtime=str(runtime)), {}, USER).operator_socket, 0o600).close()
     finally:
-        (runtime / "node.sock").unlink(missing_ok=True)
+        (runtime / "operator.sock").unlink(missing_ok=True)
         runtime.rmdir()
 
 
@@ -124,12 +123,28 @@ def test_directory_is_created_private_with_its_parents(tmp_path: Path) -> None:
     assert mode(tmp_path / "a" / "b") == 0o700
 
 
-def test_group_can_traverse_a_group_directory(tmp_path: Path) -> None:
-    group_id = os.getegid()
+def test_mode_of_a_directory_is_set(tmp_path: Path) -> None:
     make_directory(tmp_path / "a", "directories.runtime")
-    restrict_directory(tmp_path / "a", "directories.runtime", group_id=group_id)
-    assert mode(tmp_path / "a") == 0o710
-    assert (tmp_path / "a").stat().st_gid == group_id
+    restrict_directory(tmp_path / "a", "directories.runtime", 0o755)
+    assert mode(tmp_path / "a") == 0o755
+
+
+def test_mode_and_group_of_a_socket_are_set(tmp_path: Path) -> None:
+    listen(tmp_path / "s", 0o660, os.getegid()).close()
+    assert mode(tmp_path / "s") == 0o660
+    assert (tmp_path / "s").stat().st_gid == os.getegid()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_own_files_are_not_put_into_the_directories_of_another_users_node(tmp_path: Path) -> None:
+    theirs = Directories(tmp_path / "run", tmp_path / "state")
+    environ = {"COTENANT_DIRECTORY": str(tmp_path), "XDG_RUNTIME_DIR": "/run/user/7", "HOME": "/home/u"}
+    assert own_directories(theirs, environ, USER) == theirs, "they do not exist yet"
+    theirs.runtime.mkdir()
+    mine = Directories(Path("/run/user/7/cotenant"), Path("/home/u/.local/state/cotenant"))
+    assert own_directories(theirs, environ, USER) == mine
+    os.chown(theirs.runtime, USER, -1)
+    assert own_directories(theirs, environ, USER) == theirs
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
@@ -146,14 +161,6 @@ def test_file_instead_of_a_directory_raises_config_error(tmp_path: Path) -> None
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(ConfigError, match="cannot be used"):
             make_directory(path, "directories.state")
-
-
-def test_group_id_is_found_by_name() -> None:
-    group = grp.getgrgid(os.getegid())
-    assert group_id_of("") == -1
-    assert group_id_of(group.gr_name) == group.gr_gid
-    with pytest.raises(ConfigError, match=r"node.group = 'no such group': there is no such group"):
-        group_id_of("no such group")
 
 
 def test_directory_lock_admits_one_node(tmp_path: Path) -> None:
@@ -173,25 +180,23 @@ def test_free_lock_has_no_holder(tmp_path: Path, content: bytes) -> None:
     assert lock_holder(tmp_path / "node.lock") is None
 
 
-def test_socket_is_private_or_for_the_group(tmp_path: Path) -> None:
-    path = tmp_path / "node.sock"
-    before = os.umask(0)
-    try:
-        listen(path, -1).close()
-    finally:
-        assert os.umask(before) == 0, "the umask is as it was"
-    assert mode(path) == 0o600
-    listen(path, os.getegid()).close()
-    assert mode(path) == 0o660
-    assert path.stat().st_gid == os.getegid()
+def test_mode_of_a_socket_does_not_depend_on_the_umask(tmp_path: Path) -> None:
+    path = tmp_path / "tenant.sock"
+    for umask in (0, 0o077):
+        before = os.umask(umask)
+        try:
+            listen(path, 0o666).close()
+        finally:
+            assert os.umask(before) == umask, "the umask is as it was"
+        assert mode(path) == 0o666
 
 
 def test_stale_socket_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "node.sock"
-    listen(path, -1).close()
+    listen(path, 0o600).close()
     with socket.socket(socket.AF_UNIX) as client, pytest.raises(ConnectionRefusedError):
         client.connect(str(path))
-    with listen(path, -1), socket.socket(socket.AF_UNIX) as client:
+    with listen(path, 0o600), socket.socket(socket.AF_UNIX) as client:
         client.connect(str(path))
 
 

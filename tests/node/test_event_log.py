@@ -37,6 +37,7 @@ from cotenant.node.model.event import (
     GpusFound,
     MemoryRequested,
     MpsStatusChanged,
+    NodeReported,
     NodeRestored,
     NodeSettings,
     NodeStarted,
@@ -47,6 +48,7 @@ from cotenant.node.model.event import (
     PriorityChanged,
     QuitRequested,
     RulesChanged,
+    SettingsChanged,
     ShareChanged,
     TenantFaulted,
     TenantHung,
@@ -166,6 +168,12 @@ EXAMPLES: list[tuple[Event, list[Action], str]] = [
     (PeerLost(33), [], ""),
     (TenantJoined(3, 1, 0, WEB), [Refuse(4, 3, Reject(Reason.UNHEALTHY, "GPU 0 is unhealthy", 2 * 10**9))],
      "WARNING refused web - (unhealthy): web was refused: GPU 0 is unhealthy; retry in 2s"),
+    (SettingsChanged(SETTINGS, "node.gate = strict"), [], "settings - -: the settings changed: node.gate = strict"),
+    (NodeReported(LogEventKind.JOURNAL_FAILED, "full", LogLevel.ERROR), [], "ERROR journal-failed - -: full"),
+    (NodeReported(LogEventKind.JOURNAL_RESTORED, "free", LogLevel.INFO), [], "journal-restored - -: free"),
+    (NodeReported(LogEventKind.FILES_LOST, "gone"), [], "WARNING files-lost - -: gone"),
+    (NodeReported(LogEventKind.FILES_RESTORED, "back"), [], "WARNING files-restored - -: back"),
+    (NodeReported(LogEventKind.REQUESTS_DROPPED, "9 requests"), [], "WARNING requests-dropped - -: 9 requests"),
     (NodeStopping("requested"), [Stop(4, "requested")], "stopped - -: node stops: requested"),
 ]  # fmt: skip
 
@@ -194,6 +202,11 @@ def test_every_kind_of_log_event_is_covered() -> None:
         LogEventKind.ENDING,
         LogEventKind.FAULTED,
         LogEventKind.GPU_FAULTED,
+        LogEventKind.MEMORY_BYPASSED,
+        LogEventKind.MEMORY_SEEN,
+        LogEventKind.FOREIGN_MEMORY,
+        LogEventKind.PROCESSES_UNMATCHED,
+        LogEventKind.PAGE_REWRITTEN,
     }
     assert reported | {kind.value for kind in covered_elsewhere} == {kind.value for kind in LogEventKind}
 

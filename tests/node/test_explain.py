@@ -7,13 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cotenant import _native
 from cotenant.cli import main
-from cotenant.gate.gate_file import LiveTenantTables
+from cotenant.gate.activity import DeviceSnapshot, GateCounts
 from cotenant.gate.grant import Grant, Kind
+from cotenant.gate.hold_reason import HeldLaunch, HoldReason
 from cotenant.gate.ledger import LedgerAccount, LedgerLine, LedgerSnapshot
-from cotenant.gate.ledger_file import LiveLedgers
 from cotenant.gate.rules import GateEntry, GateRules
+from cotenant.node import wire
 from cotenant.node.client import explain as explaining
 from cotenant.node.client import explain_gate
 from cotenant.node.client.tenants import NodeSnapshot
@@ -63,6 +63,7 @@ JOINED: list[tuple[Event, list[Action]]] = [
 ]
 Captured = pytest.CaptureFixture[str]
 SetTenants = Callable[..., None]
+SetGpu = Callable[[DeviceSnapshot | None, LedgerSnapshot | None, dict[int, HeldLaunch]], None]
 PRESENT = "job is here: slot 1/1 on GPU 0 (a), offline at priority 7"
 ENTRY = "   journal, turn {turn} at (time): {entry}"
 
@@ -98,8 +99,19 @@ def set_present(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             True, 9000, [web, TenantView(tenant, connected)], [Gpu("a", 1 << 30)], [watch or GpuWatch()]
         )
         monkeypatch.setattr(explaining, "read_node_snapshot", lambda directories: tenant_list)
+        nothing = wire.Activity(wire.VERSION, [wire.GpuActivity(None, None, {})])
+        monkeypatch.setattr(explain_gate, "read_activity", lambda directories: nothing)
 
     return set_tenants
+
+
+@pytest.fixture
+def set_gpu(monkeypatch: pytest.MonkeyPatch) -> SetGpu:
+    def set_answer(gate: DeviceSnapshot | None, ledger: LedgerSnapshot | None, holds: dict[int, HeldLaunch]) -> None:
+        activity = wire.Activity(wire.VERSION, [wire.GpuActivity(gate, ledger, holds)])
+        monkeypatch.setattr(explain_gate, "read_activity", lambda directories: activity)
+
+    return set_answer
 
 
 def explanation_lines(capsys: Captured, name: str = "job") -> list[str]:
@@ -154,46 +166,39 @@ def test_pause_and_disconnection_are_explained_with_the_remedy(
 
 
 def test_gate_decision_names_higher_priorities(
-    directories: Directories, set_present: SetTenants, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    directories: Directories,
+    set_present: SetTenants,
+    set_gpu: SetGpu,
+    capsys: Captured,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     write_journal(directories)
     set_present(job())
-    directories.runtime.mkdir()
-    gates = LiveTenantTables(directories.pages, 4)
-    gates.set_table(0, GateRules(entries=(GateEntry(0, 1, 2, online=True), GateEntry(1, 1, 7, online=False))))
+    monkeypatch.setattr(explain_gate, "pause", lambda _: None)
+    rules = GateRules(entries=(GateEntry(0, 1, 2, online=True), GateEntry(1, 1, 7, online=False)))
     now = 10**12
-    monkeypatch.setattr(explain_gate, "monotonic_ns", lambda: now + 1000)
-    web = _native.Gate(gates._files[0].memory, 0, 1)
-    web.announce((10**8, 10**8, 2 * 10**8, 3 * 10**8, 1), now)
-    waits = _native.Gate(gates._files[0].memory, 1, 1)
-    assert not waits.admit((10**6, 10**6, 0, 0, 1), now, now)[0]
-    lines = explanation_lines(capsys)
-    assert lines == [
+    set_gpu(DeviceSnapshot(0, now, rules, {1: GateCounts(1)}), None, {1: HeldLaunch(HoldReason.BUSY, now, (0,))})
+    assert explanation_lines(capsys) == [
         PRESENT,
         "1. it waits at the gate: work of web (priority 2) still runs",
         "   in 20 of 20 checks within 0.2 s",
         GRANTED,
     ]
-    waits.waited(now, now + 10**9)
+    set_gpu(DeviceSnapshot(0, now, rules, {1: GateCounts(1, waits=1, waited_ns=10**9)}), None, {})
     lines = explanation_lines(capsys)
     assert lines[1] == "1. nothing holds it back: it did not wait at the gate in any of 20 checks"
     assert "1 of them waited, 1s in total" in lines[2]
-    del web, waits
-    gates.close()
 
 
 def test_denials_are_explained_with_the_quota_in_use(
-    directories: Directories, set_present: SetTenants, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    directories: Directories, set_present: SetTenants, set_gpu: SetGpu, capsys: Captured
 ) -> None:
     write_journal(directories)
     set_present(job())
-    directories.runtime.mkdir()
-    ledgers = LiveLedgers(directories.pages, 4)
-    ledgers.grant(0, 1, 1)
+    set_gpu(None, LedgerSnapshot(0, 0, {1: LedgerAccount(1, 1, 0)}), {})
     assert explanation_lines(capsys)[1] == f"1. {IDLE[0]}", "an account without a line says nothing"
-    line = line_of(slot=1, denied=2, denied_bytes=3 << 30, wanted_bytes=1 << 28)
-    snapshot = LedgerSnapshot(0, 0, {1: LedgerAccount(1, 1, 1 << 20, (line,))})
-    monkeypatch.setattr(explain_gate, "read_ledger_snapshot", lambda pages, gpu: snapshot)
+    line = line_of(denied=2, denied_bytes=3 << 30, wanted_bytes=1 << 28)
+    set_gpu(None, LedgerSnapshot(0, 0, {1: LedgerAccount(1, 1, 1 << 20, (line,))}), {})
     holds = "   it holds 1MiB of device memory of its quota of 512MiB"
     assert explanation_lines(capsys) == [
         PRESENT,
@@ -206,11 +211,10 @@ def test_denials_are_explained_with_the_quota_in_use(
         f"3. {IDLE[0]}",
         IDLE[1],
     ]
-    ledgers.close()
 
 
 def line_of(**words: int) -> LedgerLine:
-    return LedgerLine(**{**dict.fromkeys(LedgerLine.__struct_fields__, 0), "generation": 1, **words})
+    return LedgerLine(**{**dict.fromkeys(LedgerLine.__struct_fields__, 0), **words})
 
 
 def test_device_state_and_earlier_faults_are_explained(

@@ -16,14 +16,14 @@ pytestmark = pytest.mark.live
 
 def connect(node_harness: NodeHarness, data: bytes = b"") -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
-    connection.connect(str(node_harness.directories.socket))
+    connection.connect(str(node_harness.directories.tenant_socket))
     connection.settimeout(60)
     connection.sendall(data)
     return connection
 
 
 def test_unknown_peers_cannot_exhaust_the_descriptors_of_tenants(node_harness: NodeHarness) -> None:
-    few = 72
+    few = 200
     node = node_harness.node(
         "--slots", "2", "--gpu", "none", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (few, few))
     )
@@ -59,7 +59,7 @@ def test_thousands_of_random_messages_do_not_change_the_daemon(node_harness: Nod
         if number % 3 == 0:
             noise = len(noise).to_bytes(4, "little") + noise
         connection = socket.socket(socket.AF_UNIX)
-        connection.connect(str(node_harness.directories.socket))
+        connection.connect(str(node_harness.directories.tenant_socket))
         connection.send(noise)
         if number % 100 == 0:
             connection.shutdown(socket.SHUT_WR)
@@ -85,17 +85,27 @@ def test_idle_timeout_applies_to_real_connections(node_harness: NodeHarness) -> 
     assert received(half) == [wire.ProtocolViolation("no complete request arrived in time")]
 
 
-@pytest.mark.parametrize("options, mode, directory", [([], 0o600, 0o700), (["--group", "root"], 0o660, 0o710)])
-def test_socket_accepts_the_owner_or_the_group(
-    node_harness: NodeHarness, options: list[str], mode: int, directory: int
+@pytest.mark.parametrize(
+    "flag, names, mode",
+    [
+        ("--operator-users", [], 0o600),
+        ("--operator-groups", ["4242"], 0o660),
+        ("--operator-groups", ["4242", "4243"], 0o666),
+        ("--operator-users", ["4242"], 0o666),
+    ],
+)
+def test_permissions_of_sockets_and_directories(
+    node_harness: NodeHarness, flag: str, names: list[str], mode: int
 ) -> None:
-    import grp
-    import os
-
-    if options:
-        options = ["--group", grp.getgrgid(os.getegid()).gr_name]
-    node_harness.node(*options)
-    assert stat.S_IMODE(node_harness.directories.socket.stat().st_mode) == mode
-    assert stat.S_IMODE(node_harness.directories.runtime.stat().st_mode) == directory
-    assert stat.S_IMODE(node_harness.directories.state.stat().st_mode) == 0o700
-    assert stat.S_IMODE(node_harness.directories.journal.stat().st_mode) == 0o600
+    node_harness.node(flag, ",".join(names))
+    directories = node_harness.directories
+    if mode == 0o660 and directories.operator_socket.stat().st_gid != int(names[0]):
+        mode = 0o666  # the node's user may not give the socket to a group that is not its own
+    assert stat.S_IMODE(directories.tenant_socket.stat().st_mode) == 0o666
+    assert stat.S_IMODE(directories.operator_socket.stat().st_mode) == mode
+    assert stat.S_IMODE(directories.runtime.stat().st_mode) == 0o755
+    for path in (path for path in directories.runtime.iterdir() if path.is_dir()):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700, path
+    assert stat.S_IMODE(directories.token_key.stat().st_mode) == 0o600
+    assert stat.S_IMODE(directories.state.stat().st_mode) == 0o700
+    assert stat.S_IMODE(directories.journal.stat().st_mode) == 0o600

@@ -72,7 +72,7 @@ def test_tenant_receives_the_signal_to_end_its_program(message: wire.EvictTenant
         if isinstance(message, wire.Quit):
             tenant._socket.sendall(wire.encode(message))
         else:
-            with Connection(node.path) as person:
+            with Connection(node.directories.operator_socket) as person:
                 answer, _ = person.ask(message)
             assert isinstance(answer, wire.Confirmation)
             assert answer.tenants == ["job"]

@@ -18,9 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cotenant import _native
 from cotenant.errors import ConfigError, WorldError
-from cotenant.gate.gate_file import LiveTenantTables
+from cotenant.gate import tenant_table
 from cotenant.gate.grant import Grant, Kind
-from cotenant.gate.ledger_file import LiveLedgers
 from cotenant.gate.request_buckets import REQUEST_BUCKETS, bucket_of
 from cotenant.gate.rules import GateEntry, GateRules
 from cotenant.node.daemon.log import NodeLog
@@ -29,6 +28,7 @@ from cotenant.node.daemon.metrics.families import page_of
 from cotenant.node.daemon.metrics.http import CONNECTIONS, MetricsListener
 from cotenant.node.daemon.metrics.values import GpuMetrics, NodeMetrics, TenantMetrics, WorkCounters
 from cotenant.node.daemon.observer import TurnObserver
+from cotenant.node.daemon.tenant_pages import TenantPages
 from cotenant.node.model.action import IssueGrant, Refuse, Revoke
 from cotenant.node.model.admission import Reason, Reject
 from cotenant.node.model.event import Event, MpsStatusChanged, TenantJoined, TenantLeft, TimerFired
@@ -38,6 +38,7 @@ from cotenant.runner.address import listen_at
 from cotenant.runner.live_loop import READ, LiveLoop
 from cotenant.units.histogram import Recorder
 from tests.support.node_in_process import BOUND_S, ManualClock, until
+from tests.support.process_pages import Registry
 
 pytestmark = pytest.mark.live
 
@@ -331,20 +332,24 @@ def test_connections_wait_without_free_descriptors(monkeypatch: pytest.MonkeyPat
 
 
 def test_work_of_departed_tenants_and_last_samples_are_kept(tmp_path: Path) -> None:
-    gates = LiveTenantTables(tmp_path, 2)
-    entry, grant = GateEntry(0, 1, 7, online=False), Grant(0, 1, Kind.OFFLINE, 7, 0, 0, 0, 0)
-    gates.set_table(0, GateRules(entries=(entry,)))
-    gate = _native.Gate(gates._files[0].memory, 0, 1)
-    gate.announce((1000, 1000, 0, 0, 1), 5_000)
-    del gate
+    grant = Grant(1, 1, Kind.OFFLINE, 7, 0, 0, 0, 0)
+    registry = Registry()
+    hook, _ = registry.attach(1)
+    hook.write(launches=1, device_ns=1000)
     with (tmp_path / "log").open("wb") as log:
-        observer = TurnObserver(NodeLog("text", descriptor=log.fileno()), gates, LiveLedgers(tmp_path, 2), 0)
+        observer = TurnObserver(
+            NodeLog("text", descriptor=log.fileno()),
+            TenantPages(registry.processes, registry.tables),
+            registry.ledgers,
+            0,
+        )
         observer(1, TenantJoined(1, 1, 0, TenantSpec(Kind.OFFLINE, 7, "job")), [IssueGrant(1, 1, "job", grant)])
         assert observer.work_of(grant, 0) == WorkCounters(device_ns=1000, launches=1)
-        gates.remove(0, 0)
-        observer(2, TenantLeft(1, "exit 0"), [Revoke(2, 1, "job", 0, 1, "exit 0")])
+        registry.tables.remove(0, 1)
+        registry.processes.remove((1, 1))  # the effects of a turn precede its observers
+        observer(2, TenantLeft(1, "exit 0"), [Revoke(2, 1, "job", 1, 1, "exit 0")])
         assert observer.departed == {(0, Kind.OFFLINE): WorkCounters(device_ns=1000, launches=1)}
-        observer(3, TenantLeft(1, "exit 0"), [Revoke(3, 1, "job", 0, 1, "exit 0")])
+        observer(3, TenantLeft(1, "exit 0"), [Revoke(3, 1, "job", 1, 1, "exit 0")])
         assert observer.departed == {(0, Kind.OFFLINE): WorkCounters(device_ns=1000, launches=1)}, "once"
         observer.record_sample(0, GpuSample(5))
         observer.record_sample(0, GpuSample(7))
@@ -353,19 +358,27 @@ def test_work_of_departed_tenants_and_last_samples_are_kept(tmp_path: Path) -> N
         observer(6, TenantJoined(1, 1, 0, TenantSpec(Kind.OFFLINE, 7, "job")), [refused])
     assert (observer.samples, observer.mps, observer.refusals) == ({0: GpuSample(7)}, {0: True}, {"no-slot": 1})
     assert (tmp_path / "log").read_text().count("\n") == 5
-    gates.close()
+    registry.close()
 
 
 def test_latencies_of_an_online_tenant_come_from_its_page(tmp_path: Path) -> None:
-    gates = LiveTenantTables(tmp_path, 2)
-    gates.set_table(0, GateRules(entries=(GateEntry(0, 2, 2, online=True),)))
-    gate = _native.Gate(gates._files[0].memory, 0, 2)
+    registry = Registry()
+    hook, attached = registry.attach(0)
+    memory = tenant_table.device_memory()
+    tenant_table.write_tenant_table(memory, GateRules(entries=(GateEntry(5, attached.generation, 2, online=True),)))
+    gate = _native.Gate(memory, 5, attached.generation)
     gate.requested(3 * 10**6, 2 * 10**6)
     gate.requested(10**6, 2 * 10**6)
-    del gate
+    hook.page.memory[: tenant_table.PAGE_BYTES] = tenant_table.gate_page(memory, 5)
+    hook.open(attached.generation)
     with (tmp_path / "log").open("wb") as log:
-        observer = TurnObserver(NodeLog("text", descriptor=log.fileno()), gates, LiveLedgers(tmp_path, 2), 0)
-    grant = Grant(0, 2, Kind.ONLINE, 2, 2 * 10**6, 0, 0, 0)
+        observer = TurnObserver(
+            NodeLog("text", descriptor=log.fileno()),
+            TenantPages(registry.processes, registry.tables),
+            registry.ledgers,
+            0,
+        )
+    grant = Grant(0, 1, Kind.ONLINE, 2, 2 * 10**6, 0, 0, 0)
     assert sum(observer.latencies_of(grant)) == 2
     assert observer.work_of(grant, 0)[5:] == (2, 1, 4 * 10**6)
     assert observer.latencies_of(msgspec.structs.replace(grant, generation=3)) == (), "an earlier tenant's page"

@@ -63,7 +63,7 @@ def knowing(monitored: MonitoredNode, slot: int = 1) -> Program:
     program = monitored.program(slot)
     for _ in range(2):  # one that need not ask is named after its first launch
         program.do("spin", KERNEL_NS, 1)
-    assert monitored.gate.page(slot)["device_ns"]
+    assert monitored.page(slot)["device_ns"]
     return program
 
 
@@ -173,11 +173,11 @@ def test_work_that_resembles_a_hang_is_not_reported(monitored: MonitoredNode) ->
     monitored.seen(looks)
     clear(monitored, online)
 
-    monitored.gate.set_entries(paused=True)
+    monitored.set_paused(paused=True)
     monitored.known.set_tenants(tenant(1, paused=True))
     program.tell("spin", KERNEL_NS, 1)  # waits at the gate
     monitored.seen(looks)
-    monitored.gate.set_entries()
+    monitored.set_paused(paused=False)
     monitored.known.set_tenants(tenant(1))
     assert program.received() == "done"
 
@@ -215,7 +215,7 @@ def test_paused_tenant_is_drained_when_its_work_is_over(monitored: MonitoredNode
     program = knowing(monitored)
     hang(monitored, program)
     monitored.seen(2)
-    monitored.gate.set_entries(paused=True)
+    monitored.set_paused(paused=True)
     monitored.known.set_tenants(tenant(1, phase=ExitPhase.DRAINING, paused=True))
     monitored.seen(5)
     assert monitored.posted(TenantDrained) == []

@@ -82,13 +82,12 @@ def test_implausible_instants_are_ignored(word: int, now: int, ahead: int) -> No
 
 
 def test_page_has_the_start_of_work_of_unknown_length() -> None:
-    file = bytearray(tenant_table.file_bytes(1))
-    tenant_table.format_tenant_table(file, 1)
+    file = tenant_table.device_memory()
     tenant_table.write_tenant_table(file, GateRules(entries=(GateEntry(0, 1, 7, online=False),)))
     gate = _native.Gate(file, 0, 1)
 
     def unsure_ns() -> object:
-        return tenant_table.read_page(file[tenant_table.page_offset(0) :])["unsure_ns"]
+        return tenant_table.read_page(tenant_table.gate_page(file, 0))["unsure_ns"]
 
     gate.announce((500, 500, 0, 0, 0), 10)
     assert unsure_ns() == 0

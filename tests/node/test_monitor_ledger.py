@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.gate.ledger_file import read_ledger_snapshot
-from cotenant.node.model.event import GpuSampled, MemoryRequested, TenantFaulted
+from cotenant.node.model.event import GpuSampled, MemoryBypassed, MemoryRequested, TenantFaulted
 from cotenant.softgpu import fault
 from tests.support.monitored_node import CONTEXT_BYTES, MonitoredNode, eventually, monitored_node, tenant
 from tests.support.node_in_process import until
@@ -35,9 +34,7 @@ def test_context_sizes_are_measured_on_the_device_and_kept(monitored: MonitoredN
     program.do("take", 3 * MIB)
     monitored.agree()
     assert monitored.ledger_bytes() >= context_bytes + 3 * MIB
-    look = read_ledger_snapshot(monitored.pages, 0)
-    assert look is not None
-    assert look.context_bytes == CONTEXT_BYTES  # its code is known apart
+    assert monitored.ledger().context_bytes == CONTEXT_BYTES  # its code is known apart
     program.kill()
     monitored.agree()
     assert monitored.ledger_bytes() == 0
@@ -57,15 +54,16 @@ def test_killed_process_leaves_no_ledger_line(monitored: MonitoredNode) -> None:
         for program in programs:
             program.kill()
         monitored.agree()
-    assert [line.owner for line in monitored.ledgers.lines(0)] != []
+    assert monitored.lines() == 1
     survivor.do("take", MIB)
     monitored.agree()
     survivor.kill()
-    until(lambda: not monitored.ledgers.lines(0))
-    assert monitored.device_bytes() == monitored.ledger_bytes() == 0
+    until(lambda: not monitored.lines())
+    monitored.agree()
+    assert monitored.device_bytes() == 0
 
 
-def test_restarted_node_finds_processes_that_died(monitored: MonitoredNode) -> None:
+def test_processes_attach_again_to_a_restarted_node(monitored: MonitoredNode) -> None:
     monitored.start()
     dead, alive = monitored.program(0), monitored.program(1)
     dead.do("take", 2 * MIB)
@@ -73,16 +71,16 @@ def test_restarted_node_finds_processes_that_died(monitored: MonitoredNode) -> N
     monitored.agree()
     monitored.stop()
     dead.kill()
-    held = monitored.ledgers.held(0, 0)
-    assert held >= 2 * MIB  # its line was not cleared
-    monitored.known.set_tenants()  # all tenants have left meanwhile
     monitored.start()
+    until(lambda: monitored.lines() == 1)
     monitored.agree()
-    until(lambda: monitored.ledgers.held(0, 0) == 0)
-    assert monitored.ledgers.held(0, 1) >= MIB
+    assert monitored.held(0) == 0
+    assert monitored.held(1) >= CONTEXT_BYTES + MIB
+    assert monitored.posted(MemoryBypassed) == [], "they have time to attach again"
+    monitored.known.set_tenants()  # all tenants have left meanwhile
     alive.kill()
-    monitored.agree()
-    until(lambda: monitored.next_wakeup() is None)  # without tenants and ledger lines the monitor sleeps
+    until(lambda: monitored.device_bytes() == 0)
+    until(lambda: monitored.next_wakeup() is None)  # without tenants and processes the monitor sleeps
 
 
 def test_fault_and_memory_request_are_reported(monitored: MonitoredNode) -> None:
@@ -105,8 +103,8 @@ def test_samples_contain_the_memory_of_each_tenant(monitored: MonitoredNode) -> 
     monitored.agree()
     monitored.seen(2)  # the device may have been asked for the first before all that
     sample = monitored.posted(GpuSampled)[-1].sample
-    assert sample.online_memory_bytes == monitored.ledgers.held(0, 0)
-    assert sample.offline_memory_bytes == monitored.ledgers.held(0, 1)
+    assert sample.online_memory_bytes == monitored.held(0)
+    assert sample.offline_memory_bytes == monitored.held(1)
     assert sample.online_memory_bytes + sample.offline_memory_bytes == sample.memory_used_bytes
     assert sample.memory_bytes == 16 << 30
     assert sample.clock_ppm == 1_000_000

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import mmap
 import random
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
 import msgspec
 import pytest
@@ -16,6 +14,7 @@ from cotenant import _native
 from cotenant.gate import tenant_table
 from cotenant.gate.grant import Grant, Kind
 from cotenant.gate.request_buckets import bounds_of, bucket_of
+from cotenant.gate.rules import GateEntry, GateRules
 from cotenant.node.daemon.monitor import windows
 from cotenant.node.model.control import AdjustCause, Adjustment, ControlLimits, DeviceWindow, OnlineShareSetpoint
 from cotenant.node.model.event import Event, NodeSettings, OnlineShareProposed
@@ -25,7 +24,7 @@ from cotenant.node.state.windows import Occupant, Page, Windows
 from cotenant.predict.diurnal_profile import Program
 from cotenant.predict.usage import TaskUse
 from cotenant.units.instant import MILLISECOND_NS, Instant
-from tests.support.gate_files import GENERATION, OFFLINE, ONLINE, Gate
+from tests.support.gate_files import GENERATION, OFFLINE, ONLINE
 
 pytestmark = pytest.mark.live
 
@@ -44,15 +43,15 @@ SERVICE, TRAINING = tenant(ONLINE, Kind.ONLINE, SLO_NS), tenant(OFFLINE, Kind.OF
 class Node:
     """The state of a node as the monitor reads it, and the pages of one device."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self) -> None:
         self.turn, self.settings = 1, NodeSettings(2, 10**10, control=ControlLimits())
         self.present: list[Tenant] = []
         self.posted: list[Event] = []
         self.setpoints: dict[int, OnlineShareSetpoint] = {}
         self.now_ns: Instant = 10**12
-        self.gate = Gate(home / "gates")
-        with self.gate.path.open("r+b") as file:
-            self.memory = mmap.mmap(file.fileno(), 0)
+        self.memory = tenant_table.device_memory()
+        entries = GateEntry(ONLINE, GENERATION, 2, online=True), GateEntry(OFFLINE, GENERATION, 7, online=False)
+        tenant_table.write_tenant_table(self.memory, GateRules(entries=entries))
         self.objectives = windows.ObjectiveMonitor(
             self, self, lambda: self.setpoints, self.posted.append, lambda: self.now_ns
         )
@@ -62,7 +61,7 @@ class Node:
 
     def page(self, gpu: int, slot: int) -> Page:
         assert gpu == 0
-        return self.gate.page(slot)
+        return tenant_table.read_page(tenant_table.gate_page(self.memory, slot))
 
     def entry(self, *tenants: Tenant) -> None:
         self.present = list(tenants)
@@ -113,13 +112,10 @@ class RecordingControl:
 
 
 @pytest.fixture
-def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+def node(monkeypatch: pytest.MonkeyPatch) -> Node:
     RecordingControl.instances = []
     monkeypatch.setattr(windows, "Control", RecordingControl)
-    started = Node(tmp_path)
-    yield started
-    started.memory.close()
-    started.gate.close()
+    return Node()
 
 
 def test_node_without_objectives_sleeps(node: Node) -> None:
@@ -140,7 +136,7 @@ def test_window_is_the_difference_of_the_counters(node: Node) -> None:
     node.wake_monitor()
     for latency_ns in (2 * MILLISECOND_NS, 20 * MILLISECOND_NS, 20 * MILLISECOND_NS):
         service.requested(latency_ns, SLO_NS)
-    service.oldest(0, node.now_ns - 7, node.now_ns)
+    service.oldest(node.now_ns - 7)
     training.announce((3000, 3000, 0, 0, 1), node.now_ns)
     node.wake_monitor()
     node.wake_monitor()

@@ -116,4 +116,4 @@ def test_address_in_use_prevents_the_start_of_a_node(node_harness: NodeHarness) 
         done = node_harness.run("node", "--metrics", f"127.0.0.1:{taken.getsockname()[1]}", stdout=subprocess.PIPE)
     assert done.returncode == 75
     assert done.stderr.startswith("cotenant: cannot listen at node.metrics = ")
-    assert not node_harness.directories.socket.exists()
+    assert not node_harness.directories.tenant_socket.exists()

@@ -1,6 +1,5 @@
 """A directory has one node, under any concurrent starts."""
 
-import contextlib
 import fcntl
 import grp
 import os
@@ -15,9 +14,10 @@ import pytest
 
 from cotenant.errors import WorldError
 from cotenant.node import wire
-from cotenant.node.client.connection import Connection, NodeUnavailableError
+from cotenant.node.client.connection import Connection
 from cotenant.node.directories import take_lock
-from tests.support.node_in_process import join
+from cotenant.node.model.admission import Reason
+from tests.support.node_in_process import SPEC
 from tests.support.node_processes import NodeHarness, alive, until
 
 pytestmark = pytest.mark.live
@@ -44,21 +44,21 @@ def test_two_nodes_never_write_one_journal(node_harness: NodeHarness) -> None:
     third = node_harness.start(
         "node", "--runtime-dir", str(node_harness.home / "r"), "--state-dir", str(node_harness.home / "s")
     )
-    until(lambda: (node_harness.home / "r" / "node.sock").exists() or third.poll() is not None)
+    until(lambda: (node_harness.home / "r" / "tenant.sock").exists() or third.poll() is not None)
     assert third.poll() is None
 
 
 def test_one_directory_may_be_runtime_and_state(node_harness: NodeHarness) -> None:
     both = str(node_harness.home / "both")
     node = node_harness.start("node", "--runtime-dir", both, "--state-dir", both)
-    until(lambda: (node_harness.home / "both" / "node.sock").exists() or node.poll() is not None)
+    until(lambda: (node_harness.home / "both" / "tenant.sock").exists() or node.poll() is not None)
     assert node.poll() is None
 
 
 def test_killed_node_leaves_no_lock(node_harness: NodeHarness) -> None:
     node_harness.node()
     node_harness.kill_node()
-    assert node_harness.directories.socket.exists()
+    assert node_harness.directories.tenant_socket.exists()
     node_harness.node()
 
 
@@ -71,7 +71,7 @@ def test_stopped_node_logs_it_and_removes_its_socket(node_harness: NodeHarness) 
         *_, why, last = stderr.splitlines()
         assert f"node stops: received {number.name} [turn" in why
         assert last == "cotenant: node stopped"
-        assert not node_harness.directories.socket.exists()
+        assert not node_harness.directories.tenant_socket.exists()
 
 
 def test_idle_node_exits(node_harness: NodeHarness) -> None:
@@ -81,17 +81,25 @@ def test_idle_node_exits(node_harness: NodeHarness) -> None:
     assert "idle: no tenant" in stderr
 
 
-def test_full_disk_ends_the_node_with_one_sentence(node_harness: NodeHarness) -> None:
-    node = node_harness.node(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192)))
-    connection = Connection(node_harness.directories.socket)
-    with contextlib.suppress(NodeUnavailableError):
-        while True:
-            join(connection)
+def join_once(connection: Connection) -> wire.Answer:
+    answer, descriptors = connection.ask(wire.Join(wire.VERSION, SPEC))
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return answer
+
+
+def test_node_that_may_not_write_more_refuses_joins_and_stops_in_order(node_harness: NodeHarness) -> None:
+    node = node_harness.node(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536)))
+    with Connection(node_harness.directories.tenant_socket) as connection:
+        while not isinstance(answer := join_once(connection), wire.Refusal):
             connection.ask(wire.Leave("exit 0"))
-    connection.close()
+    assert answer.reject.reason is Reason.NOT_WRITABLE
+    assert "File too large" in answer.reject.detail
+    assert answer.reject.retry_after_ns > 0
+    node.send_signal(signal.SIGTERM)
     _, stderr = node.communicate(timeout=60)
-    assert node.returncode == 75
-    assert stderr.splitlines()[-1].startswith("cotenant: cannot write the journal")
+    assert node.returncode == 0
+    assert "that only this process knew are lost" in stderr
     assert "Traceback" not in stderr
     node_harness.node()
     replayed = node_harness.json("replay", str(node_harness.directories.journal))
@@ -99,9 +107,9 @@ def test_full_disk_ends_the_node_with_one_sentence(node_harness: NodeHarness) ->
 
 
 def test_refused_node_keeps_the_socket_of_the_running_node(node_harness: NodeHarness) -> None:
-    node_harness.node("--group", grp.getgrgid(os.getegid()).gr_name)
+    node_harness.node("--operator-groups", grp.getgrgid(os.getegid()).gr_name)
     assert node_harness.run("node").returncode == 75
-    assert stat.S_IMODE(node_harness.directories.runtime.stat().st_mode) == 0o710
+    assert stat.S_IMODE(node_harness.directories.operator_socket.stat().st_mode) == 0o660
 
 
 def test_tenant_waits_for_a_node_that_is_starting(node_harness: NodeHarness) -> None:

@@ -187,8 +187,8 @@ def test_detached_process_lives_on(node_harness: NodeHarness) -> None:
 def test_variables_of_the_node_reach_the_program(node_harness: NodeHarness) -> None:
     with ScriptedTenants(node_harness.directories) as node:
         node.environment = {"CUDA_MPS_PIPE_DIRECTORY": "/pipes"}
-        done = node_harness.run("run", "--", "sh", "-c", "echo $CUDA_MPS_PIPE_DIRECTORY +${COTENANT_LEDGER_FD-unset}")
-        assert done.stdout == "/pipes +\n"
+        done = node_harness.run("run", "--", "sh", "-c", "echo $CUDA_MPS_PIPE_DIRECTORY $COTENANT_SOCKET")
+        assert done.stdout == f"/pipes {node_harness.directories.tenant_socket}\n"
 
 
 # -- started again ---------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import signal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.node.model.fault import FaultScope, Remedy, Source
+from cotenant.node.model.fault import FaultScope, PageFault, Remedy, Source
 from cotenant.node.policy.protect.errors import CLASSES, classify
 from tests.support.error_table_page import page
 from tests.support.tools import ROOT
@@ -46,10 +46,13 @@ def test_xid_remedy_depends_on_its_scope() -> None:
     assert {classify(Source.XID, xid).remedy for xid in (79, 119, 120, 62)} == {Remedy.DISABLE}
 
 
-def test_only_requested_ends_and_exceeded_limits_forbid_a_restart() -> None:
-    forbidden = {code for error_class in CLASSES if not error_class.restart for code in error_class.codes}
+def test_only_requested_ends_exceeded_limits_and_forged_pages_forbid_a_restart() -> None:
+    forbidden = [error_class for error_class in CLASSES if not error_class.restart]
     requested = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
-    assert forbidden == requested | {signal.SIGXCPU, signal.SIGXFSZ}
+    signals = {code for error_class in forbidden if error_class.source is Source.SIGNAL for code in error_class.codes}
+    assert signals == requested | {signal.SIGXCPU, signal.SIGXFSZ}
+    assert {error_class.source for error_class in forbidden} == {Source.SIGNAL, Source.PAGES}
+    assert {classify(Source.PAGES, fault).remedy for fault in PageFault} == {Remedy.EVICT}
 
 
 def test_every_cuda_code_exists_in_the_driver() -> None:

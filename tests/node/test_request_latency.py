@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from cotenant.cli.render.requests import served_so_far
+from cotenant.node.client.connection import read_activity
 from cotenant.node.model.event import OnlineShareProposed
 from cotenant.softgpu import manage
 from cotenant.softgpu.commands import home
@@ -34,11 +35,10 @@ def adjusted(node_harness: NodeHarness) -> list[OnlineShareProposed]:
 
 def served(node_harness: NodeHarness) -> int:
     tenant_list = node_harness.tenant_list()
-    return (
-        0
-        if tenant_list is None
-        else sum(one.requests for one in served_so_far(node_harness.directories.pages, tenant_list).values())
-    )
+    if tenant_list is None:
+        return 0
+    activity = read_activity(node_harness.directories)
+    return sum(one.requests for one in served_so_far(activity, tenant_list).values())
 
 
 def looked_at(node_harness: NodeHarness) -> dict[str, int]:

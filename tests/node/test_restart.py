@@ -7,7 +7,9 @@ import socket
 import pytest
 
 from cotenant.gate.grant import Grant, Kind
-from cotenant.gate.grant_file import LiveGrantPages
+from cotenant.gate.live_grants import read_grant_descriptor
+from cotenant.gate.process_pages import PROCESS_BYTES
+from cotenant.gate.shared_pages import SealedPage
 from cotenant.node import wire
 from cotenant.node.directories import listen
 from cotenant.node.diurnal_format import decode_profiles
@@ -89,36 +91,40 @@ def test_slow_daemon_does_not_cost_a_slot(node_harness: NodeHarness) -> None:
     """The daemon will answer; a tenant that disconnected meanwhile would lose its slot and join as another tenant."""
     node_harness.directories.runtime.mkdir()
     grant = Grant(0, 1, Kind.OFFLINE, 7, 0, 0, 0, -1)
-    pages = LiveGrantPages(node_harness.directories.pages)
-    page = pages.publish(grant, 0)
     welcome = wire.encode(wire.Welcome(wire.VERSION, "a", grant, {}))
-    with listen(node_harness.directories.socket, -1) as listener:
+    with listen(node_harness.directories.tenant_socket, 0o600) as listener:
         tenant = node_harness.start("run", "--start-node", "no", "--hook", "off", "--", "sleep", "600")
         assert tenant.stderr is not None
         with listener.accept()[0] as peer:
             assert isinstance(received(peer), wire.Join)
-            socket.send_fds(peer, [welcome], [page])
+            peer.sendall(welcome)
         with listener.accept()[0] as peer:
             assert isinstance(received(peer), wire.Resume)
             assert "the node does not answer" in tenant.stderr.readline()
-            socket.send_fds(peer, [welcome], [page])
+            peer.sendall(welcome)
             peer.sendall(wire.encode(wire.Signal("term", "it is time", may_restart=False)))
             assert isinstance(received(peer), wire.Leave), "it is the same conversation"
     assert tenant.wait(BOUND_S) == 143
-    pages.close()
 
 
-def test_daemon_without_its_journal_admits_its_tenants_anew(node_harness: NodeHarness) -> None:
+@pytest.mark.parametrize("notice", ["it is kept as journal.damaged-1", "is gone"])
+def test_daemon_without_its_journal_admits_its_tenants_anew(node_harness: NodeHarness, notice: str) -> None:
     node_harness.node()
     tenant = node_harness.tenant("a")
     node_harness.kill_node()
-    node_harness.directories.journal.write_bytes(b"this is a letter\n")
+    if notice == "is gone":
+        node_harness.directories.journal.unlink()
+    else:
+        node_harness.directories.journal.write_bytes(b"this is a letter\n")
     node = node_harness.node()
-    until(lambda: node_harness.slots() == {"a": (0, 2)})
+    until(lambda: "a" in node_harness.slots())
+    slot, generation = node_harness.slots()["a"]
+    assert slot == 0
+    assert generation > 1, "no grant of the lost journal is repeated"
     assert tenant.poll() is None
     node.terminate()
     _, stderr = node.communicate(timeout=BOUND_S)
-    assert "journal.damaged-1" in stderr
+    assert notice in stderr
     tenant.send_signal(signal.SIGTERM)
     _, messages = tenant.communicate(timeout=BOUND_S)
     assert "the node had no record of this tenant" in messages
@@ -139,21 +145,44 @@ def test_torn_journal_is_repaired_and_reported(node_harness: NodeHarness) -> Non
 
 
 def test_pages_are_rewritten_from_the_journal(node_harness: NodeHarness) -> None:
-    node = node_harness.node()
-    node_harness.tenant("a")
-    node_harness.tenant("b")
+    options = ("--gpu", "v100=16GiB")
+    node_harness.node(*options)
+    options_of_a = ("--online", "--slo", "50ms", "--memory", "4GiB", "--share", "30%")
+    tokens = [token_of(node_harness, "a", *options_of_a), token_of(node_harness, "b")]
+    before = [attached_grant(node_harness, token) for token in tokens]
+    assert before[0] == Grant(0, 1, Kind.ONLINE, 2, 300_000, 4 << 30, 50_000_000, 0)
     node_harness.kill_node()
-    pages = LiveGrantPages(node_harness.directories.pages)
-    [of_a, of_b] = [pages.read(slot) for slot in (0, 1)]
-    assert of_a is not None
-    assert of_b is not None
-    pages.revoke(0, of_a.generation)
-    pages.publish(type(of_b)(7, 3, of_b.kind, 0, 0, 0, 0, -1), 0)
-    node = node_harness.node()
+    node = node_harness.node(*options)
     until(lambda: len(node_harness.slots()) == 2)
-    assert [pages.read(slot) for slot in (0, 1, 7)] == [of_a, of_b, None]
-    pages.close()
+    assert [attached_grant(node_harness, token) for token in tokens] == before
     assert node.poll() is None
+
+
+def token_of(node_harness: NodeHarness, name: str, *options: str) -> str:
+    """Start a tenant, and return the token with which processes of its program attach."""
+    path = node_harness.home / name
+    script = f"echo $COTENANT_TOKEN > {path}.new; mv {path}.new {path}; sleep 600"
+    node_harness.tenant(name, *options, "--", "sh", "-c", script)
+    until(path.exists)
+    return path.read_text().strip()
+
+
+def attached_grant(node_harness: NodeHarness, token: str) -> Grant | None:
+    """Attach to a tenant as the hook of a process does, and return the grant on the page that the node passes."""
+    pages = SealedPage.create("test-process", PROCESS_BYTES)
+    frames = wire.Frames(wire.ANSWER_LIMIT_BYTES)
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(BOUND_S)
+        peer.connect(str(node_harness.directories.tenant_socket))
+        socket.send_fds(peer, [wire.encode(wire.Attach(wire.VERSION, {}, "", token, "", ""))], [pages.descriptor])
+        data, descriptors, _, _ = socket.recv_fds(peer, 1 << 16, 8)
+        answer = wire.decode_answer(frames.feed(data)[0])
+    pages.close()
+    assert isinstance(answer, wire.AttachAnswer), answer
+    grant = read_grant_descriptor(descriptors[0])
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return grant
 
 
 def test_journal_rotates_and_each_segment_replays(node_harness: NodeHarness) -> None:

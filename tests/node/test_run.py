@@ -5,7 +5,6 @@ import fcntl
 import os
 import pty
 import signal
-import socket
 import subprocess
 import sys
 import termios
@@ -16,7 +15,6 @@ from typing import Any
 import pytest
 
 from cotenant.gate.grant import Grant, Kind
-from cotenant.gate.grant_file import LiveGrantPages
 from cotenant.node import wire
 from cotenant.node.directories import listen
 from tests.support.node_processes import BOUND_S, COTENANT, NodeHarness, alive, until
@@ -71,7 +69,7 @@ def test_node_is_started_when_none_runs_and_reported(node_harness: NodeHarness) 
 
 
 def test_failed_start_of_a_node_is_explained(node_harness: NodeHarness) -> None:
-    (node_harness.home / "config.toml").write_text("[node]\ngroup = 'no-such-group'\n")
+    (node_harness.home / "config.toml").write_text("[operators]\ngroups = ['no-such-group']\n")
     done = node_harness.run("run", "--", "true")
     assert done.returncode == 75
     *_, line = done.stderr.splitlines()  # before it, on a slow machine, that it waits
@@ -248,16 +246,14 @@ def test_grant_is_readable_inside_a_tenant(node_harness: NodeHarness) -> None:
 def test_invalid_last_message_of_a_node_keeps_the_exit_code(node_harness: NodeHarness) -> None:
     node_harness.directories.runtime.mkdir()
     grant = Grant(0, 1, Kind.OFFLINE, 7, 0, 0, 0, -1)
-    pages = LiveGrantPages(node_harness.directories.pages)
-    page = pages.publish(grant, 0)
-    listener = listen(node_harness.directories.socket, -1)
+    listener = listen(node_harness.directories.tenant_socket, 0o600)
 
     def serve() -> None:
         with listener.accept()[0]:  # ensure_node checks whether a node answers
             pass
         with listener.accept()[0] as peer:
             peer.recv(1 << 16)
-            socket.send_fds(peer, [wire.encode(wire.Welcome(wire.VERSION, "a", grant, {}))], [page])
+            peer.sendall(wire.encode(wire.Welcome(wire.VERSION, "a", grant, {})))
             peer.recv(1 << 16)
             with contextlib.suppress(OSError):  # it waits no longer than a second for this
                 peer.sendall(wire.encode(wire.ProtocolViolation("goodbye to you too")))
@@ -267,5 +263,4 @@ def test_invalid_last_message_of_a_node_keeps_the_exit_code(node_harness: NodeHa
     thread.start()
     done: Any = node_harness.run("run", "--", "sh", "-c", "exit 5")
     thread.join(BOUND_S)
-    pages.close()
     assert done.returncode == 5, done.stderr

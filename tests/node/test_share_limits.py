@@ -96,11 +96,20 @@ def test_static_share_also_limits_the_sms_under_mps(gpu: NodeHarness) -> None:
 
 def test_restarted_program_gets_the_sms_of_its_current_limit(gpu: NodeHarness) -> None:
     log, go = gpu.home / "percentages", gpu.home / "go"
-    show = (
-        f"echo ${{CUDA_MPS_ACTIVE_THREAD_PERCENTAGE:-all}} >> {log}; while [ ! -e {go} ]; do sleep 0.02; done; rm {go}"
-    )
+    # The node sends the present limit when the hook attaches, which is before the driver is initialized.
+    show = f"""
+import ctypes, os, time
+ctypes.CDLL("libcuda.so.1").cuInit(0)
+getenv = ctypes.CDLL(None).getenv
+getenv.restype = ctypes.c_char_p
+with open({str(log)!r}, "ab") as log:
+    log.write((getenv(b"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") or b"all") + b"\\n")
+while not os.path.exists({str(go)!r}):
+    time.sleep(0.02)
+os.remove({str(go)!r})
+"""
     again = ["--restart", "always", "--restart-delay", "10ms"]
-    gpu.tenant("job", "--gpu", "soft:0", "--share", "30%", *again, "--", "sh", "-c", show)
+    gpu.tenant("job", "--gpu", "soft:0", "--share", "30%", *again, "--", sys.executable, "-c", show)
 
     def started(count: int) -> list[str] | None:
         lines = log.read_text().split() if log.exists() else []

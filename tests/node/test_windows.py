@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from cotenant.gate.request_buckets import bucket_of
 from cotenant.gate.rules import GateEntry, GateRules
 from cotenant.gate.tenant_gate import LaunchEstimate, TenantGate
-from cotenant.gate.tenant_table import file_bytes, format_tenant_table, page_offset, read_page, write_tenant_table
+from cotenant.gate.tenant_table import PAGE_BYTES, device_memory, gate_page, read_page, write_tenant_table
 from cotenant.node.model.control import DeviceWindow, TenantWindow
 from cotenant.node.state.windows import STRAY_NS, Occupant, Windows
 
@@ -16,7 +16,7 @@ OCCUPANT = Occupant(3, 7, True, 5_000_000, 2, 300_000)
 
 
 def page(**fields: int | list[int]) -> dict[str, int | list[int]]:
-    blank = read_page(bytes(file_bytes(1) - page_offset(0)))
+    blank = read_page(bytes(PAGE_BYTES))
     return {**blank, "generation": 7, **fields}
 
 
@@ -95,17 +95,16 @@ def test_age_of_an_unfinished_request_is_zero_for_invalid_instants() -> None:
 
 
 def test_window_of_a_page_that_the_gate_wrote() -> None:
-    file = bytearray(file_bytes(1))
-    format_tenant_table(file, 1)
+    file = device_memory()
     write_tenant_table(file, GateRules(entries=(GateEntry(0, 7, 1, True),)))
     entry = TenantGate(file, (0, 7), [LaunchEstimate(1000, 1000)], [0], slo_ns=5_000_000)
     occupant, windows = Occupant(0, 7, True, 5_000_000), Windows(0, NOW)
 
     def read_window(now_ns: int) -> TenantWindow:
-        return only_tenant(windows.window(now_ns, [occupant], {0: read_page(file[page_offset(0) : page_offset(1)])}))
+        return only_tenant(windows.window(now_ns, [occupant], {0: read_page(gate_page(file, 0))}))
 
     read_window(NOW)
-    entry.began(NOW, NOW + 10)
+    entry.began(NOW)
     assert read_window(NOW + 500).oldest_ns == 500
     entry.served(NOW, NOW + 6_000_000)
     served = read_window(NOW + 6_000_001)

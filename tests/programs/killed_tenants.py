@@ -29,17 +29,17 @@ BOUND_S = 60.0
 
 
 def live(number: int, launching: int) -> NoReturn:
-    """Run as a separate tenant: the hook finds the slot in the environment at the first call."""
+    """Run as a separate tenant: the hook attaches this process to it at the first call."""
     try:
         connection = Connection(SOCKET_PATH)
         spec = TenantSpec(Kind.OFFLINE, 5 + number % 5, f"m{number}")
-        answer, handed = connection.ask(wire.Join(wire.VERSION, spec))
+        answer, _ = connection.ask(wire.Join(wire.VERSION, spec))
     except CotenantError:
         os._exit(1)
     if not isinstance(answer, wire.Welcome):
         os._exit(1)
-    os.environ["COTENANT_SLOT"] = f"{answer.grant.slot}/{answer.grant.generation}"
-    os.environ["COTENANT_GATE_FD"] = f"{handed[1]},{handed[2]}"
+    os.environ["COTENANT_SOCKET"] = str(SOCKET_PATH)
+    os.environ["COTENANT_TOKEN"] = answer.environment["COTENANT_TOKEN"]
     gpu = Gpu()
     while True:
         for nanoseconds in (20_000, 100_000, 700_000):

@@ -13,21 +13,22 @@ import pytest
 from cotenant.cluster.daemon.listener import ControllerListener
 from cotenant.cluster.ports import ClusterTransport
 from cotenant.cluster.sim.cluster import SimCluster
-from cotenant.gate.gate_file import LiveTenantTables
 from cotenant.gate.grant import Grant, Kind
-from cotenant.gate.grant_file import LiveGrantPages
-from cotenant.gate.ledger_file import LiveLedgers
+from cotenant.gate.live_grants import LiveGrantPages
+from cotenant.gate.live_ledgers import LiveLedgers
+from cotenant.gate.live_tables import LiveTenantTables
 from cotenant.gate.rules import GateEntry, GatePolicy, GateRules
 from cotenant.gate.sim import SimGrantPages, SimLedgers, SimTenantTables
 from cotenant.node import wire
 from cotenant.node.daemon.enforcer import LiveEnforcer
 from cotenant.node.daemon.listener import LiveListener
+from cotenant.node.daemon.processes import LiveProcesses
 from cotenant.node.journal import NodeJournalReader, NodeTurn
 from cotenant.node.model.action import Action, IssueGrant, Refuse
 from cotenant.node.model.admission import Reason, Reject
 from cotenant.node.model.event import Event, NodeSettings, NodeStarted, PeerLost, TenantJoined
 from cotenant.node.model.tenant import TenantSpec
-from cotenant.node.ports import Enforcer, Gates, Ledgers, Listener, Pages
+from cotenant.node.ports import Enforcer, Gates, Ledgers, Listener, PageListener, Pages, Processes
 from cotenant.node.sim.listener import SimListener
 from cotenant.node.sim.node import SimEnforcer
 from cotenant.runner.clock import LiveClock
@@ -38,6 +39,7 @@ from cotenant.runner.sim_loop import SimLoop
 from cotenant.serve.frontend.engine import Engine
 from cotenant.serve.ports import Responder, Runtime
 from cotenant.serve.sim.server import SimServer
+from tests.support.fake_processes import FakeProcesses, RecordingPageListener
 from tests.support.listeners import ListenerFixture, LiveListenerFixture, SimListenerFixture
 from tests.support.node_in_process import until
 
@@ -51,6 +53,8 @@ IMPLEMENTATIONS: dict[Any, dict[str, type]] = {
     Ledgers: {"live": LiveLedgers, "sim": SimLedgers},
     Enforcer: {"live": LiveEnforcer, "sim": SimEnforcer},
     Listener: {"live": LiveListener, "sim": SimListener},
+    PageListener: {"live": LiveListener, "sim": RecordingPageListener},
+    Processes: {"live": LiveProcesses, "sim": FakeProcesses},
     Runtime: {"live": Engine, "sim": SimServer},
     Responder: {"live": Engine, "sim": SimServer},
     ClusterTransport: {"live": ControllerListener, "sim": SimCluster},
@@ -187,11 +191,11 @@ def test_new_segment_begins_with_its_head_and_keeps_the_previous_segment(
 
 
 @pytest.fixture
-def pages(side: str, tmp_path: Path) -> Iterator[Pages]:
+def pages(side: str) -> Iterator[Pages]:
     if side == "sim":
         yield SimGrantPages()
         return
-    live_pages = LiveGrantPages(tmp_path / "pages")
+    live_pages = LiveGrantPages()
     yield live_pages
     live_pages.close()
 
@@ -249,11 +253,11 @@ RULES = GateRules(GatePolicy.STRICT, 1, 2, 3, 4, 5, (GateEntry(0, 7, 2, online=T
 
 
 @pytest.fixture
-def gates(side: str, tmp_path: Path) -> Iterator[Gates]:
+def gates(side: str) -> Iterator[Gates]:
     if side == "sim":
         yield SimTenantTables()
         return
-    tables = LiveTenantTables(tmp_path / "pages", 4)
+    tables = LiveTenantTables()
     yield tables
     tables.close()
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.gate.gate_file import LiveTenantTables
 from cotenant.gate.grant import Grant, Kind
-from cotenant.gate.grant_file import LiveGrantPages
+from cotenant.gate.live_grants import LiveGrantPages
+from cotenant.gate.live_tables import LiveTenantTables
 from cotenant.gate.rules import GateRules
 from cotenant.gate.sim import SimLedgers
 from cotenant.node.host import NodeEffects, NodeHost, NodePorts
@@ -159,8 +159,8 @@ def run_live(node_settings: NodeSettings, scenario: list[Step], limit_bytes: int
         replay(machine, recovery.turns())
         assert recovery.truncate_torn_tail() == ""
         journal = FileJournal(path, limit_bytes)
-        pages = LiveGrantPages(home / "pages")
-        gates = LiveTenantTables(home / "pages", SLOTS)
+        pages = LiveGrantPages()
+        gates = LiveTenantTables()
         loop: LiveLoop[Event] = LiveLoop(time, TimerFired())
         loop._selector.close()
         loop._selector = time  # type: ignore[assignment]  # has the methods of a selector that a loop uses

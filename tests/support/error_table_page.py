@@ -31,6 +31,7 @@ ACTIONS = {
     Remedy.END: "the tenant [ends gracefully](../concepts/protection.md#how-a-program-ends), after "
     "`protect.fault_grace` to end by itself",
     Remedy.KILL: "the tenant is killed at once",
+    Remedy.EVICT: "the node itself kills all processes of the tenant at once, online tenants included",
     Remedy.RESTART_SERVER: "the MPS server is restarted; new offline tenants wait for the former online tenants",
     Remedy.DRAIN: "the device admits no tenant and its offline tenants are ended, until all tenants have left it",
     Remedy.DISABLE: "the device admits no tenant until it responds again",
@@ -50,6 +51,14 @@ TITLES = {
         "Detected by the profile of the task ([monitor](../concepts/protection.md#what-the-node-watches)).",
     ),
     Source.DAEMON: ("Node", "1: it died. 2: its journal is lost. 3: its runtime directory is lost."),
+    Source.PAGES: (
+        "Invalid pages",
+        (
+            "The pages of a process contain what no hook writes ([memory](../concepts/memory.md#verified-use)): "
+            "1: a smaller counter. 2: another process. 3: an impossible amount. 4: an impossible instant. "
+            "5: impossible shared memory."
+        ),
+    ),
 }
 
 

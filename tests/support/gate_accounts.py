@@ -27,11 +27,11 @@ from tests.support.gate_sums import (
 
 
 class Device:
-    """The gate file: the tenant table, the arbitration page, and a page for each slot."""
+    """The pages of a device: the tenant table, the arbitration page, and a page for each process."""
 
     def __init__(self, slots: int) -> None:
         self.rules, self.writes, self.debt_ns = GateRules(entries=()), 0, 0
-        self.below_ns = self.charged_ns = 0
+        self.charged_ns = 0
         self.pages = [new_page() for _ in range(slots)]
 
     def write(self, rules: GateRules) -> None:
@@ -54,6 +54,7 @@ class Ledger:
         self.is_lent = False
         self.held = self.held_at = self.ended = 0
         self.losses = Losses()
+        self.busy_since: dict[tuple[int, int], int] = {}
         self.must_ask()
 
     # ---- the tenant table
@@ -73,6 +74,8 @@ class Ledger:
             pages = self.device.pages
             self.seen = {s: known.get((s.slot, s.generation), pages[s.slot]["sequence"]) for s in self.above}
             self.losses.entry({(s.slot, s.generation): pages[s.slot] for s in self.above})
+            beside = {(s.slot, s.generation) for s in self.beside}
+            self.busy_since = {key: since for key, since in self.busy_since.items() if key in beside}
             self.duty_from = 0
             self.page = pages[self.slot] if self.entry else self.orphan
             if self.entry and self.page["generation"] != self.generation:
@@ -130,7 +133,9 @@ class Ledger:
             self.be_active(now)
             page["marked_ns"] = 0 if is_drained else now
         if is_drained:
-            self.losses.drained(page, self.device.below_ns, self.rules.delay_ppm, now)
+            present = [page, *filter(None, map(self.page_of, [*self.above, *self.beside]))]
+            asked_until = max(other["admitted_until_ns"] for other in present)
+            self.losses.drained(page, asked_until, self.rules.delay_ppm, now)
             if page["waits_ns"]:
                 self.be_held(max(now - max(page["busy_ns"], page["waits_ns"]), 0), now)
         busy = now if is_drained else max(page["busy_ns"], now)
@@ -149,9 +154,9 @@ class Ledger:
     # ---- the debt
 
     def debt(self, now: int) -> int:
-        """Return the debt; a charge by a tenant that has left is forgiven."""
-        present = [self.page, *filter(None, map(self.page_of, [*self.above, *self.beside]))]
-        return max(min(self.device.debt_ns, max(page["owes_ns"] for page in present)) - now, 0)
+        """Return the debt; a charge by a tenant that has left is forgiven, and one of lower priority has no effect."""
+        present = [self.page, *filter(None, map(self.page_of, [*self.above, *self.equals]))]
+        return max(max(page["owes_ns"] for page in present) - now, 0)
 
     def spared_ppm(self) -> int:
         """Return the part of the time that higher priorities may lose: a fraction of their active time."""
@@ -173,8 +178,7 @@ class Ledger:
     def charge(self, thought: int, now: int) -> None:
         lost = self.losses.scaled(thought)
         owes = now + min(self.debt(now) + earned_in(lost, self.spared_ppm()), DEBT_MOST)
-        self.device.debt_ns = owes
-        self.page["owes_ns"] = max(owes, self.page["owes_ns"])
+        self.device.debt_ns = self.page["owes_ns"] = owes
         self.device.charged_ns += min(thought, FAR)
         self.page["overruns"] += 1
         self.page["overrun_ns"] += lost

@@ -31,16 +31,15 @@ REASONS: Final = {
     15: "of the debt",
 }
 START: Final = 1_000_000_000
-DEBT_AT: Final = tenant_table.PAGE_BYTES + 64
+DEBT_AT: Final = tenant_table.TABLE_BYTES + 64
 
 
 class GateScenario:
     """The device's file, its tenants, and the instant."""
 
     def __init__(self) -> None:
-        self.file = bytearray(tenant_table.file_bytes(len(NAMES)))
+        self.file = tenant_table.device_memory()
         self.now, self.since = START, dict.fromkeys(NAMES, 0)
-        tenant_table.format_tenant_table(self.file, len(NAMES))
         self.rule()
         self.gates = {name: _native.Gate(self.file, slot, 1) for slot, name in enumerate(NAMES)}
 

@@ -46,13 +46,13 @@ class Losses:
         self.end = max(self.end, now) + expect
         self.unsure = self.unsure or not expect
 
-    def drained(self, page: Page, below: int, delay: int, now: int) -> None:
+    def drained(self, page: Page, asked_until: int, delay: int, now: int) -> None:
         begin, waits = self.begin, page["waits_ns"]
         late = now - max(self.end, waits)
         self.begin = self.end = 0
         if not begin or not waits or self.unsure or abs(late) > FAR:
             return
-        if below < begin or below - now > FAR:
+        if asked_until < begin:
             self.count = min(self.count + 1, CLEAN_MOST)
             self.clean += quotient(late - self.clean, self.count)
             self.met = 0
@@ -73,7 +73,7 @@ class Losses:
                 for key, page in self.pages.items()
             ):
                 return
-            self.lost, self.charged = self.lost + lost, self.charged + charged
+            self.lost, self.charged = min(max(self.lost + lost, -ASTRAY), ASTRAY), self.charged + charged
             if self.charged > MEMORY:
                 self.lost, self.charged = quotient(self.lost, 2), self.charged // 2
             ppm = max(self.lost + PRIOR, 0) * 1000 // ((self.charged + PRIOR) // 1000)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cotenant.gate.rules import GatePolicy
+from cotenant.gate.rules import GateEntry, GatePolicy
 from tests.support.gate_shares import Shares
 from tests.support.gate_sums import (
     AGAIN,
@@ -22,6 +22,7 @@ from tests.support.gate_sums import (
     LEAST,
     LENT,
     LOOK,
+    LOWER_BUSY_MOST,
     NEVER,
     OTHER,
     PAUSE_LOOK,
@@ -56,8 +57,17 @@ class Tenant(Shares):
         return bool(page["wanted_ns"]) and abs(now - page["asked_ns"]) <= LOOK
 
     def submitted_ns(self, now: int) -> int:
-        pages = [self.page, *filter(None, map(self.page_of, self.beside))]
-        return sum(max(page["busy_ns"] - now, 0) for page in pages)
+        return max(self.page["busy_ns"] - now, 0) + sum(self.work_of(entry, now) for entry in self.beside)
+
+    def work_of(self, entry: GateEntry, now: int) -> int:
+        """Return the work of a peer; one of lower priority that never showed an end is not believed for long."""
+        page, key = self.page_of(entry), (entry.slot, entry.generation)
+        work = max(page["busy_ns"] - now, 0) if page else 0
+        if not page or entry in self.equals:
+            return work
+        if not work:
+            self.busy_since.pop(key, None)
+        return work if now - (self.busy_since.setdefault(key, now) if work else now) < LOWER_BUSY_MOST else 0
 
     def better_waits(self, sure: int, gap: int, since: int, now: int) -> bool:
         assert self.entry or self.above
@@ -76,7 +86,7 @@ class Tenant(Shares):
         expect = request[0]
         self.seen = {entry: self.device.pages[entry.slot]["sequence"] for entry in self.above}
         self.announce(request, now)
-        self.device.below_ns = max(self.device.below_ns, self.page["busy_ns"])
+        self.page["admitted_until_ns"] = max(self.page["admitted_until_ns"], self.page["busy_ns"])
         self.page["wanted_ns"] = 0
         if reason == RISK:
             self.charge(self.weight(expect) + 1, now)
@@ -238,6 +248,7 @@ class Tenant(Shares):
         self.settle(now)
         if self.is_paused:
             return 0, PAUSED, now + PAUSE_LOOK
+        self.submitted_ns(now)
         if is_full:
             self.be_held(max(now - self.ended, 0), now)
             if self.is_ending or (now - since) // 8 < STUCK_AFTER // 8 + self.unconfirmed_ns:

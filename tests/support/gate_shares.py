@@ -39,6 +39,7 @@ class Shares(Ledger):
         held = self.held if now - self.held_at <= HELD_FOR else 0
         level = max(self.page["paid_ns"], now - WINDOW - 2 * held) if self.page["paid_ns"] else now
         self.page["paid_ns"] = min(level + earned, now + FAR) if use >= 0 else max(level - earned, 0)
+        self.page["paid_ppm"] = self.page["paid_ppm"] or self.limit
 
     def use_of(self, request: LaunchRequest) -> int:
         return min(self.weight(request[0]), FAR) * max(PPM - request[7], 0) // PPM
@@ -65,8 +66,8 @@ class Shares(Ledger):
         return page["over_ns"]
 
     def over_by(self) -> int:
-        """Return when the work of this tenant and of its peers ends or ended."""
-        return max([self.page["busy_ns"], *(page["busy_ns"] for page in map(self.page_of, self.beside) if page)])
+        """Return when the work of this tenant and of its equals ends or ended."""
+        return max([self.page["busy_ns"], *(page["busy_ns"] for page in map(self.page_of, self.equals) if page)])
 
     def wants_now(self, page: Page, until: int, now: int) -> bool:
         is_asking = page["wanted_ns"] and -LIMIT_LOOK <= now - page["asked_ns"] <= ASLEEP

@@ -15,7 +15,7 @@ LEAD, DEPTH, LOOK = 60 * US, 100 * US, 50 * US
 RISK_AFTER, BURST, HARD_DEBT, STUCK_AFTER = 10 * MS, 30 * MS, 120 * MS, 100 * MS
 DEBT_MOST = FAR = 60_000 * MS
 CLOSED, AGAIN, PAUSE_LOOK, PATIENCE_LEAST, WAITED_FOR = 2000 * MS, 2 * US, 5 * MS, 250 * US, 50 * US
-SPARE = 20 * MS
+SPARE, LOWER_BUSY_MOST = 20 * MS, 250 * MS
 RECENT, PPM = 32, 10**6
 DUTY, DUTY_LEAST = 20 * MS, 300_000
 CLEAN_MOST, MET_MOST, FELT_MOST = 16, 64, 31
@@ -32,7 +32,10 @@ Answer = tuple[int, int, int]
 
 WORDS: Final = ("sequence", "at_ns", "quiet_ns", "next_ns", "busy_ns", "generation")
 REQUEST_WORDS: Final = ("latest_ns", "waits_ns", "wanted_ns", "pieces", "active_ns", "marked_ns", "asked_ns")
-LIMITS: Final = ("paid_ns", "paid_ppm", "over_ns", "part_ppm", "lost_ns", "loss_reports", "owes_ns", "min_share_ns")
+LIMITS: Final = (
+    *("paid_ns", "paid_ppm", "over_ns", "part_ppm", "lost_ns", "loss_reports", "owes_ns", "min_share_ns"),
+    "admitted_until_ns",
+)
 COUNTS: Final = (
     *("launches", "device_ns", "filled_ns", "waits", "waited_ns", "overruns", "overrun_ns", "admitted", "submitted"),
     *("late", "late_ns", "stale", "forecasts", "early", "miss_ns", "confirmed", "stuck"),

@@ -1,20 +1,20 @@
-"""Processes on a software GPU with memory quotas, without a node."""
+"""Processes on a software GPU with memory quotas, and a node that only attaches and measures them."""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from pathlib import Path
 
 from cotenant.gate.grant import Grant, Kind
-from cotenant.gate.grant_file import SLOT_VARIABLE, LiveGrantPages
 from cotenant.gate.ledger import LedgerLine
-from cotenant.gate.ledger_file import LiveLedgers, ledger_path
-from cotenant.runner.clock import pause
+from cotenant.gate.process_pages import ProcessLedger
 from cotenant.softgpu import manage
 from tests.support.cuda_programs import ScriptedProgram
+from tests.support.fake_node import FakeNode, NodePages
 from tests.support.hook_runs import hook_before
 
 GENERATION = 5
-_POLL_S = 0.005
 
 
 class LedgerFixture:
@@ -22,22 +22,23 @@ class LedgerFixture:
 
     def __init__(self, softgpu: Path, home: Path, *quotas_bytes: int) -> None:
         self.softgpu = softgpu
-        self.ledgers = LiveLedgers(home / "pages", len(quotas_bytes))
-        self._pages = LiveGrantPages(home / "pages")
+        self._home = Path(tempfile.mkdtemp(prefix="cotenant-"))  # short enough for the path of a socket
+        self._pages = NodePages([self._grant(slot, quota) for slot, quota in enumerate(quotas_bytes)])
+        self.ledgers = self._pages.ledgers
+        self.node = FakeNode(self._home / "tenant.sock", self._pages)
         self.environs = []
-        for slot, quota_bytes in enumerate(quotas_bytes):
-            self.allow(slot, quota_bytes)
-            self.ledgers.grant(0, slot, GENERATION)
+        for slot in range(len(quotas_bytes)):
             hook = hook_before(softgpu, home / f"hook{slot}")
-            (hook.records / "ledger").symlink_to(ledger_path(home / "pages", 0))
-            (hook.records / "grant").symlink_to(home / "pages" / f"grant-{slot:04d}")
-            variables = {SLOT_VARIABLE: f"{slot}/{GENERATION}", "SOFTGPU_ACCOUNT": f"tenant{slot}"}
-            self.environs.append({**hook.environ("shim"), **variables})
+            variables = {"COTENANT_SOCKET": str(self.node.path), "COTENANT_TOKEN": str(slot)}
+            self.environs.append({**hook.environ("shim"), **variables, "SOFTGPU_ACCOUNT": f"tenant{slot}"})
         self.started: list[ScriptedProgram] = []
+
+    def _grant(self, slot: int, quota_bytes: int, kind: Kind = Kind.OFFLINE) -> Grant:
+        return Grant(slot, GENERATION, kind, 7, 1_000_000, quota_bytes, 0, 0)
 
     def allow(self, slot: int, quota_bytes: int, kind: Kind = Kind.OFFLINE) -> None:
         """Set the quota of a tenant, at any time."""
-        self._pages.publish(Grant(slot, GENERATION, kind, 7, 1_000_000, quota_bytes, 0, 0), 1)
+        self._pages.grants.publish(self._grant(slot, quota_bytes, kind), 1)
 
     def start(self, slot: int) -> ScriptedProgram:
         """Start a process and return it once its context and code are loaded and measured."""
@@ -47,9 +48,18 @@ class LedgerFixture:
         self.measure()
         return program
 
+    def _observe(self) -> None:
+        """Read the pages of all processes, and charge what has been exported and freed, as the node does."""
+        for process in self.node.attached:
+            self.ledgers.observe(0, process.index, process.ledger())
+        self.ledgers.settle(0, lambda _: False)
+        self.ledgers.write(0)
+
     def held(self, slot: int) -> int:
         """Return the bytes that a tenant holds by the ledger."""
-        return self.ledgers.held(0, slot)
+        with self.node.changed:
+            self._observe()
+            return self.ledgers.held(0, slot)
 
     def truth(self, slot: int, what: str = "memory_bytes") -> int:
         """Return a value of a tenant's account by the device's own counters."""
@@ -57,37 +67,61 @@ class LedgerFixture:
         return sum(account[what] for account in accounts if account["account"] == f"tenant{slot}")
 
     def denied(self, slot: int) -> int:
-        return sum(line.denied for line in self.ledgers.lines(0) if line.slot == slot)
+        with self.node.changed:
+            self._observe()
+            return self.ledgers.denied(0).get(slot, 0)
+
+    def lines(self, slot: int) -> tuple[LedgerLine, ...]:
+        """Return the ledger lines of a tenant."""
+        with self.node.changed:
+            self._observe()
+            return self.ledgers.snapshot(0).accounts[slot].lines
 
     def line(self, process: ScriptedProgram) -> LedgerLine:
         """Return the ledger line of one process."""
-        return next(line for line in self.ledgers.lines(0) if line.owner >> 42 == process.process.pid)
+        slots = range(len(self.environs))
+        return next(line for slot in slots for line in self.lines(slot) if line.pid == process.process.pid)
+
+    def page(self, process: ScriptedProgram) -> ProcessLedger:
+        """Return the ledger page of one process as the process wrote it."""
+        return next(other for other in self.node.attached if other.pid == process.process.pid).ledger()
 
     def measure(self) -> None:
         """Do as the node does: set each line to the memory that the device reports."""
-        lines = self.ledgers.lines(0)
-        held = {
-            client["pid"]: client["counters"]["memory_bytes"] for client in manage.inspect(self.softgpu, 0)["clients"]
-        }
-        for line in lines:
-            self.ledgers.measured(0, line, held.get(line.owner >> 42, 0))
+        with self.node.changed:
+            self._observe()
+            clients = manage.inspect(self.softgpu, 0)["clients"]
+            held = {client["pid"]: client["counters"]["memory_bytes"] for client in clients}
+            for process in self.node.attached:
+                self.ledgers.measure(0, process.index, process.ledger(), held.get(process.pid, 0))
+            self.ledgers.write(0)
+
+    def set_reclaimable(self, slot: int, reclaimable_bytes: int) -> None:
+        """Do as the node does for an online tenant: state how much it could get by evicting offline tenants."""
+        with self.node.changed:
+            self.ledgers.set_reclaimable(0, slot, reclaimable_bytes)
+            self.ledgers.write(0)
+
+    def learn_context(self, context_bytes: int) -> None:
+        """Do as the node does once it has measured a context."""
+        with self.node.changed:
+            self.ledgers.learn_context(0, context_bytes)
+            self.ledgers.write(0)
 
     def bury(self) -> None:
-        """Do as the node does: clear the lines of ended processes once the device has freed their memory."""
-        alive = {client["pid"] for client in manage.inspect(self.softgpu, 0)["clients"]}
-        for line in self.ledgers.lines(0):
-            pid = line.owner >> 42
-            while pid in alive and not Path(f"/proc/{pid}").exists():
-                pause(_POLL_S)
-                alive = {client["pid"] for client in manage.inspect(self.softgpu, 0)["clients"]}
-            if pid not in alive:
-                self.ledgers.clear(0, line.slot, line.line, line.owner)
-        for slot in range(len(self.environs)):
-            self.ledgers.sweep(0, slot)
+        """Do as the node does: release the memory of ended processes once the device has freed it."""
+        ended = {program.process.pid for program in self.started if program.process.poll() is not None}
+        self.node.until(lambda: not ended & {process.pid for process in self.node.attached})
+        self.node.until(lambda: not ended & {client["pid"] for client in manage.inspect(self.softgpu, 0)["clients"]})
+        with self.node.changed:
+            self._observe()
+            self.ledgers.settle(0, lambda pid: pid in ended)
+            self.ledgers.write(0)
 
     def close(self) -> None:
         for program in self.started:
             if program.process.poll() is None:
                 program.kill()
-        self.ledgers.close()
+        self.node.close()
         self._pages.close()
+        shutil.rmtree(self._home)

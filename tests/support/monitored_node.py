@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import queue
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,13 +17,16 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from cotenant.gate.gate_file import LiveTenantTables
 from cotenant.gate.grant import Grant, Kind
-from cotenant.gate.grant_file import SLOT_VARIABLE
-from cotenant.gate.ledger_file import LiveLedgers, ledger_path
+from cotenant.gate.ledger import LedgerSnapshot
+from cotenant.gate.live_grants import LiveGrantPages
+from cotenant.gate.live_ledgers import LiveLedgers
+from cotenant.gate.live_tables import LiveTenantTables
+from cotenant.gate.rules import GateEntry, GateRules
 from cotenant.node.daemon.monitor.monitor import DeviceMonitor, MonitorParts
 from cotenant.node.daemon.monitor.nvml_sampler import NvmlSampler
-from cotenant.node.daemon.monitor.processes import ProcessTable
+from cotenant.node.daemon.processes import LiveProcesses
+from cotenant.node.daemon.tenant_pages import TenantPages
 from cotenant.node.model.event import Event, GpuSampled, NodeSettings, TimerFired
 from cotenant.node.model.gpu import Gpu
 from cotenant.node.model.protection import ExitPhase, GpuWatch, Health, Lifecycle, ProtectLimits
@@ -29,7 +36,8 @@ from cotenant.runner.clock import LiveClock
 from cotenant.runner.live_loop import LiveLoop
 from cotenant.softgpu import manage
 from cotenant.units.instant import MILLISECOND_NS
-from tests.support.gate_files import GENERATION, Gate
+from tests.support.attach_server import AttachServer
+from tests.support.gate_files import GENERATION
 from tests.support.hook_runs import Hook, hook_before
 from tests.support.node_in_process import until
 from tests.support.software_gpus import PROGRAMS
@@ -37,7 +45,8 @@ from tests.support.software_gpus import PROGRAMS
 LIMITS = ProtectLimits(period_ns=100 * MILLISECOND_NS, hang_factor=10, hang_least_ns=400 * MILLISECOND_NS)
 WELL = GpuWatch(Health.HEALTHY)
 CONTEXT_BYTES = 300 << 20
-NO_SUCH_PID = 1 << 22  # no process has this number: the ledger says which process belongs to which tenant
+NO_SUCH_PID = 1 << 22  # no process has this number: the registry says which process belongs to which tenant
+ENTRIES = (GateEntry(0, GENERATION, 2, online=True), GateEntry(1, GENERATION, 7, online=False))
 T = TypeVar("T")
 
 
@@ -106,25 +115,23 @@ class Program:
 
 
 class MonitoredNode:
-    """One software GPU with all parts; the monitor runs in its own thread."""
+    """One software GPU with all parts; the monitor and the socket run in their own thread."""
 
     def __init__(self, home: Path, limits: ProtectLimits = LIMITS) -> None:
         self.directory = home / "gpu"
         manage.create(self.directory, "v100", 1, context_bytes=CONTEXT_BYTES, counts_code=True)
-        self.pages = home / "pages"
-        self.gate = Gate(self.pages)
+        self._home = Path(tempfile.mkdtemp(prefix="ct-"))  # short enough for the path of a socket
+        self.socket = self._home / "tenant.sock"
         self.hook: Hook = hook_before(self.directory, home / "run-1")
         self.records = home
         self.known = FakeNode(Gpu("soft:0", 0, ("soft:0",)), limits)
-        self.ledgers = LiveLedgers(self.pages, 2)
-        for slot in range(2):
-            self.ledgers.grant(0, slot, GENERATION)
+        self.entries = ENTRIES
         self.events: list[Event] = []
         self.programs: list[Program] = []
         self._running: _Running | None = None
 
     def start(self) -> None:
-        """Start the monitor on the present files, as a starting node does."""
+        """Start the monitor, as a starting node does."""
         self._running = _Running(self)
 
     def stop(self) -> None:
@@ -132,6 +139,11 @@ class MonitoredNode:
         if self._running is not None:
             self._running.close()
             self._running = None
+
+    def call(self, function: Callable[[_Running], T]) -> T:
+        """Call a function in the monitor's thread and return its result."""
+        assert self._running is not None
+        return self._running.rounds.call(functools.partial(function, self._running))
 
     def next_wakeup(self) -> int | None:
         """Return the monitor's next wake-up as of a round of the loop that begins after this call."""
@@ -141,13 +153,18 @@ class MonitoredNode:
         until(lambda: rounds.count >= before + 2)
         return rounds.wakeup
 
+    def set_paused(self, *, paused: bool) -> None:
+        """Pause the launches of the offline tenant, or let them continue."""
+        online, offline = ENTRIES
+        self.entries = (online, msgspec.structs.replace(offline, paused=paused))
+        if self._running is not None:
+            self.call(lambda running: running.set_table())
+
     def program(self, slot: int, program: str = "worker.py", **more: str) -> Program:
         """Start a program in a slot and wait until it has its context."""
-        link = self.hook.records / "ledger"
-        if not link.is_symlink():
-            link.symlink_to(ledger_path(self.pages, 0))
-        environ = self.gate.environ(self.hook.environ("shim", measure=True), self.hook.records, slot)
-        started = Program({**environ, SLOT_VARIABLE: f"{slot}/{GENERATION}", **more}, program)
+        environ = self.hook.environ("shim", measure=True)
+        joining = {"COTENANT_SOCKET": str(self.socket), "COTENANT_TOKEN": str(slot), "COTENANT_REQUIRED": "1"}
+        started = Program({**environ, **joining, **more}, program)
         self.programs.append(started)
         assert started.received() == "done"
         return started
@@ -160,8 +177,23 @@ class MonitoredNode:
         device_counters = self.device_counters()
         return int(device_counters["memory_bytes"] - device_counters["memory_free_bytes"])
 
+    def page(self, slot: int) -> dict[str, int | list[int]]:
+        """Return the combined gate page of a tenant."""
+        return self.call(lambda running: running.pages.page(0, slot))
+
+    def ledger(self) -> LedgerSnapshot:
+        return self.call(lambda running: running.ledgers.snapshot(0))
+
+    def held(self, slot: int) -> int:
+        account = self.ledger().accounts.get(slot)
+        return 0 if account is None else account.held_bytes
+
+    def lines(self) -> int:
+        """Return the number of attached processes."""
+        return self.call(lambda running: len(running.processes.on(0)))
+
     def ledger_bytes(self) -> int:
-        return sum(self.ledgers.held(0, slot) for slot in range(2))
+        return sum(account.held_bytes for account in self.ledger().accounts.values())
 
     def agree(self) -> None:
         """Wait until the ledger agrees with the device."""
@@ -179,21 +211,30 @@ class MonitoredNode:
         for program in self.programs:
             program.kill()
         self.stop()
-        self.ledgers.close()
-        self.gate.close()
         manage.destroy(self.directory)
+        shutil.rmtree(self._home)
 
 
 class _Running:
     def __init__(self, monitored: MonitoredNode) -> None:
+        self._monitored = monitored
         self._loop: LiveLoop[Event] = LiveLoop(LiveClock(0), TimerFired())
-        self._gates = LiveTenantTables(monitored.pages, 2)
-        self._ledgers = LiveLedgers(monitored.pages, 2)
+        self._grants, self._tables = LiveGrantPages(), LiveTenantTables()
+        self.ledgers = LiveLedgers(self._grants)
+        for entry in ENTRIES:
+            kind = Kind.ONLINE if entry.online else Kind.OFFLINE
+            self._grants.publish(Grant(entry.slot, GENERATION, kind, entry.priority, 0, 0, 0, 0), 1)
+            self.ledgers.grant(0, entry.slot, GENERATION)
+        self.set_table()
+        self.processes = LiveProcesses(self._loop, (self._grants, self._tables, self.ledgers), lambda _: None)
+        self.pages = TenantPages(self.processes, self._tables)
+        self._server = AttachServer(self._loop, monitored.socket, self.processes, GENERATION)
         self._tasks = BackgroundTasks(self._loop, "test")
         parts = MonitorParts(
-            self._gates,
-            self._ledgers,
-            ProcessTable(),
+            self._grants,
+            self._tables,
+            self.ledgers,
+            self.processes,
             NvmlSampler([monitored.directory]),
             self._tasks,
             monitored.records,
@@ -205,6 +246,9 @@ class _Running:
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
+
+    def set_table(self) -> None:
+        self._tables.set_table(0, GateRules(entries=self._monitored.entries))
 
     def _run(self) -> None:
         try:
@@ -218,28 +262,40 @@ class _Running:
         assert not self._thread.is_alive(), "the loop hangs"
         self.watch.close()
         self._tasks.close()
-        self._ledgers.close()
-        self._gates.close()
+        self._server.close()
+        self.processes.close()
+        self._grants.close()
+        self._tables.close()
         self._loop.close()
         if self.failure is not None:
             raise self.failure
 
 
 class _Rounds:
-    """Wakes the loop often, so that it notices changes by the test, and records the monitor's next wake-up."""
+    """Wakes the loop often, so that it notices changes by the test, and runs what the test asks for."""
 
     def __init__(self, watch: DeviceMonitor) -> None:
         self._watch = watch
+        self._calls: queue.Queue[Callable[[], None]] = queue.Queue()
         self.count = 0
         self.wakeup: int | None = None
+
+    def call(self, function: Callable[[], T]) -> T:
+        results: queue.Queue[T] = queue.Queue()
+        self._calls.put(lambda: results.put(function()))
+        return results.get(timeout=60)
 
     def next_wakeup(self) -> int:
         self.wakeup = self._watch.next_wakeup()
         self.count += 1
-        return LiveClock(0).now() + 5 * MILLISECOND_NS
+        return 0 if not self._calls.empty() else LiveClock(0).now() + 5 * MILLISECOND_NS
 
     def wake(self, now: int) -> None:
-        """Do nothing: a round of the loop is enough."""
+        """Run what the test asks for."""
+        del now
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._calls.get_nowait()()
 
 
 @contextlib.contextmanager

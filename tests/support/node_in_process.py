@@ -12,25 +12,36 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from cotenant.gate.gate_file import LiveTenantTables
+import msgspec
+
+from cotenant.gate.activity import DeviceSnapshot, GateCounts
 from cotenant.gate.grant import Grant, Kind
-from cotenant.gate.grant_file import LiveGrantPages
-from cotenant.gate.ledger_file import LiveLedgers
+from cotenant.gate.live_grants import LiveGrantPages
+from cotenant.gate.live_ledgers import LiveLedgers
+from cotenant.gate.live_tables import LiveTenantTables
 from cotenant.node import wire
 from cotenant.node.client.connection import Connection
-from cotenant.node.daemon.listener import PATIENCE_NS, LiveListener
-from cotenant.node.directories import listen
+from cotenant.node.config.access import LimitsConfig, OperatorsConfig
+from cotenant.node.daemon.access import Access
+from cotenant.node.daemon.attaching import NodeServices
+from cotenant.node.daemon.listener import PATIENCE_NS, ListeningSockets, LiveListener
+from cotenant.node.daemon.tokens import Tokens
+from cotenant.node.directories import Directories, listen
 from cotenant.node.host import NodeEffects, NodeHost, NodePorts
 from cotenant.node.model.event import Event, NodeSettings, NodeStarted, TimerFired
 from cotenant.node.model.gpu import Gpu
+from cotenant.node.model.peer import PeerIdentity
 from cotenant.node.model.tenant import TenantSpec
+from cotenant.node.peer import identify
 from cotenant.node.sim.node import SimEnforcer
 from cotenant.node.state.node import NodeMachine
 from cotenant.runner.journal_file import FileJournal
 from cotenant.runner.live_loop import LiveLoop
 from cotenant.units.instant import Instant
+from tests.support.fake_processes import FakeProcesses
 
 SPEC = TenantSpec(Kind.OFFLINE, 7, command="test")
+NO_OPERATORS = OperatorsConfig()
 BOUND_S = 120.0
 
 
@@ -76,16 +87,49 @@ class NodeThread:
 class InProcessNode:
     """A node in a thread; if anything but `close` ends it, the test fails."""
 
-    def __init__(self, *, slots: int = 4, most: int = 16, bind: bool = True, gpus: tuple[Gpu, ...] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        slots: int = 4,
+        most: int = 16,
+        bind: bool = True,
+        gpus: tuple[Gpu, ...] = (),
+        operators: OperatorsConfig = NO_OPERATORS,
+        limits: tuple[LimitsConfig, ...] = (),
+        burst: int = 10**9,
+    ) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="ct-", dir="/tmp"))
-        self.path = self.home / "node.sock"
+        self.directories = Directories(self.home, self.home)
+        self.path = self.directories.tenant_socket
+        self.peer_fields: dict[str, Any] = {}
+        """Replaces fields of the identity of each peer that connects to the tenant socket from now on."""
+        self.operator_fields: dict[str, Any] = {}
+        """The same for the operator socket."""
+        self.processes = FakeProcesses()
+        self.environment: dict[str, str] = {}
         self.clock = ManualClock()
         self.machine = NodeMachine()
         self.loop: LiveLoop[Event] = LiveLoop(self.clock, TimerFired())
-        self.listener = LiveListener(self.loop, self.clock, listen(self.path, -1), self._tenant_list, most)
-        self.pages = LiveGrantPages(self.home / "pages")
-        self.gates = LiveTenantTables(self.home / "pages", slots)
-        self.ledgers = LiveLedgers(self.home / "pages", slots)
+        self.tokens = Tokens(b"k" * 32)
+        services = NodeServices(
+            self.machine.tenants,
+            lambda: self.machine.settings.gpus,
+            self._tenant_list,
+            self._activity,
+            lambda grant: dict(self.environment),
+            lambda spec: None,
+            self.processes,
+            Access(operators, limits, os.geteuid()),
+            self.tokens,
+        )
+        sockets = ListeningSockets(listen(self.path, 0o666), listen(self.directories.operator_socket, 0o666))
+        self._operator_socket = sockets.operator
+        self.listener = LiveListener(
+            self.loop, self.clock, sockets, services, most, identify_peer=self._identify, burst=burst
+        )
+        self.pages = LiveGrantPages()
+        self.gates = LiveTenantTables()
+        self.ledgers = LiveLedgers(self.pages)
         self.journal = FileJournal(self.home / "journal", 1 << 30)
         if bind:
             ports = NodePorts(self.listener, self.pages, self.gates, self.ledgers, SimEnforcer())
@@ -99,6 +143,21 @@ class InProcessNode:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _identify(self, connection: socket.socket) -> PeerIdentity:
+        is_operator = connection.getsockname() == str(self.directories.operator_socket)
+        fields = self.operator_fields if is_operator else self.peer_fields
+        return msgspec.structs.replace(identify(connection), **fields)
+
+    def _activity(self) -> wire.Activity:
+        """Return the tables and accounts of all devices; no process has launched anything."""
+        devices = []
+        for gpu in range(len(self.machine.settings.gpus)):
+            rules = self.gates.read(gpu)
+            counts = {} if rules is None else {entry.slot: GateCounts() for entry in rules.entries}
+            gate = None if rules is None else DeviceSnapshot(gpu, self.clock.now(), rules, counts)
+            devices.append(wire.GpuActivity(gate, self.ledgers.snapshot(gpu), {}))
+        return wire.Activity(wire.VERSION, devices)
 
     def _tenant_list(self) -> wire.TenantList:
         return wire.TenantList(
@@ -123,9 +182,9 @@ class InProcessNode:
             wakeup.connect(str(self.path))
         self.running.join()
         self.listener.close()
+        self.processes.close()
         self.pages.close()
         self.gates.close()
-        self.ledgers.close()
         self.journal.close()
         self.loop.close()
         shutil.rmtree(self.home, ignore_errors=True)
@@ -135,8 +194,10 @@ class InProcessNode:
 
     def honest(self) -> wire.TenantList:
         """Return the answer that a well-behaved client must get whatever other peers do."""
-        with Connection(self.path, BOUND_S) as connection:
+        before, self.operator_fields = self.operator_fields, {}
+        with Connection(self.directories.operator_socket, BOUND_S) as connection:
             answer, _ = connection.ask(wire.ListTenants(wire.VERSION))
+        self.operator_fields = before
         assert isinstance(answer, wire.TenantList)
         return answer
 
@@ -166,7 +227,7 @@ class InProcessNode:
 
     def is_timed(self, peer: Any) -> bool:
         """Return whether the node has set the peer's deadline: advancing the clock earlier would delay it."""
-        return peer.tenant or peer.joins or peer.number in self.listener._deadlines
+        return not peer.is_idle or peer.number in self.listener._deadlines
 
 
 def received(connection: socket.socket) -> list[wire.Answer]:
@@ -181,12 +242,10 @@ def received(connection: socket.socket) -> list[wire.Answer]:
 
 
 def join(connection: Connection, spec: TenantSpec = SPEC) -> Grant:
-    """Join as a tenant and return the grant; the descriptors are closed unread."""
+    """Join as a tenant and return the grant."""
     answer, descriptors_received = connection.ask(wire.Join(wire.VERSION, spec))
     assert isinstance(answer, wire.Welcome), answer
-    assert descriptors_received
-    for descriptor in descriptors_received:
-        os.close(descriptor)
+    assert not descriptors_received
     return answer.grant
 
 

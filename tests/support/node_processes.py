@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from cotenant.errors import CotenantError
-from cotenant.gate.grant_file import LiveGrantPages
 from cotenant.node import wire
 from cotenant.node.client.connection import list_tenants
 from cotenant.node.directories import Directories
@@ -105,7 +104,7 @@ class NodeHarness:
     def tenant_list(self) -> wire.TenantList | None:
         """Return the tenants of the node; None while no node runs."""
         try:
-            return list_tenants(self.directories.socket)
+            return list_tenants(self.directories)
         except CotenantError:
             return None
 
@@ -141,15 +140,6 @@ class NodeHarness:
         """Return every turn of the present journal segment."""
         with self.directories.journal.open("rb") as file:
             return list(NodeJournalReader(file.read))
-
-    def granted_pages(self) -> list[int]:
-        """Return the slots whose page still has a grant; only while no node runs."""
-        pages = LiveGrantPages(self.directories.pages)
-        try:
-            slots = [int(file.name.removeprefix("grant-")) for file in sorted(self.directories.pages.glob("grant-*"))]
-            return [slot for slot in slots if pages.read(slot) is not None]
-        finally:
-            pages.close()
 
     # -- the end -----------------------------------------------------------------------------------------------
 

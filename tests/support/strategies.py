@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from cotenant.cluster.config import ClusterConfig
 from cotenant.gate.grant import Grant, Kind
 from cotenant.gate.rules import GateEntry, GatePolicy, GateRules, Limit
+from cotenant.node.config.access import OperatorsConfig
 from cotenant.node.config.control import ControlConfig
 from cotenant.node.config.file import Config, DirectoriesConfig, GpuConfig, NodeConfig, RunConfig
 from cotenant.node.config.protection import ProtectConfig
@@ -275,6 +276,7 @@ histograms = st.lists(st.integers(0, 1 << 50), max_size=20).map(histogram_of)
 
 durations_in_config = amounts.map(DurationNs)
 sizes_in_config = amounts.map(SizeBytes)
+flag_lists = st.lists(st.from_regex(r"[a-z0-9_.-]{1,8}", fullmatch=True), max_size=3).map(tuple)
 configs = st.builds(
     Config,
     directories=st.builds(DirectoriesConfig, texts, texts),
@@ -283,7 +285,6 @@ configs = st.builds(
         slots=st.integers(1, SLOTS_LIMIT),
         grace=durations_in_config,
         idle_exit=durations_in_config,
-        group=texts,
         place=st.sampled_from(["spread", "pack"]),
         admit=st.sampled_from(["reserve", "overcommit"]),
         gate=gate_policies.map(lambda policy: policy.value),
@@ -295,6 +296,7 @@ configs = st.builds(
         find=st.sampled_from(["yes", "no"]),
         journal_limit=sizes_in_config,
     ),
+    operators=st.builds(OperatorsConfig, flag_lists, flag_lists),
     run=st.builds(
         RunConfig,
         kind=st.sampled_from(Kind),

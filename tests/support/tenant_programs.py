@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from cotenant.gate.grant import Grant, Kind
-from cotenant.gate.grant_file import LiveGrantPages
 from cotenant.node import wire
 from cotenant.node.directories import Directories, listen
 from cotenant.node.model.admission import Reject
@@ -23,9 +22,8 @@ class ScriptedTenants:
         self.received: queue.Queue[wire.Request] = queue.Queue()
         self.environment: dict[str, str] = {}
         self.refusals = list(refusals or [])
-        self._pages = LiveGrantPages(directories.pages)
         self._grant = Grant(0, 1, Kind.OFFLINE, 7, 0, 0, 0, -1)
-        self._listener = listen(directories.socket, -1)
+        self._listener = listen(directories.tenant_socket, 0o600)
         self._peers: list[socket.socket] = []
         self._tenant: socket.socket | None = None
         self._threads: list[threading.Thread] = []
@@ -36,7 +34,6 @@ class ScriptedTenants:
 
     def __exit__(self, *exception: object) -> None:
         self.die()
-        self._pages.close()
 
     def die(self) -> None:
         """Close all connections, as a dying daemon does.
@@ -71,7 +68,7 @@ class ScriptedTenants:
         """Answer with a welcome; a tenant that resumes gets it only when a test calls this."""
         assert self._tenant is not None
         welcome = wire.Welcome(wire.VERSION, "a", self._grant, self.environment)
-        socket.send_fds(self._tenant, [wire.encode(welcome)], [self._pages.publish(self._grant, 0)])
+        self._tenant.sendall(wire.encode(welcome))
 
     def receive(self, kind: type[Any]) -> Any:
         """Return the next request of a tenant, which must be of this kind."""

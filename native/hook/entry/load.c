@@ -1,7 +1,16 @@
-/* Hooks of calls that create and destroy function handles, which record the functions' names. */
+/* Hooks of the driver's initialization, and of calls that create and destroy function handles, which record the
+ * functions' names. */
 #include "hook/memory/memory.h"
 #include "hook/entry/parameters.h"
 #include "hook/launch/work.h"
+
+CT_EXPORT CUresult cuInit(unsigned int flags)
+{
+    if (ct_membership_is_missing())
+        return CUDA_ERROR_NOT_PERMITTED;
+    ct_session(); /* also if a lookup of symbols has already found the driver */
+    return CT_NEXT(cuInit)(flags);
+}
 
 CT_EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
 {

@@ -1,7 +1,10 @@
-/* Creates the session of a process at its first GPU call, if the environment names a directory for records. */
+/* Creates the session of a process at its first GPU call, if the process is managed or the environment names a directory
+ * for records. */
 #define _GNU_SOURCE
 #include "hook/launch/gateway.h"
+#include "hook/entry/record_socket.h"
 #include "hook/entry/session.h"
+#include "hook/memory/memory.h"
 #include "hook/timing/timing.h"
 
 #include <errno.h>
@@ -61,12 +64,29 @@ static unsigned parse_number(const char *text, unsigned default_value)
 static void destroy_session(struct ct_session *session)
 {
     ct_timing_destroy(session->timing);
-    ct_tenancy_close(&session->tenancy);
     ct_gateway_close(session->gateway);
     munmap(session, sizeof *session);
 }
 
-static struct ct_session *make_session(const char *directory)
+/* Creates a record that others can read. Whether it is sealed is not derived from the content of the directory, because
+ * other processes of the same user can change that. */
+static int open_record(struct ct_session *session, const char *directory)
+{
+    const char *is_sealed = getenv("COTENANT_RECORD_SEALED");
+    if (!is_sealed || strcmp(is_sealed, "1") != 0)
+        return ct_record_open(&session->record, directory, session->is_measuring);
+    const int descriptor = ct_record_in_sealed_memory(&session->record, session->is_measuring);
+    if (descriptor < 0)
+        return 0;
+    const int is_sent = ct_record_send(directory, descriptor);
+    close(descriptor);
+    if (!is_sent)
+        ct_record_discard(&session->record);
+    return is_sent;
+}
+
+/* `directory` is NULL if there is none for records. */
+static struct ct_session *make_session(const struct ct_membership *membership, const char *directory)
 {
     struct ct_session *session =
         mmap(NULL, sizeof *session, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -80,18 +100,20 @@ static struct ct_session *make_session(const char *directory)
     session->step = &session->step_storage[0];
     session->step_count = 1;
     session->timing = ct_timing_make();
-    ct_tenancy_open(&session->tenancy, directory);
-    /* A tenant that has changed its root directory still needs its gate, which works without a record file. */
-    if (!session->timing || !(ct_record_open(&session->record, directory, session->is_measuring) ||
-                              (session->tenancy.is_tenant &&
-                               ct_record_in_memory(&session->record, session->is_measuring)))) {
+    session->membership = membership;
+    /* A tenant in a container, or one that has changed its root directory, still needs its gate, which works without a
+     * record file. */
+    if (!session->timing || !((directory && open_record(session, directory)) ||
+                              (membership && ct_record_in_memory(&session->record, session->is_measuring)))) {
         destroy_session(session);
         return NULL;
     }
     ct_clock_open(&session->clock);
     ct_trace_open(&session->trace, &session->record, &session->clock);
-    ct_kernel_time_file_read(&session->kernel_time_file, directory);
-    session->gateway = ct_gateway_open(&session->tenancy, &session->clock, directory);
+    if (directory)
+        ct_kernel_time_file_read(&session->kernel_time_file, directory);
+    session->attachments = membership ? load_acquire(&membership->attachments) : 0;
+    session->gateway = ct_gateway_open(membership, &session->clock);
     store_relaxed(&session->time_next, session->is_measuring);
     return session;
 }
@@ -100,15 +122,16 @@ struct ct_session *ct_session_open(void)
 {
     int saved_errno = errno; /* driver calls do not change errno; the hook must not either */
     struct ct_page *page = ct_page_open();
+    const struct ct_membership *membership = ct_membership(); /* the node may name the directory */
     const char *directory = getenv("COTENANT_RECORD");
     struct ct_session *session = NULL;
-    if (page && directory && *directory == '/' && !load_seq_cst(&page->is_tried)) {
+    directory = directory && *directory == '/' ? directory : NULL;
+    if (page && (directory || membership) && !load_seq_cst(&page->is_tried)) {
         /* Two threads may both create a session; the second one uses the first one's. */
         struct ct_session *expected = NULL;
-        session = make_session(directory);
+        session = make_session(membership, directory);
         if (session && !atomic_compare_exchange_strong(&page->session, &expected, session)) {
-            unlink(session->record.path);
-            munmap(session->record.header, CT_RECORD_BYTES);
+            ct_record_discard(&session->record);
             destroy_session(session);
         }
     }
@@ -116,8 +139,25 @@ struct ct_session *ct_session_open(void)
         store_relaxed(&page->is_tried, 1);
         session = load_acquire(&page->session);
     }
+    /* The hook's thread adapts only a session that it finds. */
+    if (session && membership && load_seq_cst(&membership->attachments) != session->attachments)
+        ct_session_reattached();
     errno = saved_errno;
     return session;
+}
+
+void ct_session_reattached(void)
+{
+    struct ct_page *page = load_acquire(&ct_page);
+    struct ct_session *session = page ? load_seq_cst(&page->session) : NULL;
+    struct ct_memory *memory = page ? load_seq_cst(&page->memory) : NULL;
+    if (session && session->gateway) {
+        ct_lock(session);
+        ct_gateway_reattached(session);
+        ct_unlock(session);
+    }
+    if (memory)
+        ct_memory_reattached(memory);
 }
 
 void ct_capture_ended(void)

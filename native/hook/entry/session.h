@@ -4,7 +4,7 @@
 
 #include "atomics.h"
 #include "gate/forecast.h"
-#include "hook/entry/tenancy.h"
+#include "hook/entry/membership.h"
 #include "hook/timing/clock.h"
 #include "hook/entry/driver.h"
 #include "hook/timing/kernel_times.h"
@@ -64,7 +64,8 @@ struct ct_session {
     struct ct_clock clock;
     struct ct_record record;
     struct ct_trace trace;
-    struct ct_tenancy tenancy;
+    const struct ct_membership *membership; /* NULL: the process is unmanaged */
+    uint64_t attachments;                   /* their number when the gate was opened */
     struct ct_timing *timing;
     int is_measuring;
     /* Accessed rarely. */
@@ -90,12 +91,17 @@ struct ct_page {
     _Atomic int is_tried;
     _Atomic(struct ct_memory *) memory; /* separate from the session, because the quota must hold without a record */
     _Atomic int is_memory_tried, memory_lock;
+    _Atomic(struct ct_membership *) membership;
+    _Atomic int is_membership_tried, membership_lock;
 };
 extern _Atomic(struct ct_page *) ct_page;
 struct ct_page *ct_page_open(void); /* NULL: out of memory */
 
 /* Returns the session of this process, created at its first GPU call; NULL if nothing is recorded. */
 struct ct_session *ct_session_open(void);
+
+/* Adapts the gate and the memory accounting after the process has been attached again. Called by the hook's thread. */
+void ct_session_reattached(void);
 
 static inline struct ct_session *ct_session(void)
 {

@@ -4,7 +4,6 @@
 #include "hook/launch/work.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/prctl.h>
@@ -83,11 +82,14 @@ static void sleep_until(_Atomic uint32_t *wake_word, uint32_t wake_value, uint64
     syscall(SYS_futex, wake_word, FUTEX_WAIT_BITSET, wake_value, &until, NULL, FUTEX_BITSET_MATCH_ANY);
 }
 
-static void wake_all(_Atomic uint32_t *wake_word)
+/* Wakes the processes that wait. Any tenant could have thousands of threads sleep on the word, so no more are woken than
+ * processes may wait for this one; one that is not woken asks again on its own. */
+static void wake_sleepers(const struct ct_gateway *gateway, uint32_t limit)
 {
+    _Atomic uint32_t *wake_word = &gateway->gate.arbitration->wake_word;
     int saved_errno = errno;
     fetch_add_release(wake_word, 1);
-    syscall(SYS_futex, wake_word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    syscall(SYS_futex, wake_word, FUTEX_WAKE, limit, NULL, NULL, 0);
     errno = saved_errno;
 }
 
@@ -154,10 +156,10 @@ static void wait_until_admitted(struct waiting *waiting, struct ct_gate_answer *
     struct ct_gateway *gateway = session->gateway;
     const struct ct_launch *launch = waiting->launch;
     int saved_errno = errno;
+    const uint32_t wake_limit = ct_gate_wake_limit(&gateway->gate);
     ct_unlock(session);
     if (answer->reason == CT_GATE_LIMIT && ct_gate_has_sleepers(&gateway->gate, waiting->since_ns))
-        wake_all(&gateway->gate.arbitration->wake_word); /* this tenant has used its share: tenants of equal priority
-                                                          * may run */
+        wake_sleepers(gateway, wake_limit); /* this tenant has used its share: tenants of equal priority may run */
     /* Also before a launch that was meant to overlap with its predecessors: it has to wait for them now. */
     ct_completions_close(session, launch->stream == CT_NO_STREAM ? NULL : launch->stream, launch->is_per_thread);
     ct_lock(session);
@@ -273,7 +275,7 @@ void ct_sync_end(uint64_t began_ticks, enum ct_awaited awaited, CUstream stream,
 {
     struct ct_session *session = ct_session();
     struct ct_gateway *gateway = session ? session->gateway : NULL;
-    int must_wake = 0;
+    uint32_t wake_limit = 0;
     if (session && session->trace.header)
         trace_sync(session, began_ticks);
     if (!gateway)
@@ -299,11 +301,11 @@ void ct_sync_end(uint64_t began_ticks, enum ct_awaited awaited, CUstream stream,
             ct_forecast_learn(&gateway->late, now_ns > gateway->awaited_ns ? now_ns - gateway->awaited_ns : 0);
         gateway->awaited_ns = 0;
         ct_gate_sync(&gateway->gate, after_sync->low_ns, after_sync->high_ns, 1, now_ns);
-        must_wake = ct_gate_has_sleepers(&gateway->gate, now_ns);
+        wake_limit = ct_gate_has_sleepers(&gateway->gate, now_ns) ? ct_gate_wake_limit(&gateway->gate) : 0;
     } else if (is_sole) {
         publish_return(session, now_ns);
     }
     ct_unlock(session);
-    if (must_wake)
-        wake_all(&gateway->gate.arbitration->wake_word);
+    if (wake_limit)
+        wake_sleepers(gateway, wake_limit);
 }

@@ -26,15 +26,14 @@ struct ct_gateway {
     struct ct_forecast late;
     uint64_t awaited_ns; /* predicted completion of the work that the host waits for; 0: it was already due */
     struct ct_completions completions;
-    uint64_t siblings, siblings_ns; /* launches of the tenant's other processes, and when that number last changed */
     struct ct_requests requests;
-    const void *file;
-    size_t bytes;
 };
 
-/* Maps the pages of the tenant's device; returns NULL if the node passed none, or not a valid gate file. */
-struct ct_gateway *ct_gateway_open(const struct ct_tenancy *tenancy, const struct ct_clock *clock, const char *records);
+/* Returns NULL if the process is unmanaged (NULL), or the node has no device for it. */
+struct ct_gateway *ct_gateway_open(const struct ct_membership *membership, const struct ct_clock *clock);
 void ct_gateway_close(struct ct_gateway *gateway);
+/* Uses the pages that the node passed when the process was attached again. Called with the lock held. */
+void ct_gateway_reattached(struct ct_session *session);
 
 static inline uint64_t ct_gateway_now(struct ct_session *session, uint64_t ticks)
 {
@@ -52,7 +51,7 @@ void ct_sync_end(uint64_t began_ticks, enum ct_awaited awaited, CUstream stream,
 /* What the other processes on the device have launched so far. */
 struct ct_quiescence {
     uint64_t launches;          /* by other tenants; 0: some of their work may be running */
-    uint64_t siblings;          /* by the tenant's other processes, plus one; 0: likewise */
+    uint64_t siblings;          /* by the tenant's other processes; 0: likewise */
     uint64_t from_ns, start_ns; /* when this was read, and when our own earlier work is expected to end */
 };
 struct ct_quiescence ct_others_quiescent(struct ct_session *session);

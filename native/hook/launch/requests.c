@@ -12,22 +12,8 @@ static uintptr_t this_thread(void)
 /* Returns the tenant's latency objective from the grant page. */
 static uint64_t slo_of(const struct ct_session *session)
 {
-    const struct ct_tenancy *tenancy = &session->tenancy;
     struct ct_grant grant;
-    int is_ours = tenancy->page && ct_grant_read(tenancy->page, &grant) == CT_GRANT_OK && grant.slot == tenancy->slot &&
-                  grant.generation == tenancy->generation;
-    return is_ours ? grant.slo_ns : 0;
-}
-
-/* Publishes when the oldest request in progress began. Called also if nothing has changed in this process: an older
- * request of another process may have been published instead, and have ended. */
-static void publish_oldest(struct ct_session *session, uint64_t began_ns, uint64_t now_ns)
-{
-    struct ct_requests *requests = &session->gateway->requests;
-    if (!began_ns && !requests->oldest_ns)
-        return;
-    ct_gate_request_oldest(session->gateway->gate.mine, requests->oldest_ns, began_ns, now_ns);
-    requests->oldest_ns = began_ns;
+    return ct_membership_grant(session->membership, &grant) ? grant.slo_ns : 0;
 }
 
 static uint64_t oldest_reported(const struct ct_requests *requests)
@@ -41,11 +27,12 @@ static uint64_t oldest_reported(const struct ct_requests *requests)
 
 /* Publishes the oldest reported request or, if the program reports none, the oldest detected one. Called also after
  * another process of the tenant has begun to report: otherwise a detected request would never end. */
-static void publish_oldest_in_process(struct ct_session *session, uint64_t now_ns)
+static void publish_oldest(struct ct_session *session)
 {
+    struct ct_gate *gate = &session->gateway->gate;
     const struct ct_requests *requests = &session->gateway->requests;
-    const int is_reported = ct_gate_request_is_reported(session->gateway->gate.mine);
-    publish_oldest(session, is_reported ? oldest_reported(requests) : ct_bursts_oldest(&requests->bursts), now_ns);
+    const int is_reported = ct_gate_request_is_reported(gate);
+    ct_gate_request_oldest(gate->mine, is_reported ? oldest_reported(requests) : ct_bursts_oldest(&requests->bursts));
 }
 
 /* ---- detected requests -------------------------------------------------------------------------------------------- */
@@ -56,16 +43,16 @@ void ct_requests_resume(struct ct_session *session, uint32_t launch, uint64_t no
     struct ct_bursts *bursts = &gateway->requests.bursts;
     struct ct_burst_ends ends;
     ct_burst_resume(bursts, launch, now_ns, &ends);
-    for (uint32_t i = 0; i < ends.count && !ct_gate_request_is_reported(gateway->gate.mine); i++)
+    for (uint32_t i = 0; i < ends.count && !ct_gate_request_is_reported(&gateway->gate); i++)
         ct_gate_request_ended(gateway->gate.mine, ends.latency_ns[i], slo_of(session));
-    publish_oldest_in_process(session, now_ns);
+    publish_oldest(session);
 }
 
 void ct_requests_waited(struct ct_session *session, uint64_t took_ns, uint64_t now_ns)
 {
     struct ct_gateway *gateway = session->gateway;
     ct_burst_waited(&gateway->requests.bursts, this_thread(), took_ns, now_ns);
-    publish_oldest_in_process(session, now_ns);
+    publish_oldest(session);
 }
 
 void ct_requests_polled(CUresult result)
@@ -77,7 +64,7 @@ void ct_requests_polled(CUresult result)
     ct_lock(session);
     const uint64_t now_ns = ct_gateway_now(session, ct_clock_ticks(&session->clock));
     ct_burst_polled(&gateway->requests.bursts, this_thread(), result == CUDA_SUCCESS, now_ns);
-    publish_oldest_in_process(session, now_ns);
+    publish_oldest(session);
     ct_unlock(session);
 }
 
@@ -113,7 +100,7 @@ uint64_t cotenant_hook_request_begin(uint64_t arrived_ns, uint64_t *began_ns)
         requests->began_ns[index] = *began_ns;
         requests->end += index == requests->end;
     }
-    publish_oldest(session, oldest_reported(requests), now_ns);
+    publish_oldest(session);
     ct_unlock(session);
     return index;
 }
@@ -132,7 +119,7 @@ void cotenant_hook_request_end(uint64_t index, uint64_t began_ns)
         requests->end--;
     ct_gate_request_set_reported(session->gateway->gate.mine);
     ct_gate_request_ended(session->gateway->gate.mine, now_ns > began_ns ? now_ns - began_ns : 0, slo_of(session));
-    publish_oldest(session, oldest_reported(requests), now_ns);
+    publish_oldest(session);
     ct_unlock(session);
 }
 
@@ -144,6 +131,6 @@ void cotenant_hook_request_took(uint64_t latency_ns)
     ct_lock(session);
     ct_gate_request_set_reported(session->gateway->gate.mine);
     ct_gate_request_ended(session->gateway->gate.mine, latency_ns, slo_of(session));
-    publish_oldest(session, oldest_reported(&session->gateway->requests), ct_clock_monotonic_ns());
+    publish_oldest(session);
     ct_unlock(session);
 }

@@ -10,7 +10,6 @@ enum { CT_REQUESTS_MAX = 256 }; /* reported requests in progress; of further one
 /* Accessed with the session's lock held. */
 struct ct_requests {
     struct ct_bursts bursts;
-    uint64_t oldest_ns; /* as published; the page may have an older one of another process */
     uint64_t end; /* all entries from this index on are free */
     uint64_t began_ns[CT_REQUESTS_MAX];
 };

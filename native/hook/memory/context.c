@@ -4,7 +4,7 @@
 
 static uint64_t context_bytes(struct ct_memory *memory)
 {
-    return memory ? load_relaxed(&memory->ledger.file->context_bytes) : 0;
+    return memory ? ct_ledger_context_bytes(&memory->ledger) : 0;
 }
 
 uint64_t ct_memory_home(struct ct_memory *memory)

@@ -30,9 +30,8 @@ void ct_fault_record(CUresult result)
         if (FATAL_RESULTS[i] != result)
             continue;
         struct ct_memory *memory = ct_memory();
-        struct ct_ledger_line *line = memory ? load_seq_cst(&memory->ledger.line) : NULL;
         uint64_t none = 0;
-        if (line)
-            atomic_compare_exchange_strong(&line->fault, &none, (uint64_t)result);
+        if (memory)
+            atomic_compare_exchange_strong(&memory->ledger.page->line.fault, &none, (uint64_t)result);
     }
 }

@@ -39,12 +39,12 @@ static uint64_t find_index(const struct ct_holdings *holdings, unsigned held, ui
 /* Updates the number of contexts and the size of the code in the ledger, which the node reads. */
 static void update_line(struct ct_memory *memory, const struct ct_holding *holding, uint64_t sign)
 {
-    struct ct_ledger_line *line = load_seq_cst(&memory->ledger.line);
+    struct ct_ledger_line *line = &memory->ledger.page->line;
     int is_own = holding->home == holding->key || holding->home >= CT_HOME_ENDING;
     int is_context = holding->held == CT_HELD_PRIMARY || (holding->held == CT_HELD_CONTEXT && is_own);
-    if (line && is_context)
+    if (is_context)
         atomic_fetch_add(&line->contexts, sign);
-    else if (line && (holding->held == CT_HELD_MODULE || holding->held == CT_HELD_LIBRARY))
+    else if (holding->held == CT_HELD_MODULE || holding->held == CT_HELD_LIBRARY)
         atomic_fetch_add(&line->code_bytes, sign * holding->bytes);
 }
 

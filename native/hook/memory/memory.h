@@ -5,7 +5,7 @@
 #ifndef COTENANT_HOOK_MEMORY_MEMORY_H
 #define COTENANT_HOOK_MEMORY_MEMORY_H
 
-#include "hook/entry/tenancy.h"
+#include "hook/entry/membership.h"
 #include "hook/memory/supplies.h"
 #include "hook/entry/session.h"
 #include "ledger/ledger.h"
@@ -45,10 +45,10 @@ struct ct_holdings {
 
 struct ct_memory {
     struct ct_ledger ledger;
-    struct ct_tenancy tenancy;
+    const struct ct_membership *membership;
+    uint64_t attachments;         /* their number when the ledger was opened */
     _Atomic uint64_t quota_bytes; /* the last quota that was in force; 0: none */
     _Atomic int is_online;
-    _Atomic int claiming; /* one thread at a time tries to claim a line */
     _Atomic int lock;     /* protects the holdings; never held during a driver call or a wait */
     struct ct_holdings holdings;
     struct ct_supplies supplies;
@@ -64,6 +64,9 @@ static inline struct ct_memory *ct_memory(void)
         return ct_memory_open();
     return load_acquire(&page->memory);
 }
+
+/* Uses the process's place in the tenant table after it was attached again. */
+void ct_memory_reattached(struct ct_memory *memory);
 
 /* ---- reservations ------------------------------------------------------------------------------------------------- */
 
@@ -85,7 +88,8 @@ CUresult ct_memory_reserve(struct ct_memory *memory, enum ct_ledger_kind kind, u
 void ct_memory_release(struct ct_memory *memory, enum ct_ledger_kind kind, uint64_t bytes);
 
 /* Called if the driver is out of memory although the quota permits the allocation: publishes the amount for the node, and
- * returns whether to call the driver again. For online tenants only, and for 12 s at most. Used between reserve and end as
+ * returns whether to call the driver again. For online tenants only, if the node can reclaim the memory from offline
+ * tenants, and for 12 s at most. Used between reserve and end as
  *     struct ct_memory_wait wait = {0};
  *     do result = CT_NEXT(call)(...); while (ct_memory_should_retry(memory, &wait, bytes, result)); */
 struct ct_memory_wait {

@@ -45,16 +45,14 @@ void ct_share_freed(struct ct_memory *memory, enum ct_ledger_kind kind, uint64_t
 
 int ct_share_add(struct ct_memory *memory, enum ct_ledger_role role, uint64_t key, uint64_t bytes)
 {
-    return ct_ledger_share_add(&memory->ledger, role, key, bytes) ||
-           (!load_seq_cst(&memory->ledger.line) && !ct_memory_quota(memory));
+    return ct_ledger_share_add(&memory->ledger, role, key, bytes);
 }
 
 int ct_share_opens(struct ct_memory *memory, uint64_t key)
 {
     if (!memory)
         return 1;
-    const struct ct_ledger *ledger = &memory->ledger;
-    return ct_share_add(memory, CT_LEDGER_IMPORT, key, ct_ledger_exported_bytes(ledger->file, ledger->bytes, key));
+    return ct_share_add(memory, CT_LEDGER_IMPORT, key, ct_ledger_exported_bytes(&memory->ledger, key));
 }
 
 /* Invalidates the measurement, because after the owner's death the device may have attributed the memory to this

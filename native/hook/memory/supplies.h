@@ -127,7 +127,7 @@ void ct_graph_settle(const struct ct_growth *growth, CUresult result);
 /* ---- share.c ------------------------------------------------------------------------------------------------------ */
 
 uint64_t ct_share_key_of_file(int descriptor); /* 0: the file does not identify the memory */
-/* Returns 0 if the ledger has no space for it. A process without a line is not counted, unless there is a quota. */
+/* Returns 0 if the ledger has no space for it. */
 int ct_share_add(struct ct_memory *memory, enum ct_ledger_role role, uint64_t key, uint64_t bytes);
 /* Called before memory of another process is opened, so that its owner cannot free it unnoticed in between; returns 0
  * if the ledger has no space. ct_share_closed() is called after it was closed or could not be opened. */

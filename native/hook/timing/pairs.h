@@ -12,7 +12,7 @@ struct ct_pair {
     const struct ct_identity *identity;
     uint64_t untimed_before;         /* number of untimed launches before it: a gap is measured only if there was none
                                       * since */
-    uint64_t alone_since;            /* ct_tenancy_alone_since() at its begin */
+    uint64_t alone_since;            /* ct_membership_alone_since() at its begin */
     struct ct_quiescence quiescence; /* launches of other processes at its begin */
     uint64_t begin_ticks;            /* 0: the stream was busy, and the work starts directly after the event */
     double late_ns;                  /* the host's delay between the event and the launch, to be subtracted if the

@@ -113,7 +113,7 @@ static int is_clean(struct ct_session *session, const struct ct_pair *pair, uint
 {
     if (session->gateway && !session->is_measuring && !ct_siblings_were_quiescent(session, &pair->quiescence))
         return 0;
-    if (pair->alone_since && pair->alone_since == ct_tenancy_alone_since(&session->tenancy))
+    if (pair->alone_since && pair->alone_since == ct_membership_alone_since(session->membership))
         return 1;
     if (!session->gateway)
         return 0;

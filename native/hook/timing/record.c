@@ -1,7 +1,9 @@
-/* The record file of a process: created at its first GPU call, extended entry by entry, and never read by the
+/* The record of a process: created at its first GPU call, extended entry by entry, and never read by the
  * process. */
 #define _GNU_SOURCE
 #include "hook/timing/record.h"
+
+#include "hook/entry/sealed_memory.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -11,6 +13,10 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
 
 static const uint64_t MAGIC = UINT64_C(0x31434552544f43); /* "COTREC1" in little-endian bytes */
 
@@ -49,14 +55,23 @@ static int allocate_once(const struct ct_record *record, off_t at, off_t bytes)
     return is_ours && !result;
 }
 
+/* Allocates the pages through the mapping, because no descriptor is kept. A kernel before 5.14 does not know the request;
+ * there the pages are allocated at their first use, which fails only if the system has no memory left. */
+static int populate(const struct ct_record *record, off_t at, off_t bytes)
+{
+    const off_t page = sysconf(_SC_PAGESIZE), start = at / page * page;
+    return madvise((char *)record->header + start, (size_t)(at + bytes - start), MADV_POPULATE_WRITE) == 0 ||
+           errno == EINVAL;
+}
+
 /* Called within a launch, with the lock held: preserves errno, and is not a cancellation point. */
 int ct_record_reserve(const struct ct_record *record, off_t at, off_t bytes)
 {
-    if (!record->path[0])
+    if (!record->path[0] && !record->is_sealed)
         return 1; /* the record is in private memory */
     int saved_errno = errno, cancelled;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancelled);
-    int is_allocated = allocate_once(record, at, bytes);
+    int is_allocated = record->is_sealed ? populate(record, at, bytes) : allocate_once(record, at, bytes);
     pthread_setcancelstate(cancelled, &cancelled);
     errno = saved_errno;
     return is_allocated;
@@ -107,6 +122,22 @@ int ct_record_open(struct ct_record *record, const char *directory, int is_measu
     return 1;
 }
 
+int ct_record_in_sealed_memory(struct ct_record *record, int is_measuring)
+{
+    void *memory;
+    int descriptor = is_size_permitted() ? ct_sealed_memory_make("cotenant-record", CT_RECORD_BYTES,
+                                                                 CT_RECORD_HEADER_BYTES, &memory)
+                                         : -1;
+    if (descriptor < 0)
+        return -1;
+    madvise(memory, CT_RECORD_BYTES, MADV_DONTDUMP);
+    record->path[0] = 0;
+    record->is_sealed = 1;
+    record->header = memory;
+    init_header(record->header, is_measuring);
+    return descriptor;
+}
+
 int ct_record_in_memory(struct ct_record *record, int is_measuring)
 {
     const int kind = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
@@ -117,6 +148,15 @@ int ct_record_in_memory(struct ct_record *record, int is_measuring)
     madvise(record->header, CT_RECORD_BYTES, MADV_DONTFORK);
     init_header(record->header, is_measuring);
     return 1;
+}
+
+void ct_record_discard(struct ct_record *record)
+{
+    if (record->path[0])
+        unlink(record->path);
+    store_release(&record->header->magic, 0); /* the receiver of its descriptor ignores it */
+    munmap(record->header, CT_RECORD_BYTES);
+    *record = (struct ct_record){0};
 }
 
 /* Returns whether entry `number` of a table has memory; several are allocated at a time, because the call is slow. */

@@ -1,4 +1,4 @@
-/* The record of a process's GPU work: a shared file that outlives the process. Read by hook/record.py.
+/* The record of a process's GPU work: shared memory that outlives the process. Read by hook/record.py.
  *
  * It consists of a header page, a table of kernels, a table of intervals, and the ring buffer of trace.h. A count in
  * the header is incremented after its entry is complete. The numbers in an entry are updated without a lock, so a
@@ -82,19 +82,25 @@ enum {
 };
 
 struct ct_record {
-    char path[1024];
+    char path[1024]; /* empty: it is not a file in a directory */
+    int is_sealed;   /* it is a sealed memory file */
     dev_t device;
     ino_t inode;
     uint32_t kernels_ready, intervals_ready; /* entries whose memory is allocated */
     struct ct_record_header *header;
 };
 
-/* Creates a file in the directory; returns 0 on failure. */
+/* Creates a file in the directory; returns 0 on failure. Another process of the same user can truncate it, which would
+ * end this one with SIGBUS; it is for tests and benchmarks. */
 int ct_record_open(struct ct_record *record, const char *directory, int is_measuring);
+/* The same in a sealed memory file; returns its descriptor, or -1. */
+int ct_record_in_sealed_memory(struct ct_record *record, int is_measuring);
 /* The same in private memory, which ends with the process. */
 int ct_record_in_memory(struct ct_record *record, int is_measuring);
+/* Removes a record that nothing was recorded in. */
+void ct_record_discard(struct ct_record *record);
 
-/* Allocates the memory of a part of the file; returns 0 if there is none. */
+/* Allocates the memory of a part of the record; returns 0 if there is none. */
 int ct_record_reserve(const struct ct_record *record, off_t at, off_t bytes);
 
 /* Return the next free entry, with its memory allocated, because a full disk would otherwise kill the program later;

@@ -129,7 +129,7 @@ void ct_timing_await_pair(struct ct_session *session)
 int ct_timing_must_wait(struct ct_session *session, CUstream stream, int is_per_thread)
 {
     CUstreamCaptureMode mode;
-    if (session->gateway->gate.is_mps || ct_tenancy_alone_since(&session->tenancy) ||
+    if (session->gateway->gate.is_mps || ct_membership_alone_since(session->membership) ||
         ct_others_quiescent(session).launches)
         return 0;
     int was_relaxed = ct_capture_relax(&mode);
@@ -181,7 +181,7 @@ static struct ct_pair *begin_relaxed(struct ct_session *session, CUstream stream
 struct ct_pair *ct_timing_begin(struct ct_session *session, CUstream stream, int is_per_thread, int must_bound)
 {
     struct ct_timing *timing = session->timing;
-    const uint64_t alone_since = ct_tenancy_alone_since(&session->tenancy);
+    const uint64_t alone_since = ct_membership_alone_since(session->membership);
     const struct ct_quiescence quiescence = session->gateway ? ct_others_quiescent(session) : (struct ct_quiescence){0};
     CUstreamCaptureMode mode;
     if (!session->is_measuring) {

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from cotenant import __version__
 from cotenant.cli.parser import Parser
-from cotenant.errors import CotenantError
+from cotenant.errors import CotenantError, WorldError
+
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_MACHINE_ERRORS: Final = (*_NO_SPACE, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.EIO)
+"""Errors that the user's machine causes, in whatever command."""
 
 
 class CommandEntry(NamedTuple):
@@ -83,17 +90,52 @@ def run_command(parser: Parser, words: Sequence[str]) -> int:
     """Parse the words, run the command they name, and return the exit code."""
     options = parser.parse_args(words)
     try:
-        code: int = options.command(options)
+        with _interruptible():
+            code: int = options.command(options)
+            sys.stdout.flush()  # a full disk is reported here, and not by Python while it exits
     except CotenantError as error:
-        print(f"cotenant: {error}", file=sys.stderr, flush=True)
+        _report(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         # The reader of our output closed the pipe. Python would report that again while it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 141
+    except OSError as error:
+        if error.errno not in _MACHINE_ERRORS:
+            raise
+        _discard_output()
+        where = "" if error.filename is None else f": {os.fsdecode(error.filename)}"
+        remedy = "free some space, or make it writable" if error.errno in _NO_SPACE else "check who may use it"
+        _report(f"{error.strerror}{where}; {remedy}")
+        return WorldError.exit_code
     return code
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C raise `KeyboardInterrupt` inside the block, and end the process before and after it."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_DFL:  # called by a program with its own rule
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _discard_output() -> None:
+    """Let Python discard what standard output cannot take; it would report that again while it exits."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _report(text: str) -> None:
+    """Print a line on standard error, which may be on a full disk too."""
+    with contextlib.suppress(OSError):
+        print(f"cotenant: {text}", file=sys.stderr, flush=True)
 
 
 def parser_for(words: Sequence[str]) -> Parser:

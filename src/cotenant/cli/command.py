@@ -17,10 +17,19 @@ from cotenant.cli.flags import SECTION_TITLES, FieldName, flags_of, overlay
 from cotenant.cli.parser import Parser
 from cotenant.errors import ConfigError, WorldError
 from cotenant.node.config.file import Config, validate
-from cotenant.node.directories import Directories, client_directories, config_file, load_config, resolve_directories
+from cotenant.node.directories import (
+    Directories,
+    client_directories,
+    config_file,
+    load_config,
+    own_directories,
+    resolve_directories,
+)
 
 OUTPUT: Final = "Output"
 """The heading of the flags that choose how results are printed."""
+RESTRICTED: Final = "only your own tenants are shown, because you do not operate this node"
+"""The line for an ordinary user."""
 _PIPE_WIDTH: Final = 100_000
 """The width of output that does not go to a terminal: wider than any line, so that nothing is cut or wrapped."""
 
@@ -149,6 +158,11 @@ def load(options: argparse.Namespace) -> tuple[Config, Directories]:
     config = overlay(load_config(path, required=named), given_flags(options), getattr(options, "devices", ()))
     validate(config)
     return config, resolve_directories(config.directories, os.environ, os.geteuid())
+
+
+def load_own(options: argparse.Namespace) -> Directories:
+    """Return the directories for the caller's own files, such as profiles, whatever node it uses."""
+    return own_directories(load(options)[1], os.environ, os.geteuid())
 
 
 def find(options: argparse.Namespace) -> tuple[Config, Directories]:

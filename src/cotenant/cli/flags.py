@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
+import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -12,6 +13,7 @@ import msgspec
 from cotenant.cluster.config import ClusterConfig
 from cotenant.cluster.config_agent import AgentConfig
 from cotenant.errors import ConfigError
+from cotenant.node.config.access import OperatorsConfig
 from cotenant.node.config.control import ControlConfig
 from cotenant.node.config.file import (
     Config,
@@ -32,6 +34,7 @@ NO_GPUS: Final = "none"
 SECTIONS: Final[dict[str, type[Section]]] = {
     "directories": DirectoriesConfig,
     "node": NodeConfig,
+    "operators": OperatorsConfig,
     "run": RunConfig,
     "protect": ProtectConfig,
     "control": ControlConfig,
@@ -43,6 +46,7 @@ SECTIONS: Final[dict[str, type[Section]]] = {
 SECTION_TITLES: Final = {
     "directories": "Files",
     "node": "Daemon",
+    "operators": "Operators",
     "run": "Tenant",
     "protect": "Protection",
     "control": "Online-share control",
@@ -65,6 +69,8 @@ _FLAG_NAMES: Final[dict[FieldName, str]] = {
     ("directories", "runtime"): "runtime-dir",
     ("directories", "state"): "state-dir",
     ("node", "grace"): "reconnect-grace",
+    ("operators", "users"): "operator-users",
+    ("operators", "groups"): "operator-groups",
     ("cluster", "grace"): "lease-grace",
     ("cluster", "switch"): "move-gain",
 }
@@ -103,7 +109,7 @@ def flags_of(section: str) -> tuple[Flag, ...]:
         metas = [meta for meta in getattr(field.type, "__metadata__", ()) if isinstance(meta, msgspec.Meta)]
         about = "".join(meta.description or "" for meta in metas)
         default = plain(field.default)
-        default_text = "" if default in (None, "", "0s", "0B", "0%") else f" (default {default})"
+        default_text = "" if default in (None, "", "0s", "0B", "0%", []) else f" (default {default})"
         option, metavar = option_of(section, field.name), _metavar(section, field)
         about = about[:1].upper() + about[1:].rstrip(".") if not about.startswith("soft:") else about
         flags.append(Flag(option, (section, field.name), metavar, about, default_text, _heading(section, field.name)))
@@ -119,9 +125,16 @@ def _metavar(section: str, field: Any) -> str:
     """Return the placeholder of the value in the help."""
     kinds: dict[object, str] = {DurationNs: "DURATION", SizeBytes: "SIZE", ShareOfWhole: "PERCENT", int: "N"}
     inner = getattr(field.type, "__origin__", field.type)
+    if _is_list(field.type):
+        return f"{field.name.upper()[:-1]},..."
     if inner is str:
         return "DIR" if section == "directories" else field.name.upper()
     return kinds.get(inner, "N")
+
+
+def _is_list(kind: Any) -> bool:
+    """Return whether a field is a list, which a flag gives as words separated by commas."""
+    return typing.get_origin(getattr(kind, "__origin__", kind)) is tuple
 
 
 def overlay(config: Config, flags: Mapping[FieldName, Any], gpus: Sequence[str] = ()) -> Config:
@@ -160,6 +173,8 @@ def _value_of(name: str, section: type[Section], field: Any, value: Any) -> Any:
     option = option_of(name, field.name)
     if not value.isascii() and any(0xD800 <= ord(letter) <= 0xDFFF for letter in value):
         raise ConfigError(option, value, "is not UTF-8 text; write it in UTF-8")
+    if _is_list(field.type):
+        value = [name.strip() for name in value.split(",") if name.strip()]
     try:
         return msgspec.convert(value, field.type, dec_hook=decode_quantity, strict=False)
     except msgspec.ValidationError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -40,7 +39,7 @@ def configure_gpu(parser: Parser) -> None:
 
 
 def _gpu(options: argparse.Namespace) -> int:
-    gpu_snapshots = snapshots(load(options)[1], find(options)[1].socket, os.environ, watch=options.watch)
+    gpu_snapshots = snapshots(load(options)[1], find(options)[1], os.environ, watch=options.watch)
     console = output()
     if options.json:
         for snapshot in gpu_snapshots:
@@ -62,26 +61,24 @@ class GpuSnapshot(msgspec.Struct, frozen=True):
     tenants: dict[int, str]
 
 
-def snapshots(own: Directories, socket: Path, environ: Mapping[str, str], *, watch: bool) -> Iterator[GpuSnapshot]:
+def snapshots(own: Directories, node: Directories, environ: Mapping[str, str], *, watch: bool) -> Iterator[GpuSnapshot]:
     """Yield one snapshot of the GPUs, or with `watch` one every second without end."""
     soft = softgpu_directory(environ, home(own))
     with nvml(soft):
         while True:
             readings = read_gpus(soft)
-            yield GpuSnapshot(
-                readings, _tenants(socket, [process.pid for gpu in readings for process in gpu.processes])
-            )
+            yield GpuSnapshot(readings, _tenants(node, [process.pid for gpu in readings for process in gpu.processes]))
             if not watch:
                 return
             pause(_REFRESH_S)
 
 
-def _tenants(socket: Path, pids: Sequence[int]) -> dict[int, str]:
+def _tenants(node: Directories, pids: Sequence[int]) -> dict[int, str]:
     """Return the tenant of each process: the one whose `cotenant run` process is its ancestor."""
     if not pids:
         return {}
     try:
-        names = {view.tenant.pid: view.tenant.name for view in list_tenants(socket).tenants}
+        names = {view.tenant.pid: view.tenant.name for view in list_tenants(node).tenants}
     except (WorldError, PeerError):
         return {}  # without a node there are no tenants, and the GPUs can still be shown
     owners = {pid: next((names[ancestor] for ancestor in ancestors(pid) if ancestor in names), "") for pid in pids}

@@ -81,5 +81,5 @@ def _man(options: argparse.Namespace) -> int:
         for name, page in manual_pages(full_parser(), __version__).items():
             (folder / name).write_text(page, encoding="utf-8")
     except OSError as error:
-        raise WorldError(f"cannot write {error.filename}: {error.strerror}; choose another directory") from None
+        raise WorldError(f"cannot write to {options.output}: {error.strerror}; choose another directory") from None
     return 0

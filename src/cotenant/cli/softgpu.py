@@ -222,7 +222,7 @@ def write_models(
             )
             paths.append(path)
     except OSError as error:
-        raise WorldError(f"cannot write {error.filename}: {error.strerror}") from None
+        raise WorldError(f"cannot write to {folder}: {error.strerror}; choose another folder") from None
     return paths
 
 

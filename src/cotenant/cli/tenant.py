@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from cotenant.cli.command import (
+    RESTRICTED,
     add_flags,
     add_program,
     configure,
@@ -16,6 +18,7 @@ from cotenant.cli.command import (
     given_flags,
     group,
     load,
+    load_own,
     output,
     print_json,
     print_line,
@@ -96,7 +99,7 @@ def configure_set(parser: Parser) -> None:
 
 
 def configure_self(parser: Parser) -> None:
-    configure(parser, _self, json=True)
+    configure(parser, _self, "directories", json=True)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -115,10 +118,10 @@ def run_program(options: argparse.Namespace, example: str) -> tuple[int, list[Pr
 
     command = program_of(options, example)
     config, directories = find(options)
-    own_directories = load(options)[1]
+    own_directories = load_own(options)
     with outcome_file(config.run.outcome) as outcomes:
         variables = read_variables(config.run.variables)
-        environment = {**variables, **environment_of(config.run.gpu, own_directories, {**os.environ, **variables})}
+        environment = {**variables, **environment_of(config.run.gpu, load(options)[1], {**os.environ, **variables})}
         run_config = apply_hami_limits(config.run, given_flags(options), os.environ, print_line)
         validate_limit(run_config)
         spec = spec_of(run_config, command, selected_gpu(config.run.gpu, os.environ))
@@ -144,16 +147,19 @@ def run_program(options: argparse.Namespace, example: str) -> tuple[int, list[Pr
 def _ps(options: argparse.Namespace) -> int:
     from cotenant.cli.render.requests import served_so_far, show_requests, with_requests
     from cotenant.cli.render.tenants import accounts_of, show_tenants, tenants_json
-    from cotenant.node.client.connection import list_tenants
+    from cotenant.node.client.connection import list_tenants, read_activity
 
     directories = find(options)[1]
-    registry = list_tenants(directories.socket)
-    accounts, served = accounts_of(directories.pages, registry), served_so_far(directories.pages, registry)
+    registry, activity = list_tenants(directories), read_activity(directories)
+    accounts, served = accounts_of(activity), served_so_far(activity, registry)
+    ledgers = [gpu.ledger for gpu in activity.gpus if gpu.ledger is not None]
+    if registry.is_restricted:
+        print_line(RESTRICTED)
     if options.json:
-        print_json(with_requests(tenants_json(registry, accounts), served))
+        print_json(with_requests(tenants_json(registry, accounts, ledgers), served))
     else:
         console = output()
-        show_tenants(console, registry, accounts, with_departed=options.all)
+        show_tenants(console, registry, accounts, with_departed=options.all, ledgers=ledgers)
         show_requests(console, registry, served)
     return 0
 
@@ -169,7 +175,7 @@ def _resume(options: argparse.Namespace) -> int:
 def _set_paused(options: argparse.Namespace, *, paused: bool) -> int:
     from cotenant.node.client.commands import set_paused
 
-    confirmation = set_paused(find(options)[1].socket, options.names, all_offline=options.all_offline, paused=paused)
+    confirmation = set_paused(find(options)[1], options.names, all_offline=options.all_offline, paused=paused)
     if options.json:
         print_json({"tenants": confirmation.tenants, "paused": paused})
     else:
@@ -185,7 +191,7 @@ def _set_paused(options: argparse.Namespace, *, paused: bool) -> int:
 def _evict(options: argparse.Namespace) -> int:
     from cotenant.node.client.commands import evict
 
-    confirmation = evict(find(options)[1].socket, options.names, options.grace)
+    confirmation = evict(find(options)[1], options.names, options.grace)
     if options.json:
         print_json({"tenants": confirmation.tenants})
     else:
@@ -213,17 +219,17 @@ def _set(options: argparse.Namespace) -> int:
         field, value = ("--slo", options.slo) if priority is None else ("--priority", priority)
         raise ConfigError(field, value, "set priority, objective and share with one command each")
     if priority is not None:
-        confirmation = set_priority(directories.socket, options.name, priority)
+        confirmation = set_priority(directories, options.name, priority)
         message = f"{options.name} has priority {priority}"
     elif slo_ns is not None:
-        confirmation = set_objective(directories.socket, options.name, slo_ns)
+        confirmation = set_objective(directories, options.name, slo_ns)
         message = f"{options.name} has {describe_objective(slo_ns)}"
     elif values:
-        confirmation = set_share(directories.socket, options.name, share_ppm, limit)
+        confirmation = set_share(directories, options.name, share_ppm, limit)
         parts = [] if share_ppm is None else [f"a share of {format_share(share_ppm)}"]
         message = f"{options.name} has {' and '.join(parts + ([] if limit is None else [f'limit {limit}']))}"
     else:
-        confirmation = set_rules(directories.socket, config.node, rules)
+        confirmation = set_rules(directories, config.node, rules)
         message = f"rules in force: {describe_rules(confirmation.rules)}"
     if options.json:
         changed = {"tenants": confirmation.tenants, "priority": priority, "slo_ns": slo_ns, "share_ppm": share_ppm}
@@ -235,11 +241,17 @@ def _set(options: argparse.Namespace) -> int:
 
 def _self(options: argparse.Namespace) -> int:
     from cotenant.cli.render.tenants import show_grant
-    from cotenant.gate.grant_file import own_grant
+    from cotenant.node.client.connection import own_grant
 
-    grant = own_grant(os.environ)
+    named = os.environ.get("COTENANT_SOCKET", "")
+    path = Path(named) if named else find(options)[1].tenant_socket
+    if not named and not path.exists():
+        raise ConfigError(
+            "COTENANT_SOCKET", "", "this process is no tenant; run the program with: cotenant run -- COMMAND"
+        )
+    answer = own_grant(path)
     if options.json:
-        print_json(msgspec.structs.asdict(grant))
+        print_json(msgspec.structs.asdict(answer.grant))
     else:
-        show_grant(output(), grant, os.environ.get("COTENANT_TENANT", ""))
+        show_grant(output(), answer.grant, answer.tenant)
     return 0

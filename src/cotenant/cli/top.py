@@ -1,11 +1,10 @@
-"""`cotenant top`: read the gates' pages every second and show the activity of each GPU's tenants."""
+"""`cotenant top`: ask the node for the gates' counters every second and show the activity of each GPU's tenants."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -13,31 +12,24 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from cotenant.cli.command import configure, find, group, output, print_json
+from cotenant.cli.command import RESTRICTED, configure, find, group, output, print_json, print_line
 from cotenant.cli.parser import Parser
 from cotenant.cli.render.requests import ServedBySlot, requests_table, served_json
 from cotenant.cli.render.tables import capped, table
 from cotenant.cli.render.tenants import rules_json
-from cotenant.errors import ConfigError, CotenantError, InvariantError, WorldError
+from cotenant.errors import ConfigError
 from cotenant.gate.activity import DeviceSnapshot, GateState, TenantActivity, activity_between
-from cotenant.gate.gate_file import devices_in, read_gate_snapshot
 from cotenant.gate.ledger import LedgerAccount
-from cotenant.gate.ledger_file import read_ledger_snapshot
 from cotenant.gate.request_counts import request_stats_between
 from cotenant.gate.rules import GateRules
-from cotenant.node.client.connection import list_tenants
+from cotenant.node import wire
+from cotenant.node.client.connection import list_tenants, read_activity
 from cotenant.node.decision_log import describe_rules
 from cotenant.node.directories import Directories
-from cotenant.node.host import same_promises
-from cotenant.node.journal import NodeJournalReader, last_settings
 from cotenant.node.model.gpu import Gpu
 from cotenant.node.model.protection import GpuWatch, Health
-from cotenant.node.model.tenant import TenantView
 from cotenant.node.policy.limit.share import share_of
-from cotenant.node.state.node import NodeMachine
-from cotenant.runner.clock import LiveClock, pause
-from cotenant.runner.host import Divergence, replay
-from cotenant.runner.journal_file import Recovery
+from cotenant.runner.clock import pause
 from cotenant.units.share import WHOLE_PPM
 from cotenant.units.text import counted, format_share, round_duration, round_share, round_size
 
@@ -69,7 +61,7 @@ def _top(options: argparse.Namespace) -> int:
     if options.seconds is not None and (options.seconds < 1 or options.once):
         raise ConfigError("--seconds", options.seconds, "write a whole number of at least 1, without --once")
     once = options.once or (options.json and options.seconds is None)
-    activities = watch(find(options)[1], 1 if once else options.seconds)
+    activities = watch(find(options)[1], 1 if once else options.seconds, print_line)
     console = output()
     if options.json:
         for activity in activities:
@@ -103,50 +95,32 @@ class DeviceActivity(msgspec.Struct, frozen=True):
 class NodeActivity(msgspec.Struct, frozen=True):
     """The activity of the tenants of all GPUs between two snapshots."""
 
-    is_served: bool
-    """Whether the node daemon answered."""
     seconds: float
     devices: list[DeviceActivity]
 
 
 class _NodeNames:
-    """The names of tenants by slot and generation and the names of GPUs, from the daemon or from its journal."""
+    """The names of tenants by slot and generation, their objectives, and the GPUs."""
 
-    def __init__(self, directories: Directories) -> None:
-        self._directories = directories
-        self._is_read = False
+    def __init__(self) -> None:
         self._tenants: dict[tuple[int, int], str] = {}
         self._slo_ns: dict[tuple[int, int], int] = {}
         self._gpus: list[Gpu] = []
         self._watches: list[GpuWatch] = []
-        self.is_served = False
 
-    def refresh(self) -> None:
-        """Ask the daemon; if it does not answer, read its journal once: it does not grow without the daemon."""
-        try:
-            registry = list_tenants(self._directories.socket, PERIOD_S)
-        except CotenantError:
-            self.is_served, self._watches = False, []
-            if not self._is_read:
-                self._is_read = True
-                self._read_journal()
-            return
-        self.is_served, self._is_read = True, False
+    def refresh(self, registry: wire.TenantList) -> None:
+        """Take the names from the node's list; a tenant that just left is still shown by its name."""
         self._gpus, self._watches = registry.gpus, registry.devices
-        views = registry.tenants
-        for view in views:
-            self._add_names(view)
+        for view in registry.tenants:
+            grant = view.tenant.grant
+            self._tenants[grant.slot, grant.generation] = view.tenant.name
+            self._slo_ns[grant.slot, grant.generation] = grant.slo_ns
 
     def tenant(self, activity: TenantActivity) -> str:
         return self._tenants.get((activity.slot, activity.generation), f"slot {activity.slot}/{activity.generation}")
 
     def slo_ns(self, activity: TenantActivity) -> int:
         return self._slo_ns.get((activity.slot, activity.generation), 0)
-
-    def _add_names(self, view: TenantView) -> None:
-        grant = view.tenant.grant
-        self._tenants[grant.slot, grant.generation] = view.tenant.name
-        self._slo_ns[grant.slot, grant.generation] = grant.slo_ns
 
     def gpu(self, index: int) -> Gpu:
         return self._gpus[index] if index < len(self._gpus) else Gpu("", 0)
@@ -157,45 +131,34 @@ class _NodeNames:
         watch = self._watches[index]
         return f"{watch.health.value}{f': {watch.why}' if watch.why else ''}"
 
-    def _read_journal(self) -> None:
-        """Read as much of the journal as is valid: without names the slots are shown by number."""
-        machine = NodeMachine()
-        with contextlib.suppress(WorldError, InvariantError, Divergence):
-            replay(machine, Recovery(self._directories.journal, NodeJournalReader).turns(), same_promises)
-        for view in machine.tenants():
-            self._add_names(view)
-        settings = last_settings(self._directories.journal)
-        self._gpus = [] if settings is None else list(settings.gpus)
 
-
-def watch(directories: Directories, times: int | None) -> Iterator[NodeActivity]:
-    """Yield the activity of each second, `times` times or without end."""
-    clock = LiveClock(0)  # the pages hold instants of the kernel's monotonic clock
-    names = _NodeNames(directories)
-    before = _snapshots(directories, clock)
+def watch(
+    directories: Directories, times: int | None, report: Callable[[str], None] = lambda _: None
+) -> Iterator[NodeActivity]:
+    """Yield the activity of each second, `times` times or without end; `report` receives one line about limits."""
+    names = _NodeNames()
+    activity = read_activity(directories)
+    if activity.is_restricted:
+        report(RESTRICTED)
+    before = _snapshots(activity)
     snapshots = deque([before], REQUEST_PERIODS)
-    if not before:
-        list_tenants(
-            directories.socket, PERIOD_S
-        )  # raises if there is neither a page nor a node; a node without a GPU answers
     while times is None or times > 0:
         pause(PERIOD_S)
-        after = _snapshots(directories, clock)
-        names.refresh()
-        yield _activity(before, after, names, _ledgers(directories, list(after)), snapshots[0])
+        names.refresh(list_tenants(directories))
+        activity = read_activity(directories)
+        after = _snapshots(activity)
+        yield _activity(before, after, names, _ledgers(activity), snapshots[0])
         before = after
         snapshots.append(after)
         times = None if times is None else times - 1
 
 
-def _snapshots(directories: Directories, clock: LiveClock) -> dict[int, DeviceSnapshot]:
-    snapshots = [read_gate_snapshot(directories.pages, gpu, clock.now()) for gpu in devices_in(directories.pages)]
-    return {snapshot.gpu: snapshot for snapshot in snapshots if snapshot is not None}
+def _snapshots(activity: wire.Activity) -> dict[int, DeviceSnapshot]:
+    return {gpu.gate.gpu: gpu.gate for gpu in activity.gpus if gpu.gate is not None}
 
 
-def _ledgers(directories: Directories, gpus: Sequence[int]) -> dict[int, Mapping[int, LedgerAccount]]:
-    snapshots = [read_ledger_snapshot(directories.pages, gpu) for gpu in gpus]
-    return {snapshot.gpu: snapshot.accounts for snapshot in snapshots if snapshot is not None}
+def _ledgers(activity: wire.Activity) -> dict[int, Mapping[int, LedgerAccount]]:
+    return {gpu.ledger.gpu: gpu.ledger.accounts for gpu in activity.gpus if gpu.ledger is not None}
 
 
 def _activity(
@@ -217,7 +180,7 @@ def _activity(
         devices.append(
             DeviceActivity(gpu, device.name, snapshot.rules, tenants, health, memory_bytes, accounts, served)
         )
-    return NodeActivity(names.is_served, elapsed_ns / 1e9, devices)
+    return NodeActivity(elapsed_ns / 1e9, devices)
 
 
 def _served(
@@ -256,7 +219,7 @@ def top_json(activity: NodeActivity) -> dict[str, Any]:
         }
         for device in activity.devices
     ]
-    return {"served": activity.is_served, "seconds": activity.seconds, "devices": devices}
+    return {"seconds": activity.seconds, "devices": devices}
 
 
 def _rules(rules: GateRules) -> str:
@@ -285,8 +248,6 @@ def top_tables(activity: NodeActivity, width: int) -> RenderableType:
             parts += [_use(tenants, held), _waits(tenants), *_stale_admissions(tenants)]
             served = [(name, device.served[tenant.slot]) for name, tenant in tenants if tenant.slot in device.served]
             parts += [requests_table("", served)] if served else []
-    if not activity.is_served and activity.devices:
-        parts.append(Text("the node daemon is down: its tenants continue under these rules", style="yellow"))
     if any(device.tenants for device in activity.devices):
         parts.append(Text(_NOTE, style="dim"))
     else:

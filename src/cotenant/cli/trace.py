@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cotenant import __version__
-from cotenant.cli.command import configure, group, load, output, print_json, print_line
+from cotenant.cli.command import configure, group, load_own, output, print_json, print_line
 from cotenant.cli.parser import Parser
 from cotenant.errors import ConfigError, CotenantError, WorldError
 from cotenant.hook.launch_ring import LaunchRings
@@ -60,7 +60,7 @@ def _trace(options: argparse.Namespace) -> int:
     if options.output:
         check_output(options.output)  # before the recording, not after it
     seconds = 0.0 if options.last else seconds_of(options.seconds)
-    recording = record(load(options)[1], seconds, Console(stderr=True), print_line)
+    recording = record(load_own(options), seconds, Console(stderr=True), print_line)
     if options.output:
         with Console(stderr=True).status("writing"):  # appears on terminals only
             summary = write(recording, options.output)

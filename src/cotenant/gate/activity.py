@@ -14,7 +14,7 @@ from cotenant.units.share import WHOLE_PPM
 
 
 class GateCounts(msgspec.Struct, frozen=True):
-    """The counters on a tenant's page, by the names in native/gate/pages.h; all zero on an unused page."""
+    """The counters on a gate page, or of a tenant, by the names in native/gate/pages.h; all zero on an unused page."""
 
     generation: int = 0
     quiet_ns: int = 0

@@ -1,4 +1,4 @@
-"""Find why a tenant waits at the gate, by running the gate's admission on a copy of its file."""
+"""Find why a process waits at the gate, by running the gate's admission on a copy of the pages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import enum
 from typing import Final
 
 from cotenant import _native
-from cotenant.gate.tenant_table import PAGE_BYTES, page_offset, read_page, read_tenant_table
+from cotenant.gate.tenant_table import (
+    TABLE_BYTES,
+    assemble_memory,
+    gate_page,
+    process_pages,
+    read_page,
+    read_processes,
+)
 from cotenant.units.instant import SECOND_NS, Instant
 from cotenant.units.value import Value
 
@@ -40,32 +47,33 @@ class HeldLaunch(Value, frozen=True):
     """The slots of active tenants of higher priority."""
 
 
-def find_hold(file: bytes, slot: int, generation: int, now: Instant) -> HeldLaunch | None:
-    """Return why a tenant waits at this instant, as the gate answers; None if it does not wait.
+def find_hold(memory: memoryview, index: int, generation: int, now: Instant) -> HeldLaunch | None:
+    """Return why a process waits at this instant, as the gate answers; None if it does not wait.
 
-    The pages do not show how much work the tenant's process has submitted. A launch that waits although the pages
-    would let it pass therefore waits for its own submitted work.
+    `memory` is laid out as that of a simulated device; `assemble_memory` makes it from copies of shared pages. The
+    pages do not show how much work the process has submitted. A launch that waits although the pages would let it pass
+    therefore waits for its own submitted work.
     """
-    page = _page(file, slot)
+    page = _page(memory, index)
     wanted_ns = page["wanted_ns"]
     if page["generation"] != generation or not wanted_ns or now - page["asked_ns"] > _ASKS_WITHIN_NS:
         return None
     may_fill = wanted_ns != _NEVER
     needed_ns = wanted_ns - 1 if may_fill else 0
-    gate = _native.Gate(bytearray(file), slot, generation)
+    processes = read_processes(memory)
+    pages = {process.index: process_pages(memory, process.index) for process in processes}
+    gate = _native.Gate(assemble_memory(bytes(memory[:TABLE_BYTES]), pages), index, generation)
     passes, reason, again_ns = gate.admit((needed_ns, needed_ns, 0, 0, int(may_fill)), now, now)
-    entries = read_tenant_table(file).entries
-    own_priority = next((entry.priority for entry in entries if entry.slot == slot), -1)
-    higher = [entry for entry in entries if entry.priority < own_priority]
-    active = [entry.slot for entry in higher if _is_active(_page(file, entry.slot), entry.generation, now)]
-    return HeldLaunch(HoldReason.BOUND if passes else HoldReason(reason), again_ns, tuple(active))
+    own_priority = next((process.entry.priority for process in processes if process.index == index), -1)
+    higher = [process for process in processes if process.entry.priority < own_priority]
+    active = {process.tenant for process in higher if _is_active(_page(memory, process.index), process.generation, now)}
+    return HeldLaunch(HoldReason.BOUND if passes else HoldReason(reason), again_ns, tuple(sorted(active)))
 
 
 def _is_active(page: dict[str, int], generation: int, now: Instant) -> bool:
     return page["generation"] == generation and now < max(page["quiet_ns"], page["busy_ns"])
 
 
-def _page(file: bytes, slot: int) -> dict[str, int]:
-    begin = page_offset(slot)
-    fields = read_page(file[begin : begin + PAGE_BYTES])
+def _page(memory: memoryview, index: int) -> dict[str, int]:
+    fields = read_page(gate_page(memory, index))
     return {name: word for name, word in fields.items() if isinstance(word, int)}

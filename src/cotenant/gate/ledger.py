@@ -8,28 +8,22 @@ import msgspec
 
 
 class LedgerLine(msgspec.Struct, frozen=True):
-    """The line of one process, by the names in native/ledger/ledger.h."""
+    """The line of one attached process, by the names in native/ledger/ledger.h, and what the node knows about it."""
 
-    slot: int
-    generation: int
-    line: int
-    owner: int
-    booked_bytes: int
+    index: int
+    pid: int
+    allocated_bytes: int
     own_bytes: int
-    own_version: int
     managed_bytes: int
-    begun: int
-    ended: int
     denied: int
     denied_bytes: int
     wanted_bytes: int
-    fault: int
+    contexts: int
+    code_bytes: int
     excess_bytes: int
-    measured_version: int
+    """What the device reports beyond `allocated_bytes` and `own_bytes`; may be negative."""
     held_bytes: int
     """The bytes that count towards the quota."""
-    contexts: int = 0
-    code_bytes: int = 0
 
 
 class LedgerAccount(msgspec.Struct, frozen=True):
@@ -42,6 +36,16 @@ class LedgerAccount(msgspec.Struct, frozen=True):
     denied_before: int = 0
     """The allocations of ended processes that the quota refused, and their bytes."""
     denied_bytes_before: int = 0
+    unattached_bytes: int = 0
+    """The part of `held_bytes` that no attached process has recorded."""
+    imported_bytes: int = 0
+    """Memory of other tenants that its processes have open; it counts for its owner."""
+    measured_bytes: int | None = None
+    """What the device attributes to its processes; None: unknown."""
+    unseen_bytes: int = 0
+    """Memory that its hook did not see."""
+    over_bytes: int = 0
+    """Measured memory beyond its quota."""
 
     @property
     def denied(self) -> int:
@@ -60,8 +64,12 @@ class LedgerAccount(msgspec.Struct, frozen=True):
 
 
 class LedgerSnapshot(msgspec.Struct, frozen=True):
-    """The ledger of a device at one instant; accounts by slot, also of slots that are free now."""
+    """The ledger of a device at one instant; accounts by slot."""
 
     gpu: int
     context_bytes: int
     accounts: Mapping[int, LedgerAccount]
+    foreign_bytes: int = 0
+    """Memory of processes that belong to no tenant."""
+    unmatched_bytes: int = 0
+    """Memory of processes that the node cannot find, because they are in another pid namespace."""

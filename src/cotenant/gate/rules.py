@@ -8,7 +8,7 @@ from typing import Final
 from cotenant.units.value import Value
 
 ENTRIES_LIMIT: Final = 96
-"""The maximum number of tenants of one device; as in native/gate/pages.h."""
+"""The maximum number of tenants of one device."""
 
 
 class GatePolicy(enum.Enum):
@@ -45,6 +45,19 @@ class GateEntry(Value, frozen=True):
     """The share of the device, among tenants of equal priority, to which it is limited."""
     static: bool = False
     """Whether the limit also applies while the rest of the device is idle."""
+
+
+class ProcessEntry(Value, frozen=True):
+    """One attached process of a tenant; the tenant table has an entry for each."""
+
+    index: int
+    """The place of its pages among those of all processes of the device."""
+    generation: int
+    """Unique among all processes that the node attached."""
+    tenant: int
+    """The slot of its tenant: processes with the same number share the tenant's account."""
+    entry: GateEntry
+    """The entry of its tenant."""
 
 
 class GateRules(Value, frozen=True):

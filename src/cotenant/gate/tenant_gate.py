@@ -1,4 +1,4 @@
-"""One tenant at the gate: drives the gate's C code as the hook does inside a process.
+"""One process of a tenant at the gate: drives the gate's C code as the hook does inside a process.
 
 It keeps a forecast of the host's next launch for each history of three launches (a blocking call counts as one), and
 asks the gate for each launch until it passes. Instants are arguments.
@@ -62,14 +62,14 @@ class TenantGate:
 
     def __init__(
         self,
-        file: WritableBuffer,
-        entry: tuple[int, int],
+        memory: WritableBuffer,
+        process: tuple[int, int],
         works: Sequence[LaunchEstimate],
         steps: Sequence[int],
         slo_ns: int = 0,
     ) -> None:
-        """Use the entry of this slot and generation in the device's file; `slo_ns` is the latency objective, or 0."""
-        self._gate = _native.Gate(file, *entry)
+        """Be the process of this index and generation on a device; `slo_ns` is the latency objective, or 0."""
+        self._gate = _native.Gate(memory, *process)
         self._slo_ns = slo_ns
         self._works = [
             (work.expect_ns, work.sure_ns, (int(work.may_fill), work.granularity_ns, work.kernel_count))
@@ -134,13 +134,13 @@ class TenantGate:
         self._gate.sync(*self._forecast(), True, now_ns)
         return self._gate.has_sleepers(now_ns)
 
-    def began(self, due_ns: int, now_ns: int) -> None:
+    def began(self, due_ns: int) -> None:
         """Begin a request that arrived at `due_ns`, as `cotenant.request()` does."""
-        self._gate.oldest(0, max(due_ns, 1), now_ns)
+        self._gate.oldest(max(due_ns, 1))
 
     def served(self, due_ns: int, now_ns: int) -> None:
         """End that request."""
-        self._gate.oldest(max(due_ns, 1), 0, now_ns)
+        self._gate.oldest(0)
         self._gate.requested(now_ns - due_ns, self._slo_ns)
 
     def _arrive(self, step: int, now_ns: int) -> None:

@@ -1,15 +1,16 @@
-"""Read and write tenant tables and tenant pages in any buffer, through the gate's C code."""
+"""Read and write tenant tables and gate pages in any buffer, through the gate's C code."""
 
 from __future__ import annotations
 
+import mmap
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
 from cotenant import _native
-from cotenant.gate.rules import GateEntry, GatePolicy, GateRules
+from cotenant.gate.rules import GateEntry, GatePolicy, GateRules, ProcessEntry
 
 PAGE_BYTES: Final = _native.GATE_PAGE_BYTES
-HEADER_PAGES: Final = 2
-"""The tenant table and the arbitration page precede the pages of the slots."""
+TABLE_BYTES: Final = _native.TABLE_BYTES
 _POLICIES: Final = (GatePolicy.OPEN, GatePolicy.STRICT, GatePolicy.FILL)
 _PAUSED: Final = 1
 _ONLINE: Final = 2
@@ -18,23 +19,51 @@ _STATIC: Final = 8
 WritableBuffer: TypeAlias = "bytearray | memoryview"
 
 
-def file_bytes(slots: int) -> int:
-    """Return the size of a gate file with this many slots."""
-    return PAGE_BYTES * (HEADER_PAGES + slots)
+def device_memory() -> memoryview:
+    """Return the pages of a simulated device in one buffer: an empty tenant table and the pages of all processes."""
+    memory = memoryview(mmap.mmap(-1, _native.PROCESSES_OFFSET + _native.PROCESSES * _native.PROCESS_BYTES))
+    format_tenant_table(memory)
+    return memory
 
 
-def page_offset(slot: int) -> int:
-    """Return the offset of a slot's page."""
-    return PAGE_BYTES * (HEADER_PAGES + slot)
+def page_offset(index: int) -> int:
+    """Return the offset of a process's gate page in the memory of a simulated device."""
+    return _native.PROCESSES_OFFSET + index * _native.PROCESS_BYTES
 
 
-def format_tenant_table(file: WritableBuffer, slots: int) -> None:
-    """Format the header of a file; an existing tenant table keeps its content."""
-    _native.tenant_table_init(file, slots)
+def process_pages(memory: bytes | WritableBuffer, index: int) -> bytes:
+    """Return a copy of all pages of a process in the memory of a simulated device."""
+    return bytes(memory[page_offset(index) : page_offset(index + 1)])
 
 
-def write_tenant_table(file: WritableBuffer, rules: GateRules) -> None:
-    """Replace the tenant table atomically for every reader."""
+def assemble_memory(table: bytes, pages: Mapping[int, bytes]) -> memoryview:
+    """Return the memory of a simulated device with a copy of a tenant table and of the pages of processes, by index."""
+    memory = device_memory()
+    memory[:TABLE_BYTES] = table
+    for index, copied in pages.items():
+        memory[page_offset(index) : page_offset(index + 1)] = copied
+    return memory
+
+
+def gate_page(memory: bytes | WritableBuffer, index: int) -> bytes:
+    """Return a copy of a process's gate page in the memory of a simulated device."""
+    return bytes(memory[page_offset(index) : page_offset(index) + PAGE_BYTES])
+
+
+def format_tenant_table(memory: WritableBuffer) -> None:
+    """Make zeroed memory an empty tenant table; an existing table keeps its contents."""
+    _native.tenant_table_init(memory)
+
+
+def one_process_each(entries: Sequence[GateEntry]) -> tuple[ProcessEntry, ...]:
+    """Return one process for each tenant, with the tenant's slot as its index, as in simulations."""
+    return tuple(ProcessEntry(entry.slot, entry.generation, entry.slot, entry) for entry in entries)
+
+
+def write_tenant_table(
+    memory: WritableBuffer, rules: GateRules, processes: Sequence[ProcessEntry] | None = None
+) -> None:
+    """Replace the tenant table atomically for every reader; None: each tenant of the rules has one process."""
     header = (
         _POLICIES.index(rules.policy),
         rules.bound_ns,
@@ -43,33 +72,48 @@ def write_tenant_table(file: WritableBuffer, rules: GateRules) -> None:
         rules.switch_ns,
         rules.spin_ppm,
     )
-    entries = [
-        (entry.slot, entry.generation, entry.priority, _flags_of(entry), entry.guaranteed_ppm, entry.limit_ppm)
-        for entry in rules.entries
-    ]
-    _native.tenant_table_write(file, header, entries)
+    listed = one_process_each(rules.entries) if processes is None else processes
+    _native.tenant_table_write(memory, header, [_words_of(process) for process in listed])
+
+
+def _words_of(process: ProcessEntry) -> tuple[int, int, int, int, int, int, int, int]:
+    entry = process.entry
+    shares = entry.guaranteed_ppm, entry.limit_ppm
+    return (
+        *(process.index, process.generation, entry.priority, _flags_of(entry)),
+        *(*shares, process.tenant, entry.generation),
+    )
 
 
 def _flags_of(entry: GateEntry) -> int:
     return entry.paused * _PAUSED + entry.online * _ONLINE + entry.ending * _ENDING + entry.static * _STATIC
 
 
-def read_tenant_table(file: bytes | WritableBuffer) -> GateRules:
-    """Return the tenant table; raise `ValueError` if the buffer holds none."""
-    header, entries = _native.tenant_table_read(file)
-    return GateRules(
-        _POLICIES[header[0]],
-        *header[1:],
-        tuple(
+def read_tenant_table(memory: bytes | WritableBuffer) -> GateRules:
+    """Return the rules and the tenants that have processes; raise `ValueError` if the buffer holds no table."""
+    header, _ = _native.tenant_table_read(memory)
+    tenants = {process.tenant: process.entry for process in read_processes(memory)}
+    return GateRules(_POLICIES[header[0]], *header[1:], tuple(tenants.values()))
+
+
+def read_processes(memory: bytes | WritableBuffer) -> tuple[ProcessEntry, ...]:
+    """Return the processes in a tenant table; raise `ValueError` if the buffer holds none."""
+    return tuple(
+        ProcessEntry(
+            index,
+            generation,
+            tenant,
             GateEntry(
-                *(slot, generation, priority, bool(flags & _ONLINE), bool(flags & _PAUSED), least),
+                *(tenant, tenant_generation, priority, bool(flags & _ONLINE), bool(flags & _PAUSED), least),
                 *(bool(flags & _ENDING), limit, bool(flags & _STATIC)),
-            )
-            for slot, generation, priority, flags, least, limit in entries
-        ),
+            ),
+        )
+        for index, generation, priority, flags, least, limit, tenant, tenant_generation in _native.tenant_table_read(
+            memory
+        )[1]
     )
 
 
 def read_page(page: bytes | WritableBuffer) -> dict[str, int | list[int]]:
-    """Return a tenant's page by the field names of native/gate/pages.h."""
+    """Return a gate page by the field names of native/gate/pages.h."""
     return _native.page_read(page)

@@ -183,11 +183,11 @@ class SharingHarness:
                 _, errors = node.communicate()
                 raise WorldError(f"the node did not start: {errors.strip()[-200:]}")
             with contextlib.suppress(CotenantError):
-                list_tenants(self.directories.socket)
+                list_tenants(self.directories)
                 self._policy = policy
                 return
             pause(0.05)
-        raise WorldError(f"the node does not answer at {self.directories.socket}")
+        raise WorldError(f"the node does not answer at {self.directories.tenant_socket}")
 
     def record(self, load: Workload) -> None:
         """Record a profile of every kernel of a load, alone, once."""

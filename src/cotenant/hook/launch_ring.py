@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from cotenant.hook.record import ReadAt, kernels_of
-from cotenant.hook.records import TASK_FILE
+from cotenant.hook.record import kernels_of
+from cotenant.hook.records import TASK_FILE, open_record, reader
 from cotenant.hook.ring_format import RingEntries, decode_entries, read_ring
 from cotenant.trace.recording import Program, ProgramEventKind, TracedKernel
 
@@ -65,21 +65,16 @@ def latest_kernel(home: Path, pids: Sequence[int]) -> str:
 
 class _Ring:
     def __init__(self, path: Path) -> None:
-        # Without O_NONBLOCK this would block if the tenant replaced the file by a pipe.
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        self.descriptor = open_record(path)
         self.fetched: list[RingEntries] = []
         self._path = path
         self._after = 0
         self._lost = 0
         self._name = _task_of(path.parent.parent) or "program"
 
-    def _read_at(self) -> ReadAt:
-        # The file is read, not mapped: a tenant that truncates it would otherwise cause SIGBUS here.
-        return lambda at, length: os.pread(self.descriptor, length, at)
-
     def poll(self) -> None:
         with contextlib.suppress(OSError):
-            fetched = read_ring(self._read_at(), self._after)
+            fetched = read_ring(reader(self.descriptor), self._after)
             if fetched.data:
                 self.fetched.append(fetched)
                 # Entries that were overwritten before the first poll do not count as lost.
@@ -89,7 +84,7 @@ class _Ring:
     def program(self) -> Program:
         kernels = []
         with contextlib.suppress(OSError):
-            for timing in kernels_of(self._read_at()):
+            for timing in kernels_of(reader(self.descriptor)):
                 mean_ns = timing.device.total // timing.device.count if timing.device.count else 0
                 kernels.append(TracedKernel(timing.kernel.function, timing.kernel.work, mean_ns))
         events = sorted(

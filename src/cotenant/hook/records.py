@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from cotenant.gate.shared_pages import ONE_WRITER
 from cotenant.hook.record import ReadAt, Record, decode_record
+from cotenant.hook.ring_format import RECORD_BYTES
 
 _RECORDS_LIMIT: Final = 4096
 _PROCESSES_LIMIT: Final = 4096
@@ -22,35 +26,49 @@ def read_records(directory: Path, task: str) -> Iterator[Record]:
     """Yield every record of a directory in the order of names; other files are skipped."""
     for path in sorted(directory.glob("record-*"))[:_RECORDS_LIMIT]:
         with contextlib.suppress(OSError):
-            # Without O_NONBLOCK this would block if the tenant replaced the file by a pipe.
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            descriptor = open_record(path)
             try:
-                record = decode_record(_reader(descriptor), task)
+                record = decode_record(reader(descriptor), task)
             finally:
                 os.close(descriptor)
             if record is not None:
                 yield record
 
 
-def _reader(descriptor: int) -> ReadAt:
-    # The file is read, not mapped: a tenant that truncates it would otherwise cause SIGBUS here.
-    return lambda at, length: os.pread(descriptor, length, at)
+def open_record(path: Path) -> int:
+    """Open a record for reading: a regular file, or a link to a sealed memory file; raise `OSError` if it is neither.
 
-
-def link_tenant_files(directory: Path, page: int, gate: Sequence[int] = (), ledger: Sequence[int] = ()) -> None:
-    """Link a tenant's grant page and its device's gate and ledger into its record directory.
-
-    A child process may not have inherited the descriptors, or may have closed them.
+    The tenant may have replaced it by anything, so it is examined before it is opened: opening a pipe would block, and
+    opening a device could have effects.
     """
-    links = [
-        ("grant", page),
-        *(("gate", descriptor) for descriptor in gate[:1]),
-        *(("ledger", descriptor) for descriptor in ledger[:1]),
-    ]
-    for name, descriptor in links:
-        with contextlib.suppress(OSError):
-            (directory / name).unlink(missing_ok=True)  # of an earlier slot
-            (directory / name).symlink_to(Path(f"/proc/self/fd/{descriptor}").readlink())
+    found = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(found).st_mode):
+            raise OSError(errno.EINVAL, "a record must be a regular file", str(path))
+        descriptor = os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    finally:
+        os.close(found)
+    if path.is_symlink() and not is_sealed_record(descriptor):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "a link to a record must lead to a sealed memory file", str(path))
+    return descriptor
+
+
+def is_sealed_record(descriptor: int) -> bool:
+    """Return whether this is a memory file of the size of a record that only its creator can write."""
+    try:
+        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+    except OSError:  # it is no memory file
+        return False
+    return seals & ONE_WRITER == ONE_WRITER and os.fstat(descriptor).st_size == RECORD_BYTES
+
+
+def reader(descriptor: int) -> ReadAt:
+    """Return the function that reads a record.
+
+    It is read, not mapped: a tenant that truncates a file would otherwise cause SIGBUS here.
+    """
+    return lambda at, length: os.pread(descriptor, length, at)
 
 
 def lock_run_directory(run: Path) -> int:
@@ -81,11 +99,6 @@ def write_task_name(run: Path, task: str) -> None:
     """Write the name of a run, for commands that show it while it runs."""
     with contextlib.suppress(OSError):
         (run / TASK_FILE).write_text(task, encoding="utf-8", errors="replace")
-
-
-def has_record(directory: Path, pid: int) -> bool:
-    """Return whether this process has a record; the number is that of its own pid namespace."""
-    return any(directory.glob(f"record-{pid}-*"))
 
 
 def process_tree(pid: int) -> list[int]:

@@ -19,6 +19,8 @@ ENTRIES: Final = 65536
 HEADER: Final = struct.Struct("<8s4IQ")
 ENTRY: Final = struct.Struct("<QQIIIBBH")
 ENTRIES_AT: Final = RING_AT + 4096
+RECORD_BYTES: Final = ENTRIES_AT + ENTRIES * ENTRY.size
+"""The size of a whole record."""
 _KINDS: Final = {kind.value: kind for kind in ProgramEventKind}
 _LONGEST_NS: Final = 1 << 62
 

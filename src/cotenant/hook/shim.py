@@ -18,8 +18,8 @@ from cotenant.runner.process import run_and_capture
 DRIVER_NAME: Final = "libcuda.so.1"
 NVML_NAME: Final = "libnvidia-ml.so.1"
 RECORD_VARIABLE: Final = "COTENANT_RECORD"
-LEDGER_VARIABLE: Final = "COTENANT_LEDGER_FD"
-"""Two descriptors separated by a comma: the ledger of the tenant's device for reading and for writing."""
+SEALED_VARIABLE: Final = "COTENANT_RECORD_SEALED"
+"""If it is 1, the hook sends its record to the socket in the record directory, and creates no file there."""
 _PREFIX: Final = "libcotenant-"
 _DEFAULT_DIRECTORIES: Final = (
     "/usr/lib/x86_64-linux-gnu",

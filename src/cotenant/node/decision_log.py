@@ -37,8 +37,10 @@ from cotenant.node.model.event import (
     GpuRecovered,
     GpuSampled,
     GpusFound,
+    MemoryBypassed,
     MemoryRequested,
     MpsStatusChanged,
+    NodeReported,
     NodeRestored,
     NodeStarted,
     NodeStopping,
@@ -48,6 +50,7 @@ from cotenant.node.model.event import (
     PriorityChanged,
     QuitRequested,
     RulesChanged,
+    SettingsChanged,
     ShareChanged,
     TenantDrained,
     TenantFaulted,
@@ -94,6 +97,16 @@ def cause_of(why: str) -> str:
     """Return the cause of an action without its leading verb, for sentences that contain the verb already."""
     verb, _, cause = why.partition(": ")
     return cause if cause and verb in _VERBS else why
+
+
+def describe_bypass(event: MemoryBypassed) -> str:
+    """Return the memory of a tenant that its hook did not see or its quota does not allow, as a clause."""
+    parts = []
+    if event.unseen_bytes:
+        parts.append(f"{round_size(event.unseen_bytes)} that its hook did not see")
+    if event.over_bytes:
+        parts.append(f"{round_size(event.over_bytes)} more than its quota")
+    return f"it uses {' and '.join(parts) or 'no memory beyond its limits'}, {round_size(event.held_bytes)} in total"
 
 
 def describe_spec(spec: TenantSpec) -> str:
@@ -243,8 +256,21 @@ def _measurement(event: Event) -> str:
             return f"control proposes for GPU {adjustment.gpu} online share {describe_adjustment(adjustment)}"
         case TenantDrained(slot=slot, generation=generation):
             return f"slot {slot}/{generation} is drained"
+        case _:
+            return _memory_or_daemon(event)
+
+
+def _memory_or_daemon(event: Event) -> str:
+    """Return what happened to a tenant's memory or to the daemon itself in words."""
+    match event:
         case MemoryRequested(slot=slot, generation=generation, bytes=requested):
             return f"slot {slot}/{generation} requests {round_size(requested)} of device memory"
+        case MemoryBypassed(slot=slot, generation=generation):
+            return f"slot {slot}/{generation}: {describe_bypass(event)}"
+        case SettingsChanged(detail=detail):
+            return f"the settings change: {detail}"
+        case NodeReported(text=text):
+            return f"the daemon reports: {text}"
         case _:
             return "timer fired"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import grp
 import os
 import socket
 import stat
@@ -29,9 +28,19 @@ class Directories(msgspec.Struct, frozen=True):
     state: Path
 
     @property
-    def socket(self) -> Path:
-        """The Unix socket of the node."""
-        return self.runtime / "node.sock"
+    def tenant_socket(self) -> Path:
+        """The Unix socket at which everybody may join and see its own tenants."""
+        return self.runtime / "tenant.sock"
+
+    @property
+    def operator_socket(self) -> Path:
+        """The Unix socket at which operators may do everything."""
+        return self.runtime / "operator.sock"
+
+    @property
+    def token_key(self) -> Path:
+        """The key of the tokens of tenants, in a directory that only the node's user may enter."""
+        return self.runtime / "private" / "token.key"
 
     @property
     def lock(self) -> Path:
@@ -42,11 +51,6 @@ class Directories(msgspec.Struct, frozen=True):
     def journal_lock(self) -> Path:
         """The lock of the node that writes the journal."""
         return self.state / "journal.lock"
-
-    @property
-    def pages(self) -> Path:
-        """The directory of grant pages, gate files and ledgers."""
-        return self.runtime / "pages"
 
     @property
     def clock(self) -> Path:
@@ -90,8 +94,8 @@ def resolve_directories(config: DirectoriesConfig, environ: Mapping[str, str], u
     if config.state:
         state = Path(config.state)
     directories = Directories(runtime.absolute(), state.absolute())
-    if len(os.fsencode(directories.socket)) > _SOCKET_PATH_LIMIT:
-        remedy = f"is too long for a socket, choose a directory of at most {_SOCKET_PATH_LIMIT - 10} bytes"
+    if len(os.fsencode(directories.operator_socket)) > _SOCKET_PATH_LIMIT:
+        remedy = f"is too long for a socket, choose a directory of at most {_SOCKET_PATH_LIMIT - 14} bytes"
         raise ConfigError("directories.runtime", str(directories.runtime), remedy)
     return directories
 
@@ -112,12 +116,26 @@ def _in_shared_directory(uid: int) -> Path:
 def client_directories(own: Directories, environ: Mapping[str, str], config: DirectoriesConfig) -> Directories:
     """Return the directories of the node that a program uses.
 
-    This is root's node if its socket is writable and neither the environment nor the config names another directory.
+    This is root's node if its tenant socket is writable, and if neither the environment nor the config names another.
     """
     is_configured = environ.get("COTENANT_DIRECTORY") or config.runtime or config.state
-    if is_configured or not os.access(SYSTEM.socket, os.W_OK):
+    if is_configured or not os.access(SYSTEM.tenant_socket, os.W_OK):
         return own
     return SYSTEM
+
+
+def own_directories(named: Directories, environ: Mapping[str, str], uid: int) -> Directories:
+    """Return the directories for a user's own files: those named, unless they are of another user's node."""
+    try:
+        is_own = named.runtime.stat().st_uid == uid
+    except FileNotFoundError:
+        is_own = True
+    except OSError:
+        is_own = False
+    if is_own:
+        return named
+    others = {name: value for name, value in environ.items() if name != "COTENANT_DIRECTORY"}
+    return resolve_directories(DirectoriesConfig(), others, uid)
 
 
 def config_file(environ: Mapping[str, str], uid: int, given: str = "") -> tuple[Path, bool]:
@@ -158,24 +176,12 @@ def make_directory(path: Path, field: str) -> None:
         raise ConfigError(field, str(path), "is writable by everyone; choose a directory that only cotenant uses")
 
 
-def restrict_directory(path: Path, field: str, *, group_id: int = -1) -> None:
-    """Restrict a directory to its owner, or to a group that may enter it; the caller must hold its lock."""
+def restrict_directory(path: Path, field: str, mode: int = 0o700) -> None:
+    """Set the mode of a directory; the caller must hold its lock."""
     try:
-        path.chmod(0o710 if group_id >= 0 else 0o700)
-        if group_id >= 0:
-            os.chown(path, -1, group_id)
+        path.chmod(mode)
     except OSError as error:
         raise ConfigError(field, str(path), f"cannot be used: {error.strerror}; choose another") from None
-
-
-def group_id_of(name: str) -> int:
-    """Return the id of a group; -1 for an empty name."""
-    if not name:
-        return -1
-    try:
-        return grp.getgrnam(name).gr_gid
-    except KeyError:
-        raise ConfigError("node.group", name, "there is no such group; create it or name another") from None
 
 
 def take_lock(path: Path, holder_name: str = "a node") -> int:
@@ -183,7 +189,10 @@ def take_lock(path: Path, holder_name: str = "a node") -> int:
 
     `holder_name` is the subject of the error message if another process holds the lock.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise WorldError(f"cannot open the lock {path}: {error.strerror}; repair its directory") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -196,8 +205,12 @@ def take_lock(path: Path, holder_name: str = "a node") -> int:
         ) from None
     line = f"{os.getpid()}\n".encode()
     # The file is never empty between two holders, so that a reader always finds a holder.
-    os.pwrite(descriptor, line, 0)
-    os.ftruncate(descriptor, len(line))
+    try:
+        os.pwrite(descriptor, line, 0)
+        os.ftruncate(descriptor, len(line))
+    except OSError as error:
+        os.close(descriptor)
+        raise WorldError(f"cannot write the lock {path}: {error.strerror}; free space in its directory") from None
     return descriptor
 
 
@@ -218,8 +231,32 @@ def lock_holder(path: Path) -> int | None:
     return pid if Path(f"/proc/{pid}").exists() else None
 
 
-def listen(path: Path, group_id: int) -> socket.socket:
-    """Return the listening socket, created with restricted permissions; the stale socket of a dead node is replaced."""
+def verified_lock_holder(path: Path) -> int | None:
+    """Return the process that holds a lock by the kernel's own table; None if no process that wrote its number does.
+
+    The number in the file alone is not enough to signal a process: after a crash another process may have the same.
+    """
+    pid = lock_holder(path)
+    try:
+        inode = path.stat().st_ino
+        locks = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return None
+    # 1: FLOCK  ADVISORY  WRITE 3110 fe:00:9977876 0 EOF
+    fields = [line.split() for line in locks]
+    holders = [
+        int(words[4])
+        for words in fields
+        if len(words) >= 6 and words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(inode)
+    ]
+    return pid if pid in holders else None
+
+
+def listen(path: Path, mode: int, group_id: int = -1) -> socket.socket:
+    """Return a listening socket with this mode and group; the stale socket of a dead node is replaced.
+
+    Nobody else can connect before the mode is set.
+    """
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     before = os.umask(0o177)
@@ -227,8 +264,10 @@ def listen(path: Path, group_id: int) -> socket.socket:
         listener.bind(str(path))
     finally:
         os.umask(before)
-    if group_id >= 0:
+    try:
         os.chown(path, -1, group_id)
-        path.chmod(0o660)
+    except PermissionError:  # not a group of the node's user: the credentials of a peer decide alone
+        mode |= 0o006
+    path.chmod(mode)
     listener.listen(256)
     return listener

@@ -99,6 +99,7 @@ class NodeEffects:
         self._pages.revoke(action.slot, action.generation)
         if action.peer != NO_PEER:
             self._listener.farewell(action.peer, action.ending)
+        self._listener.released(action.slot, action.generation)
 
     def _neighbour_change(self, action: SetNeighbourCount) -> None:
         assert isinstance(action.where, int)  # only old journals have slots here, and their actions are not carried out
@@ -120,7 +121,7 @@ class NodeEffects:
         self._listener.signal(action.peer, action.kind, action.why, may_restart=action.may_restart)
 
     def _kill(self, action: KillTenant) -> None:
-        self._enforcer.kill(action.gpu, action.slot, action.pid)
+        self._enforcer.kill(action.gpu, action.slot, action.pid, keep_parent=action.keep_parent)
 
     def _suspend(self, action: SuspendTenant) -> None:
         self._listener.suspend(action.peer, action.why)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, TypeAlias
+
+import msgspec
 
 from cotenant.gate.grant import Grant
 from cotenant.gate.rules import GateEntry, GateRules
 from cotenant.node.model.action import SignalKind
 from cotenant.node.model.admission import Reject
+from cotenant.node.model.peer import PeerIdentity
+
+TenantKey: TypeAlias = tuple[int, int]
+"""Slot and generation of a tenant."""
 
 
 class Pages(Protocol):
@@ -77,12 +83,112 @@ class Ledgers(Protocol):
 class Enforcer(Protocol):
     """Acts on processes and on MPS servers."""
 
-    def kill(self, gpu: int, slot: int, pid: int) -> None:
-        """Kill a tenant: its parent process, and all processes that the ledger attributes to it."""
+    def kill(self, gpu: int, slot: int, pid: int, *, keep_parent: bool = False) -> None:
+        """Kill all processes of a tenant, its parent included unless `keep_parent`."""
         ...
 
     def restart_mps(self, gpu: int) -> None:
         """Start the MPS server of a device again."""
+        ...
+
+
+class ProcessPage(msgspec.Struct, frozen=True):
+    """The shared pages of one attached process, which all processes of its device map."""
+
+    gpu: int
+    index: int
+    generation: int
+    """The generation of the process, not of its tenant."""
+    epoch: int
+    """Increases with every attached process of the device."""
+    descriptor: int
+    """Owned by the registry of processes; valid until the process is removed."""
+
+
+class Attachment(msgspec.Struct, frozen=True):
+    """The result of attaching a process."""
+
+    index: int
+    generation: int
+    epoch: int
+    descriptors: tuple[int, ...]
+    """Those that accompany `attached`: the tenant's grant page and, with a device, its table and arbitration page."""
+
+
+class PageListener(Protocol):
+    """Receives what the registry of processes reports."""
+
+    def page_added(self, page: ProcessPage) -> None:
+        """Push a new process's pages to the other processes of the device; called before the table names it.
+
+        The registry returns these pages from `page` already.
+        """
+        ...
+
+    def last_process_left(self, tenant: TenantKey) -> None:
+        """Release a tenant that joined by itself: its last attached process has left."""
+        ...
+
+
+class Processes(Protocol):
+    """The registry of the tenants' processes, each identified by a pidfd of a socket peer."""
+
+    def listen(self, listener: PageListener) -> None:
+        """Set the receiver of reports, before the first process attaches."""
+        ...
+
+    def attach(
+        self, gpu: int, tenant: TenantKey, peer: PeerIdentity, descriptor: int, previous: tuple[int, int] | None
+    ) -> Attachment | Reject:
+        """Attach a process with its pages to a tenant; `gpu` -1: the node has no device.
+
+        `previous` is the index and generation that the process had before it reconnected; it keeps them if possible.
+        The registry owns `descriptor` from now on, also if it raises `PeerError` because the pages are not valid, and
+        duplicates `peer.pidfd`. It calls `page_added` before it writes the table. A refusal: no index is free.
+        """
+        ...
+
+    def disconnect(self, gpu: int, index: int, generation: int) -> None:
+        """The connection of an attached process closed: it leaves when it ends or 5 s later, unless it reattaches."""
+        ...
+
+    def supervise(self, tenant: TenantKey, peer: PeerIdentity) -> None:
+        """Register the process that joined for a tenant (`cotenant run`); its descendants belong to the tenant."""
+        ...
+
+    def remove(self, tenant: TenantKey) -> None:
+        """Forget all processes of a tenant whose slot was released; `last_process_left` is not called for it."""
+        ...
+
+    def page(self, gpu: int, index: int) -> ProcessPage | None:
+        """Return the present pages at an index; None if no process has it."""
+        ...
+
+    def pages(self, gpu: int) -> list[ProcessPage]:
+        """Return the pages of all attached processes of a device, by index."""
+        ...
+
+    def tenant_of(self, pid: int) -> TenantKey | None:
+        """Return the tenant of a process by descent: it or an ancestor is attached or supervises the tenant."""
+        ...
+
+    def related(self, peer: PeerIdentity) -> list[TenantKey]:
+        """Return the tenants that have a process in the peer's container cgroup or process group.
+
+        Only processes with the peer's user id count. The listener compares the fields of the join.
+        """
+        ...
+
+    def shares_container(self, tenant: TenantKey, peer: PeerIdentity) -> bool:
+        """Return whether a process of the tenant is in the same container cgroup as the peer."""
+        ...
+
+    def count(self, tenant: TenantKey) -> int:
+        """Return the number of attached processes of a tenant."""
+        ...
+
+    def signal(self, tenant: TenantKey, number: int) -> None:
+        """Send a signal to the tenant's attached processes and their descendants, through pidfds."""
         ...
 
 
@@ -103,6 +209,10 @@ class Listener(Protocol):
 
     def farewell(self, peer: int, ending: str) -> None:
         """Tell a peer that its slot is free again."""
+        ...
+
+    def released(self, slot: int, generation: int) -> None:
+        """Forget the processes of a tenant whose slot was released."""
         ...
 
     def signal(self, peer: int, kind: SignalKind, why: str, *, may_restart: bool) -> None:

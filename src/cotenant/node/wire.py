@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import struct
-from typing import Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
 from cotenant.errors import PeerError
+from cotenant.gate.activity import DeviceSnapshot
 from cotenant.gate.grant import Grant
+from cotenant.gate.hold_reason import HeldLaunch
+from cotenant.gate.ledger import LedgerSnapshot
 from cotenant.gate.rules import GateRules, Limit
 from cotenant.node.model.action import SignalKind
 from cotenant.node.model.admission import Reject
@@ -19,11 +22,15 @@ from cotenant.node.model.protection import GpuWatch
 from cotenant.node.model.tenant import Amount, Departure, Name, Priority, SharePpm, TenantSpec, TenantView
 from cotenant.units.histogram import Histogram
 
-VERSION: Final = 8
+VERSION: Final = 9
 FRAME_LIMIT_BYTES: Final = 64 << 10
 """The largest frame that a peer may send; the node's answers may be larger."""
 ANSWER_LIMIT_BYTES: Final = 32 << 20
 _LENGTH: Final = struct.Struct("<I")
+_FIELDS_LIMIT: Final = 16
+_TEXT_LIMIT: Final = 4096
+_GRANT_FILE_LIMIT: Final = 16384
+Text = Annotated[str, msgspec.Meta(max_length=_TEXT_LIMIT)]
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,6 +50,46 @@ class Resume(Message, frozen=True, tag="resume"):
     version: int
     slot: int
     generation: int
+
+
+class Attach(Message, frozen=True, tag="attach"):
+    """Request of the hook in a process to become a process of a tenant, which may have to join first.
+
+    One file descriptor accompanies it: the pages of the process. No other message of a peer may carry one.
+    """
+
+    version: int
+    fields: Annotated[dict[Text, Text], msgspec.Meta(max_length=_FIELDS_LIMIT)]
+    """The texts of the variables COTENANT_KIND, _PRIORITY, _SLO, _MEMORY, _SHARE, _TASK and _NAME that are set."""
+    grant: Annotated[str, msgspec.Meta(max_length=_GRANT_FILE_LIMIT)]
+    """The text of the file that COTENANT_GRANT names, or empty."""
+    token: Text
+    command: Text
+    visible: Text
+    """CUDA_VISIBLE_DEVICES of the process, or empty."""
+    index: int = -1
+    """After a reconnect, the index and the generation that the process had before; -1: it had none."""
+    generation: int = 0
+
+
+class OwnGrant(Message, frozen=True, tag="own-grant"):
+    """Request for the grant of the tenant that the calling process belongs to."""
+
+    version: int
+
+
+class GetSnapshot(Message, frozen=True, tag="snapshot"):
+    """Request for the counters of gates and ledgers, of the tenants that the caller may see."""
+
+    version: int
+
+
+class IssueToken(Message, frozen=True, tag="issue-token"):
+    """Request for a token with which one program may join with this spec, within this time."""
+
+    version: int
+    spec: TenantSpec
+    valid_ns: Amount
 
 
 class Leave(Message, frozen=True, tag="leave"):
@@ -106,6 +153,18 @@ class EvictTenants(Message, frozen=True, tag="evict"):
     grace_ns: Amount
 
 
+class GetStatus(Message, frozen=True, tag="get-status"):
+    """Request for the state of the daemon."""
+
+    version: int
+
+
+class Reload(Message, frozen=True, tag="reload"):
+    """Request to read the config again."""
+
+    version: int
+
+
 class Quit(Message, frozen=True, tag="quit"):
     """The tenant's parent was asked to end its program and requests a graceful exit."""
 
@@ -134,17 +193,69 @@ class RestartReport(Message, frozen=True, tag="restart-report"):
 
 
 class Welcome(Message, frozen=True, tag="welcome"):
-    """The peer is a tenant now.
-
-    File descriptors accompany it: the grant page and, where the tenant has a device, its gate file and its ledger file,
-    each once for reading and once for writing.
-    """
+    """The peer is a tenant now; the processes of its program attach by themselves."""
 
     version: int
     tenant: str
     grant: Grant
     environment: dict[str, str]
     """Variables for the program's environment."""
+
+
+class AttachAnswer(Message, frozen=True, tag="attached"):
+    """The peer is a process of a tenant now.
+
+    File descriptors accompany it: the grant page and, where the tenant has a device, the device's tenant table and
+    arbitration page.
+    """
+
+    version: int
+    slot: int
+    generation: int
+    gpu: int
+    index: int
+    process_generation: int
+    epoch: int
+    environment: dict[str, str]
+
+
+class Page(Message, frozen=True, tag="page"):
+    """The pages of another process of the device; one file descriptor accompanies it. The node sends it unasked."""
+
+    index: int
+    generation: int
+    epoch: int
+
+
+class OwnGrantAnswer(Message, frozen=True, tag="grant"):
+    """The tenant that the calling process belongs to, and its grant."""
+
+    tenant: str
+    grant: Grant
+
+
+class GpuActivity(msgspec.Struct, frozen=True):
+    """What the shared pages of one device show."""
+
+    gate: DeviceSnapshot | None
+    ledger: LedgerSnapshot | None
+    holds: dict[int, HeldLaunch]
+    """The launches that wait now, by slot."""
+
+
+class Activity(Message, frozen=True, tag="activity"):
+    """The counters of gates and ledgers of all devices, by number."""
+
+    version: int
+    gpus: list[GpuActivity]
+    is_restricted: bool = False
+    """Whether only the tenants of the caller are shown."""
+
+
+class Token(Message, frozen=True, tag="token"):
+    """A token for one join."""
+
+    token: str
 
 
 class Refusal(Message, frozen=True, tag="refusal"):
@@ -184,6 +295,47 @@ class TenantList(Message, frozen=True, tag="tenant-list"):
     """Monitor state by device index."""
     setpoints: list[OnlineShareSetpoint] = []
     """Online shares of the devices on which they are adjusted."""
+    is_restricted: bool = False
+    """Whether only the tenants of the caller are listed."""
+
+
+class NodeStatus(Message, frozen=True, tag="node-status"):
+    """The state of the daemon."""
+
+    version: int
+    node_version: str
+    pid: int
+    uptime_ns: int
+    runtime: str
+    state: str
+    config: str
+    """The config file, which need not exist; empty: unknown."""
+    sockets: list[str]
+    """The sockets that exist."""
+    slots: int
+    tenants: int
+    disconnected: int
+    """Tenants that have not reconnected yet."""
+    gpus: list[Gpu]
+    devices: list[GpuWatch]
+    storage: str
+    """Why nothing can be stored now, so that joins are refused; empty: storing works."""
+    kept_turns: int
+    """Turns that are in memory until storing works."""
+    dropped: int
+    """Requests that were refused or dropped without a record."""
+    mps: str
+    """"off", "ready" or "not ready"."""
+
+
+class ReloadResult(Message, frozen=True, tag="reload-result"):
+    """What a reload changed, as section.field; with an error nothing changed."""
+
+    config: str
+    """The config file that was read; empty: none."""
+    applied: list[str]
+    needs_restart: list[str]
+    error: str = ""
 
 
 class ProtocolViolation(Message, frozen=True, tag="protocol-violation"):
@@ -213,12 +365,33 @@ class Restore(Message, frozen=True, tag="restore"):
 
 Command: TypeAlias = Pause | SetPriority | SetShare | SetObjective | SetRules | EvictTenants
 """A request that changes something while the node runs."""
-Request: TypeAlias = (
-    Join | Resume | Leave | ListTenants | Command | Quit | SuspendResult | RestoreResult | RestartReport
-)
+ServiceRequest: TypeAlias = GetStatus | Reload
+"""A request about the daemon itself."""
+ParentReport: TypeAlias = Leave | Quit | SuspendResult | RestoreResult | RestartReport
+"""A message of a tenant's parent about its own tenant."""
+TenantRequest: TypeAlias = Join | Resume | Attach | OwnGrant | ListTenants | GetSnapshot | GetStatus | ParentReport
+"""A message that every peer may send."""
+OperatorRequest: TypeAlias = Command | IssueToken | Reload
+"""A request that only operators may send."""
+Request: TypeAlias = TenantRequest | OperatorRequest
 Push: TypeAlias = Signal | Suspend | Restore
-"""Messages that the node sends unasked; one may arrive before an expected answer."""
-Answer: TypeAlias = Welcome | Refusal | SlotReleased | Confirmation | TenantList | ProtocolViolation | Push
+"""Messages to a tenant's parent that the node sends unasked; one may arrive before an expected answer."""
+Answer: TypeAlias = (
+    Welcome
+    | AttachAnswer
+    | Page
+    | OwnGrantAnswer
+    | Activity
+    | Token
+    | Refusal
+    | SlotReleased
+    | Confirmation
+    | TenantList
+    | NodeStatus
+    | ReloadResult
+    | ProtocolViolation
+    | Push
+)
 
 
 class _AnyVersion(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import time
@@ -53,7 +54,8 @@ def load_clock(file: Path, not_before: Instant) -> LiveClock:
     except (OSError, ValueError, KeyError, TypeError):
         pass  # no file, or an unreadable one: a new clock is always correct
     clock = LiveClock(not_before=not_before)
-    file.write_text(json.dumps({"boot": boot, "offset_ns": clock.offset_ns}))
+    with contextlib.suppress(OSError):  # on a full disk; the next process then begins a new clock
+        file.write_text(json.dumps({"boot": boot, "offset_ns": clock.offset_ns}))
     return clock
 
 

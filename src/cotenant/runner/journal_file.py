@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -25,6 +26,15 @@ from cotenant.units.value import Value
 _MODE: Final = 0o600
 
 
+class JournalUnavailableError(WorldError):
+    """The journal cannot be written now; it holds all earlier turns and nothing of the present one."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        """`reason` is the cause in a few words, as the kernel names it."""
+        self.reason = reason
+        super().__init__(message)
+
+
 class FileJournal:
     """Appends to one file; a full segment is renamed to `NAME.1`, which replaces the segment before it.
 
@@ -37,6 +47,7 @@ class FileJournal:
         self._path = path
         self._is_synced = is_synced
         self._limit_bytes = limit_bytes
+        self._is_torn = False  # whether an incomplete turn must be removed before the next one
         self._file = self._open(path)
         self._segment = Segment(limit_bytes)
         with path.open("rb") as file:
@@ -52,34 +63,61 @@ class FileJournal:
         """Return the size of the present segment."""
         return self._segment.size_bytes
 
+    @property
+    def is_present(self) -> bool:
+        """Return whether the open file is still the one at its path, neither deleted nor replaced."""
+        try:
+            return os.path.samestat(os.fstat(self._file), self._path.stat())
+        except OSError:
+            return False
+
     def append(self, now: Instant, event: Value, actions: Sequence[Value]) -> bool:
         """Append one turn; return True when the next segment is due."""
-        data = encode_turn(now, event, actions)
-        self._write(data, is_synced=self._is_synced and bool(actions))
+        return self.append_encoded(encode_turn(now, event, actions), is_synced=self._is_synced and bool(actions))
+
+    def append_encoded(self, data: bytes, *, is_synced: bool = False) -> bool:
+        """Append turns of `encode_turn`, all or none; return True when the next segment is due."""
+        self._write(data, is_synced=is_synced)
         return self._segment.grow(len(data))
 
     def begin_segment(self, now: Instant, head: Value) -> None:
         """Begin a new segment; a rename makes it the journal once its head is written."""
+        self.replace(encode_turn(now, head, []))
+
+    def replace(self, turns: bytes) -> None:
+        """Begin a new segment with these turns of `encode_turn`; if it fails, the present segment stays in use."""
         new_path = self._path.with_name(self._path.name + ".new")
-        previous = self._path.with_name(self._path.name + ".1")
         try:
             new_path.unlink(missing_ok=True)
-            file = self._open(new_path)
-            old, self._file, self._segment = self._file, file, Segment(self._limit_bytes)
-            data = MAGIC + encode_turn(now, head, [])
-            self._write(data)
-            self._segment.grow(len(data))
-            os.fsync(file)
+            file = os.open(new_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, _MODE)
+            try:
+                self._write_all(file, MAGIC + turns)
+                os.fsync(file)
+                self._exchange(new_path)
+            except OSError:
+                os.close(file)
+                with contextlib.suppress(OSError):
+                    new_path.unlink(missing_ok=True)
+                raise
+        except OSError as error:
+            raise JournalUnavailableError(
+                f"cannot begin a new segment of {self._path}: {error.strerror}; repair its directory and restart",
+                error.strerror or str(error),
+            ) from None
+        os.close(self._file)
+        self._file, self._segment, self._is_torn = file, Segment(self._limit_bytes), False
+        data = MAGIC + turns
+        self._segment.resume(len(data), data[:BEGINNING_BYTES])
+        if self._is_synced:
+            sync_directory(self._path.parent)  # otherwise a power loss could leave the old file in its place
+
+    def _exchange(self, new_path: Path) -> None:
+        """Keep the present segment as the previous one, and make the new file the journal."""
+        previous = self._path.with_name(self._path.name + ".1")
+        if self._path.exists():  # it may have been deleted; the segment before it then stays
             previous.unlink(missing_ok=True)
             os.link(self._path, previous)
-            new_path.rename(self._path)
-            os.close(old)
-            if self._is_synced:
-                sync_directory(self._path.parent)  # otherwise a power loss could leave the old file in its place
-        except OSError as error:
-            raise WorldError(
-                f"cannot begin a new segment of {self._path}: {error.strerror}; repair its directory and restart"
-            ) from None
+        new_path.rename(self._path)
 
     def sync(self) -> None:
         """Write the file to the disk."""
@@ -96,17 +134,32 @@ class FileJournal:
             raise WorldError(f"cannot open the journal {path}: {error.strerror}; repair its directory") from None
 
     def _write(self, data: bytes, *, is_synced: bool = False) -> None:
-        view = memoryview(data)
         try:
-            while view:
-                view = view[os.write(self._file, view) :]
+            if self._is_torn:
+                os.ftruncate(self._file, self._segment.size_bytes)
+                self._is_torn = False
+            self._write_all(self._file, data)
             if is_synced:
                 os.fdatasync(self._file)
         except OSError as error:
-            # No action may be carried out that the journal does not hold, so the process must stop here.
-            raise WorldError(
-                f"cannot write the journal {self._path}: {error.strerror}; free space and restart"
+            self._remove_incomplete_turn()
+            # No action may be carried out that the journal does not hold: the caller must not continue with this turn.
+            raise JournalUnavailableError(
+                f"cannot write the journal {self._path}: {error.strerror}; free space and restart",
+                error.strerror or str(error),
             ) from None
+
+    def _write_all(self, file: int, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(file, view) :]
+
+    def _remove_incomplete_turn(self) -> None:
+        """Remove what was written of a turn; if that fails as well, the next write does it first."""
+        try:
+            os.ftruncate(self._file, self._segment.size_bytes)
+        except OSError:
+            self._is_torn = True
 
 
 class Recovery(Generic[AnyTurn]):

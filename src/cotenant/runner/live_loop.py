@@ -145,19 +145,22 @@ class LiveLoop(IoLoop, Generic[E]):
         self.post(self._wakeup)
 
 
-def stop_on_signals(loop: IoLoop, stop: Callable[[str], None]) -> None:
-    """Call `stop` in the loop with the reason when SIGTERM or SIGINT arrives."""
+def stop_on_signals(loop: IoLoop, stop: Callable[[str], None], reload: Callable[[], object] | None = None) -> None:
+    """Call `stop` in the loop with the reason when SIGTERM or SIGINT arrives, and `reload` when SIGHUP arrives."""
     reader, writer = socket.socketpair()
     reader.setblocking(False)
     writer.setblocking(False)
     signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, *(() if reload is None else (signal.SIGHUP,))):
         signal.signal(number, lambda *_: None)
 
     def read_signals(mask: int) -> None:
         del mask
         with contextlib.suppress(BlockingIOError):
             for number in reader.recv(64):
+                if reload is not None and number == signal.SIGHUP:
+                    reload()
+                    continue
                 stop(f"received {signal.Signals(number).name}")
 
     loop.watch(reader.fileno(), READ, read_signals)

@@ -31,6 +31,7 @@ _SIGSET_BYTES: Final = 128
 _SIGINFO_BYTES: Final = 128
 _SIGINFO: Final = struct.Struct("=Iii")  # of struct signalfd_siginfo: the number, an error, and the code
 _PR_SET_NAME: Final = 15
+_PR_SET_DUMPABLE: Final = 4
 NOT_FOUND: Final = 127
 _NOT_EXECUTABLE: Final = 126
 
@@ -113,6 +114,11 @@ def start_in_background(arguments: Sequence[str], log: Path) -> subprocess.Popen
 def name_process(name: str) -> None:
     """Set the process name that `ps` and `top` show."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def protect_process() -> None:
+    """Prevent other processes of the same user from opening this process's descriptors and memory through /proc."""
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def ancestors(pid: int) -> Iterator[int]:

@@ -9,7 +9,7 @@ import msgspec
 
 from cotenant.gate import tenant_gate
 from cotenant.gate.rules import GateEntry, GatePolicy, GateRules
-from cotenant.gate.tenant_table import file_bytes, format_tenant_table, page_offset, read_page, write_tenant_table
+from cotenant.gate.tenant_table import device_memory, gate_page, read_page, write_tenant_table
 from cotenant.simulate.oracle import OfflineKernels, Plan, plan_of
 from cotenant.softgpu.sim.device import DeviceConfig
 from cotenant.softgpu.sim.host import Client, Costs, LaunchGate, OpenGate
@@ -93,16 +93,14 @@ def play(policy: Policy, tenants: Sequence[Tenant], setting: RunSettings) -> Sha
         return SharedRun(
             played=DeviceSimulation(setting.device, clients, gates, setting.costs, setting.seed).play(_LONGEST_NS)
         )
-    file = bytearray(file_bytes(len(tenants)))
-    format_tenant_table(file, len(tenants))
-    write_tenant_table(file, _rules(_GATES[base], tenants, setting, sliced=sliced))
+    memory = device_memory()
+    write_tenant_table(memory, _rules(_GATES[base], tenants, setting, sliced=sliced))
     gates = [
-        tenant_gate.TenantGate(file, (index, 1), *works_of(tenant.load, 0 if sliced else setting.device.sm_count))
+        tenant_gate.TenantGate(memory, (index, 1), *works_of(tenant.load, 0 if sliced else setting.device.sm_count))
         for index, tenant in enumerate(tenants)
     ]
     played = DeviceSimulation(setting.device, clients, gates, setting.costs, setting.seed).play(_LONGEST_NS)
-    pages = (bytes(file[page_offset(index) : page_offset(index + 1)]) for index in range(len(tenants)))
-    return SharedRun(played=played, pages=tuple(read_page(page) for page in pages))
+    return SharedRun(played=played, pages=tuple(read_page(gate_page(memory, index)) for index in range(len(tenants))))
 
 
 def plan_oracle(alone: DeviceRun, offline: Workload, setting: RunSettings, allowance_ns: int, *, sliced: bool) -> Plan:

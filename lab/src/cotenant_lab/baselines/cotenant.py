@@ -13,7 +13,7 @@ import msgspec
 
 from cotenant.gate.grant import Grant, Kind
 from cotenant.gate.tenant_gate import TenantGate
-from cotenant.gate.tenant_table import file_bytes, format_tenant_table, page_offset, read_page, write_tenant_table
+from cotenant.gate.tenant_table import device_memory, gate_page, read_page, write_tenant_table
 from cotenant.node.model.control import Adjustment, ControlLimits, DeviceWindow, OnlineShareSetpoint
 from cotenant.node.model.tenant import Tenant, TenantSpec
 from cotenant.node.state.control import Control
@@ -55,9 +55,8 @@ class Steering:
         self._tables = TenantTables(self._tenants)
         self._control = Control(limits)
         self._windows = Windows(_GPU, 0)
-        self.file = bytearray(file_bytes(len(run.guests)))
+        self.memory = device_memory()
         self.turns: list[ShareChange] = []
-        format_tenant_table(self.file, len(run.guests))
         self._write()
 
     def on_period(self, now_ns: int) -> None:
@@ -73,13 +72,13 @@ class Steering:
     def gates(self) -> list[LaunchGate]:
         """Return each tenant's admission at the gate, as the hook performs it inside a process."""
         return [
-            TenantGate(self.file, (index, _GENERATION), *works_of(guest.load, self._sms), guest.slo_ns)
+            TenantGate(self.memory, (index, _GENERATION), *works_of(guest.load, self._sms), guest.slo_ns)
             for index, guest in enumerate(self._guests)
         ]
 
     def page(self, slot: int) -> dict[str, int | list[int]]:
         """Return the current content of a tenant's page."""
-        return read_page(bytes(self.file[page_offset(slot) : page_offset(slot + 1)]))
+        return read_page(gate_page(self.memory, slot))
 
     def adjust(self, adjustment: Adjustment, now_ns: int) -> None:
         """Apply a decision from now on."""
@@ -98,7 +97,7 @@ class Steering:
         )
 
     def _write(self) -> None:
-        write_tenant_table(self.file, self._tables.table(_GPU, self._rules))
+        write_tenant_table(self.memory, self._tables.table(_GPU, self._rules))
 
 
 def cotenant(run: RunSpec) -> SharingOutcome:

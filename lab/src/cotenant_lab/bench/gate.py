@@ -15,14 +15,13 @@ from typing import Any, Final
 import msgspec
 
 from cotenant.errors import WorldError
-from cotenant.gate import tenant_table
-from cotenant.gate.gate_file import LiveTenantTables, gate_path
-from cotenant.gate.grant_file import SLOT_VARIABLE
+from cotenant.gate.grant import Grant, Kind
 from cotenant.gate.rules import GateEntry, GateRules
 from cotenant.hook import probe, shim
 from cotenant.runner.clock import pause
 from cotenant.runner.process import run_and_capture, start_with_pipes
 from cotenant.softgpu import manage
+from cotenant_lab.bench.attach_server import AttachServer
 from cotenant_lab.errors import RunFailedError
 
 ONLINE: Final = 0
@@ -40,6 +39,7 @@ REQUEST: Final = 20
 LONG_KERNEL_NS: Final = 100_000
 LONG_PAUSE_NS: Final = 8_000_000
 _LOOK_S: Final = 0.001
+_ATTACH_TRIES: Final = 10_000
 _ENDLESS: Final = 10**9
 
 
@@ -83,10 +83,9 @@ class _GateSetup:
         self._home = home
         self._driver = driver
         self._base = base
-        self._gates = LiveTenantTables(home / "gates", 2)
         entries = (GateEntry(ONLINE, 1, 2, online=True), GateEntry(OFFLINE, 1, 7, online=False))
-        self._gates.set_table(0, GateRules(delay_ppm=delay_ppm, entries=entries))
-        self.file = gate_path(home / "gates", 0)
+        grants = [Grant(ONLINE, 1, Kind.ONLINE, 2, 0, 0, 0, 0), Grant(OFFLINE, 1, Kind.OFFLINE, 7, 0, 0, 0, 0)]
+        self._server = AttachServer(grants, GateRules(delay_ppm=delay_ppm, entries=entries))
         self._running: list[subprocess.Popen[str]] = []
 
     def environ(self, slot: int | None) -> dict[str, str]:
@@ -94,10 +93,7 @@ class _GateSetup:
         home = self._home / str(slot)
         home.mkdir(exist_ok=True)
         environ = probe.environment(home, self._driver, self._base, measure=False, sample=64)
-        if slot is None:
-            return environ
-        (home / "records" / "gate").symlink_to(self.file)
-        return {**environ, SLOT_VARIABLE: f"{slot}/1"}
+        return environ if slot is None else {**environ, **self._server.variables(slot)}
 
     def start(self, slot: int | None, *words: object) -> subprocess.Popen[str]:
         process = start_with_pipes(_command(*words), self.environ(slot))
@@ -105,9 +101,11 @@ class _GateSetup:
         return process
 
     def page(self, slot: int) -> dict[str, Any]:
-        with self.file.open("rb") as file:
-            file.seek(tenant_table.page_offset(slot))
-            return tenant_table.read_page(file.read(tenant_table.PAGE_BYTES))
+        for _ in range(_ATTACH_TRIES):
+            if page := self._server.page(slot):
+                return page
+            pause(_LOOK_S)
+        raise WorldError("the hook did not attach: nothing was measured")
 
     def launch_instants(self, slot: int, until: subprocess.Popen[str]) -> list[int]:
         """Return the instants at which a tenant was admitted, from the latest few in its page, while `until` runs."""
@@ -125,7 +123,7 @@ class _GateSetup:
         for process in self._running:
             process.kill()
             process.communicate()
-        self._gates.close()
+        self._server.close()
 
 
 def _compare(home: Path, mode: str) -> list[list[float]]:

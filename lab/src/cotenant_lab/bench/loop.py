@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import os
 import random
 import shutil
 import signal
@@ -19,6 +18,7 @@ from typing import Final, TypeAlias
 from cotenant.gate.grant import Kind
 from cotenant.node import wire
 from cotenant.node.client.connection import Connection, NodeUnavailableError, list_tenants
+from cotenant.node.directories import Directories
 from cotenant.node.model.event import Event, NodeSettings, TenantJoined, TenantLeft
 from cotenant.node.model.gpu import Gpu
 from cotenant.node.model.tenant import TenantSpec
@@ -155,14 +155,12 @@ def _live_turns() -> tuple[int, int]:
     arguments = ["--runtime-dir", str(home / "run"), "--state-dir", str(home / "state"), "--gpu", "a=32GiB"]
     node = subprocess.Popen([sys.executable, "-m", "cotenant", "node", *arguments], stderr=subprocess.DEVNULL)
     try:
-        socket_path = home / "run" / "node.sock"
-        connection = _connect(socket_path)
+        directories = Directories(home / "run", home / "state")
+        connection = _connect(directories.operator_socket)
         for _ in range(LIVE_TURNS // 2):
-            _, handed = connection.ask(wire.Join(wire.VERSION, _SPEC))
-            for descriptor in handed:
-                os.close(descriptor)
+            connection.ask(wire.Join(wire.VERSION, _SPEC))
             connection.ask(wire.Leave("exit 0"))
-        turns = list_tenants(socket_path).turn_ns
+        turns = list_tenants(directories).turn_ns
         connection.close()
         return turns.quantile(0.5), turns.quantile(0.99)
     finally:

@@ -17,15 +17,16 @@ from rich.console import Console
 from cotenant.cli.render.tables import table
 from cotenant.errors import CotenantError
 from cotenant.gate.grant import Grant, Kind
-from cotenant.gate.grant_file import SLOT_VARIABLE, LiveGrantPages
-from cotenant.gate.ledger_file import LiveLedgers, ledger_path, read_ledger_snapshot
+from cotenant.gate.ledger import LedgerSnapshot
+from cotenant.gate.rules import GateEntry, GateRules
 from cotenant.hook import probe, shim
-from cotenant.node.client.connection import list_tenants
+from cotenant.node.client.connection import list_tenants, read_activity
 from cotenant.node.directories import Directories
 from cotenant.runner.clock import LiveClock, pause
 from cotenant.runner.process import run_and_capture
 from cotenant.softgpu import manage
 from cotenant.units.text import round_size
+from cotenant_lab.bench.attach_server import AttachServer
 from cotenant_lab.errors import RunFailedError
 from cotenant_lab.programs.board import KINDS, QUIET, STOP, WORK, Board
 
@@ -130,7 +131,7 @@ class _MemorySetup:
             )
         for _ in self._until("the node does not answer"):
             try:
-                list_tenants(self._directories.socket)
+                list_tenants(self._directories)
             except CotenantError:
                 continue
             return self
@@ -192,7 +193,7 @@ class _MemorySetup:
         board = Board(self._home / f"board-{SCOUT.name}", SCOUT.workers)
         self._start(0, SCOUT, 0, 0)
         for _ in self._until("the node does not learn what a context needs"):
-            if (snapshot := read_ledger_snapshot(self._directories.pages, 0)) is not None and snapshot.context_bytes:
+            if (snapshot := self._ledger()) is not None and snapshot.context_bytes:
                 break
         board.set_order(STOP)
         scout = self._running.pop()
@@ -233,10 +234,14 @@ class _MemorySetup:
 
     # -- ledger and device ---------------------------------------------------------------------------------------
 
+    def _ledger(self) -> LedgerSnapshot | None:
+        devices = read_activity(self._directories).gpus
+        return devices[0].ledger if devices else None
+
     def _largest_difference(self) -> int:
         """Return the largest difference between ledger and device in a tenant's memory on the device."""
-        slots = {row.tenant.name: row.tenant.grant.slot for row in list_tenants(self._directories.socket).tenants}
-        snapshot = read_ledger_snapshot(self._directories.pages, 0)
+        slots = {row.tenant.name: row.tenant.grant.slot for row in list_tenants(self._directories).tenants}
+        snapshot = self._ledger()
         counters = {
             account["account"]: account["memory_bytes"] for account in manage.inspect(self._gpus, 0)["accounts"]
         }
@@ -293,21 +298,17 @@ def _bursts(home: Path, *, has_ledger: bool) -> list[float]:
     """Return the nanoseconds that the hook adds to an allocation with its free, burst by burst."""
     home.mkdir()
     environ = probe.environment(home, shim.null_driver(), {}, measure=False, sample=0)
-    ledgers = LiveLedgers(home / "pages", 1)
-    pages = LiveGrantPages(home / "pages")
+    grant = Grant(0, 1, Kind.OFFLINE, 7, 0, 1 << 30, 0, 0)
+    server = AttachServer([grant], GateRules(entries=(GateEntry(0, 1, 7, online=False),)))
     try:
         if has_ledger:
-            pages.publish(Grant(0, 1, Kind.OFFLINE, 7, 0, 1 << 30, 0, 0), 0)
-            ledgers.grant(0, 0, 1)
-            (home / "records" / "grant").symlink_to(next((home / "pages").glob("grant-*")))
-            (home / "records" / "ledger").symlink_to(ledger_path(home / "pages", 0))
-            environ[SLOT_VARIABLE] = "0/1"
+            environ |= server.variables(0)
         command = [sys.executable, "-m", "cotenant.hook.probe", "compare", str(BURSTS), str(CALLS)]
         rows: list[list[float]] = msgspec.json.decode(run_and_capture(command, environ))
-        if has_ledger and not ledgers.lines(0):
+        if has_ledger and server.ledger(0) is None:
             raise RunFailedError("the hook found no ledger: nothing was measured")
     finally:
-        ledgers.close()
+        server.close()
     return [2 * (row[3] - row[2]) for row in rows]
 
 

@@ -21,6 +21,7 @@ _PLAIN: Final = ("loop", "device", "hook", "gate")
 _OWN_FLAGS: Final = {
     "fill": ("data", "quick", "sweep_bound", "gate", "bound", "delay"),
     "faults": ("only",),
+    "attack": ("attack", "mode"),
     "goodput": ("quick", "only", "runtime", "slo_times"),
     "memory": ("quick",),
     "limit": ("quick",),
@@ -36,9 +37,9 @@ def add_commands(commands: Any) -> None:
     about = (
         "loop: the event loop under both clocks; device: the software GPU; hook, gate: added cost of a launch; "
         "fill: pairs of measured kernel streams under each sharing mode; faults: requests lost to injected faults; "
-        "memory: quotas under random allocation; limit: accuracy of compute shares; server: cost of serving; "
-        "goodput: requests answered in time by policy and load; cluster: simulation of one day of 20,000 GPUs; "
-        "match: matching of jobs to GPUs"
+        "attack: an online tenant while an offline tenant attacks; memory: quotas under random allocation; "
+        "limit: accuracy of compute shares; server: cost of serving; goodput: requests answered in time by policy and "
+        "load; cluster: simulation of one day of 20,000 GPUs; match: matching of jobs to GPUs"
     )
     bench.add_argument("name", choices=[*_PLAIN, *_OWN_FLAGS], help=about)
     bench.add_argument(
@@ -71,6 +72,10 @@ def add_commands(commands: Any) -> None:
         metavar="NAME",
         help="faults: this kind, goodput: this policy; may be repeated (default all)",
     )
+    attack = "attack: this attack; may be repeated (default all)"
+    bench.add_argument("--attack", action="append", default=None, metavar="NAME", help=attack)
+    mode = "attack: only this sharing mode, slices or mps (default both)"
+    bench.add_argument("--mode", default=None, help=mode)
 
 
 def _bench(options: argparse.Namespace) -> int:
@@ -85,6 +90,7 @@ def _bench(options: argparse.Namespace) -> int:
         owners = {
             "fill": _bench_fill,
             "faults": _bench_faults,
+            "attack": _bench_attack,
             "goodput": _bench_goodput,
             "memory": _bench_memory,
             "limit": _bench_limit,
@@ -149,6 +155,26 @@ def _bench_faults(options: argparse.Namespace) -> int:
         print_json(report)
     else:
         show_faults(output(), report)
+    return 0
+
+
+def _bench_attack(options: argparse.Namespace) -> int:
+    from cotenant_lab.bench.attack.attacks import ATTACKS
+    from cotenant_lab.bench.attack.bench import MODES, ROUNDS, bench_attack
+    from cotenant_lab.bench.attack.tables import show_attack
+
+    names = [attack.name for attack in ATTACKS]
+    for name in options.attack or ():
+        if name not in names:
+            raise ConfigError("--attack", name, f"choose from {', '.join(names)}")
+    if options.mode not in (None, *MODES):
+        raise ConfigError("--mode", options.mode, f"choose from {', '.join(MODES)}")
+    modes = MODES if options.mode is None else (options.mode,)
+    report = bench_attack(options.rounds or ROUNDS, print_line, only=options.attack or (), modes=modes)
+    if options.json:
+        print_json(report)
+    else:
+        show_attack(output(), report)
     return 0
 
 

@@ -23,14 +23,14 @@ class CudaError(Exception):
 class CudaClient:
     """One process with a context on its first device."""
 
-    def __init__(self) -> None:
+    def __init__(self, driver: str = "libcuda.so.1") -> None:
         """Create the context and load the kernel."""
-        self._driver = ctypes.CDLL("libcuda.so.1")
+        self._driver = ctypes.CDLL(driver)
         self._launch_arguments: list[ctypes.c_uint64] = []  # arguments that prepared launches point to
         self.call("cuInit", 0)
-        device, context = ctypes.c_int(), ctypes.c_void_p()
+        device, self._context = ctypes.c_int(), ctypes.c_void_p()
         self.call("cuDeviceGet", ctypes.byref(device), 0)
-        self.call("cuCtxCreate_v2", ctypes.byref(context), 0, device)
+        self.call("cuCtxCreate_v2", ctypes.byref(self._context), 0, device)
         module, self._kernel = ctypes.c_void_p(), ctypes.c_void_p()
         self.call("cuModuleLoadData", ctypes.byref(module), _IMAGE)
         self.call("cuModuleGetFunction", ctypes.byref(self._kernel), module, b"spin")
@@ -44,6 +44,10 @@ class CudaClient:
     def try_call(self, name: str, *arguments: object) -> bool:
         """Call the driver; return whether it succeeded."""
         return bool(getattr(self._driver, name)(*arguments) == 0)
+
+    def use_in_thread(self) -> None:
+        """Make the context current in the calling thread, which did not create it."""
+        self.call("cuCtxSetCurrent", self._context)
 
     def launch(self, kernel_ns: int, blocks: int = 80, stream: ctypes.c_void_p | None = None) -> None:
         """Launch a kernel of the given duration."""

@@ -168,7 +168,7 @@ class NodeSite:
 
     def tenants(self) -> wire.TenantList:
         """Return the node's tenants."""
-        return list_tenants(self.directories.socket)
+        return list_tenants(self.directories)
 
     def run_command(self, *words: str) -> None:
         """Run a cotenant command."""

@@ -11,9 +11,9 @@ from cotenant.cli.demo.workloads import CHANGING_LOAD_S, LOAD_PARTS, REQUESTS, c
 from cotenant.cli.render.html.changing_load import ChangingLoad, ChangingLoadRun, changing_load_rows
 from cotenant.cli.render.profile import duration
 from cotenant.cli.render.tables import table
-from cotenant.gate.tenant_table import read_tenant_table
 from cotenant.harness.harness import SharingHarness
 from cotenant.harness.run import Mode
+from cotenant.node.client.connection import read_activity
 from cotenant.node.policy.limit.share import share_of
 from cotenant.units.instant import MILLISECOND_NS, SECOND_NS, Duration
 from cotenant.units.text import format_duration
@@ -89,20 +89,21 @@ class _Progress:
     """Samples of training progress and of the online share during a run."""
 
     def __init__(self, harness: SharingHarness, *, is_cotenant: bool) -> None:
-        self._file = harness.directories.pages / "gate-0" if is_cotenant else None
+        self._directories = harness.directories if is_cotenant else None
         self._samples: list[tuple[int, int, int]] = []
 
     def capture(self, counters: dict[str, Any], done_ns: int) -> None:
         """Record the instant, the training work completed so far, and the online share."""
         online_ppm = 0
-        if self._file is not None:
-            online_ppm = share_of(read_tenant_table(self._file.read_bytes()).delay_ppm)
+        if self._directories is not None:
+            gate = read_activity(self._directories).gpus[0].gate
+            online_ppm = 0 if gate is None else share_of(gate.rules.delay_ppm)
         self._samples.append((counters["now_ns"], done_ns, online_ppm))
 
     def shares(self, begin_ns: int) -> list[tuple[int, int]]:
         """Return each value of the online share and the instant since which it was in force."""
         changes: list[tuple[int, int]] = []
-        for at_ns, _, online_ppm in self._samples if self._file is not None else ():
+        for at_ns, _, online_ppm in self._samples if self._directories is not None else ():
             if not changes or changes[-1][1] != online_ppm:
                 changes.append((max(at_ns - begin_ns, 0), online_ppm))
         return changes

@@ -84,7 +84,7 @@ class DemoNode:
         """List the tenants until the condition holds; wait at least a minute, because the machine may be busy."""
         for _ in range(tries):
             with contextlib.suppress(CotenantError):
-                registry = list_tenants(self.directories.socket)
+                registry = list_tenants(self.directories)
                 if condition(registry):
                     return registry
             pause(0.05)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final, TypeAlias, cast
 
 import msgspec
@@ -11,13 +10,10 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from cotenant.cli.render.tables import capped, table
-from cotenant.errors import WorldError
 from cotenant.gate.activity import GateCounts
-from cotenant.gate.gate_file import read_gate_snapshot
 from cotenant.gate.grant import Kind
 from cotenant.gate.request_counts import RequestStats, request_stats_between
 from cotenant.node import wire
-from cotenant.runner.clock import monotonic_ns
 from cotenant.units.instant import SECOND_NS
 from cotenant.units.share import WHOLE_PPM
 from cotenant.units.text import round_duration
@@ -26,22 +22,16 @@ ServedBySlot: TypeAlias = Mapping[int, RequestStats]
 _GOOD_PPM: Final = 990_000
 
 
-def served_so_far(pages: Path, registry: wire.TenantList) -> ServedBySlot:
+def served_so_far(activity: wire.Activity, registry: wire.TenantList) -> ServedBySlot:
     """Return the request statistics of the online tenants since each of them started, by slot."""
     online = [view.tenant.grant for view in registry.tenants if view.tenant.grant.kind is Kind.ONLINE]
-    now = monotonic_ns()
-    try:
-        snapshots = {
-            gpu: read_gate_snapshot(pages, gpu, now) for gpu in {grant.gpu for grant in online if grant.gpu >= 0}
-        }
-    except WorldError:
-        return {}  # the node of another user: its socket is open to the caller, its tenants' pages are not
+    snapshots = {gpu.gate.gpu: gpu.gate for gpu in activity.gpus if gpu.gate is not None}
     stats = {}
     for grant in online:
         snapshot = snapshots.get(grant.gpu)
         counts = None if snapshot is None else snapshot.counts.get(grant.slot)
-        if counts is not None and counts.generation == grant.generation:
-            stats[grant.slot] = request_stats_between(GateCounts(), counts, now, grant.slo_ns)
+        if snapshot is not None and counts is not None and counts.generation == grant.generation:
+            stats[grant.slot] = request_stats_between(GateCounts(), counts, snapshot.at_ns, grant.slo_ns)
     return stats
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from rich.console import Console
@@ -12,10 +10,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from cotenant.cli.render.tables import age_text, capped, table
-from cotenant.errors import WorldError
 from cotenant.gate.grant import Grant
-from cotenant.gate.ledger import LedgerAccount
-from cotenant.gate.ledger_file import read_ledger_snapshot
+from cotenant.gate.ledger import LedgerAccount, LedgerSnapshot
 from cotenant.gate.rules import GateRules
 from cotenant.node import wire
 from cotenant.node.client.doctor import Finding, Level
@@ -26,11 +22,21 @@ from cotenant.units.text import counted, format_duration, format_share, format_s
 Accounts: TypeAlias = Mapping[tuple[int, int], LedgerAccount]
 """The accounts of the memory ledgers by GPU and slot."""
 
+_ACCOUNT_FIELDS: Final = (
+    *("held_bytes", "denied", "wanted_bytes", "measured_bytes", "unseen_bytes", "over_bytes", "imported_bytes"),
+)
 _WIDE_COLUMNS: Final = 110
 _LEVEL_STYLE: Final = {Level.GOOD: "green", Level.NOTE: "yellow", Level.BAD: "bold red"}
 
 
-def show_tenants(console: Console, registry: wire.TenantList, accounts: Accounts, *, with_departed: bool) -> None:
+def show_tenants(
+    console: Console,
+    registry: wire.TenantList,
+    accounts: Accounts,
+    *,
+    with_departed: bool,
+    ledgers: Sequence[LedgerSnapshot] = (),
+) -> None:
     """Print the tenants; a narrow terminal gets no columns in which every cell is empty."""
     slots = f"{len(registry.tenants)} of {counted(registry.slots, 'slot')} taken"
     title = f"{slots}, node pid {registry.pid}, {counted(len(registry.gpus), 'GPU')}"
@@ -63,12 +69,33 @@ def show_tenants(console: Console, registry: wire.TenantList, accounts: Accounts
     for gpu, watch in enumerate(registry.devices):
         if watch.health not in (Health.INIT, Health.HEALTHY):
             console.print(Text(f"GPU {gpu} is {watch.health.value}: {watch.why}", style="yellow"))
+    for note in _memory_notes(registry, accounts, ledgers):
+        console.print(Text(note, style="yellow"))
     names = {view.tenant.grant.slot: view.tenant.name for view in registry.tenants}
     for setpoint in sorted(registry.setpoints, key=lambda setpoint: setpoint.gpu):
         parts = [f"{names[slot]} {round_share(share_ppm)}" for slot, share_ppm in setpoint.shares if slot in names]
         division = f": {', '.join(parts)}" if parts else ""
         share = f"online share {round_share(setpoint.online_ppm)} while online tenants are active"
         console.print(Text(f"GPU {setpoint.gpu}: {share}{division}"))
+
+
+def _memory_notes(registry: wire.TenantList, accounts: Accounts, ledgers: Sequence[LedgerSnapshot]) -> Iterator[str]:
+    """Yield what the devices report beyond what tenants may use and their hooks saw."""
+    for view in registry.tenants:
+        account = _account(view.tenant.grant, accounts)
+        if account is not None and account.unseen_bytes:
+            yield f"{view.tenant.name} uses {round_size(account.unseen_bytes)} that its hook did not see"
+        if account is not None and account.over_bytes:
+            yield f"{view.tenant.name} uses {round_size(account.over_bytes)} more than its quota"
+        if account is not None and account.imported_bytes:
+            opened = round_size(account.imported_bytes)
+            yield f"{view.tenant.name} has {opened} of other tenants open, which counts for them"
+    for ledger in ledgers:
+        if ledger.foreign_bytes:
+            yield f"GPU {ledger.gpu}: processes that belong to no tenant use {round_size(ledger.foreign_bytes)}"
+        if ledger.unmatched_bytes:
+            unmatched = round_size(ledger.unmatched_bytes)
+            yield f"GPU {ledger.gpu}: {unmatched} belong to processes in another pid namespace than the node's"
 
 
 def _status(view: TenantView) -> str:
@@ -79,16 +106,14 @@ def _status(view: TenantView) -> str:
     return phase.value if phase is not ExitPhase.RUNNING else "paused" if view.tenant.paused else "alive"
 
 
-def accounts_of(pages: Path, registry: wire.TenantList) -> Accounts:
-    """Return the device memory of the tenants; empty if the caller may not read the ledgers."""
-    accounts: dict[tuple[int, int], LedgerAccount] = {}
-    for gpu in range(len(registry.gpus)):
-        with contextlib.suppress(WorldError):
-            snapshot = read_ledger_snapshot(pages, gpu)
-            accounts |= (
-                {} if snapshot is None else {(gpu, slot): account for slot, account in snapshot.accounts.items()}
-            )
-    return accounts
+def accounts_of(activity: wire.Activity) -> Accounts:
+    """Return the device memory of the tenants."""
+    return {
+        (ledger.gpu, slot): account
+        for ledger in (gpu.ledger for gpu in activity.gpus)
+        if ledger is not None
+        for slot, account in ledger.accounts.items()
+    }
 
 
 def _account(grant: Grant, accounts: Accounts) -> LedgerAccount | None:
@@ -149,7 +174,9 @@ def show_grant(console: Console, grant: Grant, tenant: str) -> None:
     console.print(table("grant in force", ["FIELD", "VALUE"], rows))
 
 
-def tenants_json(registry: wire.TenantList, accounts: Accounts) -> dict[str, object]:
+def tenants_json(
+    registry: wire.TenantList, accounts: Accounts, ledgers: Sequence[LedgerSnapshot] = ()
+) -> dict[str, object]:
     """Return the output of `cotenant ps --json`."""
     present = [
         {
@@ -172,6 +199,10 @@ def tenants_json(registry: wire.TenantList, accounts: Accounts) -> dict[str, obj
         },
         "gpus": [gpu.name for gpu in registry.gpus],
         "devices": [device_json(watch) for watch in registry.devices],
+        "foreign": [
+            {"gpu": ledger.gpu, "foreign_bytes": ledger.foreign_bytes, "unmatched_bytes": ledger.unmatched_bytes}
+            for ledger in ledgers
+        ],
         "online": [
             {"gpu": setpoint.gpu, "online_ppm": setpoint.online_ppm, "shares": dict(setpoint.shares)}
             for setpoint in registry.setpoints
@@ -185,8 +216,8 @@ def tenants_json(registry: wire.TenantList, accounts: Accounts) -> dict[str, obj
 def _held_json(grant: Grant, accounts: Accounts) -> dict[str, object]:
     account = _account(grant, accounts)
     if account is None:
-        return {"held_bytes": None, "denied": None, "wanted_bytes": None}
-    return {"held_bytes": account.held_bytes, "denied": account.denied, "wanted_bytes": account.wanted_bytes}
+        return dict.fromkeys(_ACCOUNT_FIELDS)
+    return {field: getattr(account, field) for field in _ACCOUNT_FIELDS}
 
 
 def device_json(watch: GpuWatch) -> dict[str, object]:

@@ -16,6 +16,7 @@ from cotenant.cluster.model.event import AckEnd, NodeReport, StartJob, StopJob
 from cotenant.errors import CotenantError
 from cotenant.node import wire
 from cotenant.node.client.connection import list_tenants
+from cotenant.node.directories import Directories
 from cotenant.runner.atomic_file import read_limited, write_atomically
 from cotenant.runner.clock import monotonic_ns
 from cotenant.runner.ports import Clock
@@ -49,8 +50,8 @@ class Site(msgspec.Struct, frozen=True):
     name: str
     """In the cluster."""
     epoch: int
-    socket: Path
-    """At which this machine's node answers."""
+    node: Directories
+    """The directories of this machine's node."""
     lease: Path
     """The file that supervisors go by."""
     period_ns: Duration
@@ -149,7 +150,7 @@ class Agent:
 
     def _ask_node(self) -> None:
         try:
-            self._roll = list_tenants(self._site.socket, _NODE_S)
+            self._roll = list_tenants(self._site.node, _NODE_S)
         except CotenantError as error:
             self._roll = None
             if str(error) != self._complaint:

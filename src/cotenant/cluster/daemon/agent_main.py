@@ -20,6 +20,7 @@ from cotenant.cluster.daemon.launch import Launch
 from cotenant.cluster.daemon.link import ControllerLink
 from cotenant.cluster.daemon.offers import Offers
 from cotenant.errors import ConfigError, WorldError
+from cotenant.node.client.connection import read_activity
 from cotenant.node.directories import Directories, make_directory, restrict_directory, take_lock
 from cotenant.runner.clock import BootClock, unix_ns
 from cotenant.runner.live_loop import READ, IoLoop, stop_on_signals
@@ -48,12 +49,12 @@ def serve_agent(
         clock = BootClock()
         loop = IoLoop(clock)
         epoch = next_epoch(home / "epoch", unix_ns() // SECOND_NS)
-        site = Site(identity.name, epoch, directories.socket, home / "lease", int(config.report_period))
+        site = Site(identity.name, epoch, directories, home / "lease", int(config.report_period))
         attempts = Attempts(home / "attempts", site.lease, say)
         named = ["--config", file] if file else []
         words = ["--runtime-dir", str(directories.runtime), "--state-dir", str(directories.state), *named]
         launch = Launch(words, int(config.job_grace))
-        agent = Agent(site, attempts, Offers(directories.pages), launch, clock, say)
+        agent = Agent(site, attempts, Offers(lambda: read_activity(directories)), launch, clock, say)
         link = ControllerLink(loop, clock, identity, agent.take, say)
         agent.bind(link)
         loop.add_timer(agent)

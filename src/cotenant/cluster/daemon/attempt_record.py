@@ -26,7 +26,7 @@ from cotenant.cluster.progress import PROGRESS_LIMIT_BYTES, Progress, decode_pro
 from cotenant.errors import PeerError
 from cotenant.node.client.outcome import OUTCOME_LIMIT_BYTES, RunOutcome, decode_outcome
 from cotenant.node.client.variables import encode_variables
-from cotenant.node.daemon.monitor.processes import stat_of
+from cotenant.node.daemon.proc import ProcessTree
 from cotenant.runner.atomic_file import read_limited, write_atomically
 from cotenant.runner.clock import boot_id
 from cotenant.units.instant import Duration, Instant
@@ -204,12 +204,12 @@ def read_lease(file: Path) -> Lease | None:
 
 def is_alive(supervisor: SupervisorProcess) -> bool:
     """Whether this very process runs still."""
-    stat = stat_of(supervisor.pid) if supervisor.boot == boot_id() else None
+    stat = ProcessTree().stat(supervisor.pid) if supervisor.boot == boot_id() else None
     return stat is not None and stat.start_ticks == supervisor.start_ticks and stat.state not in {"Z", "X"}
 
 
 def _this_process() -> SupervisorProcess:
-    stat = stat_of(os.getpid())
+    stat = ProcessTree().stat(os.getpid())
     return SupervisorProcess(boot_id(), os.getpid(), 0 if stat is None else stat.start_ticks)
 
 

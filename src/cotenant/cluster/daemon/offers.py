@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
 from cotenant.cluster.model.cluster import ONLINE_LIMIT, GpuCondition, GpuReport, OnlineUse
-from cotenant.errors import WorldError
-from cotenant.gate import gate_file as gate
-from cotenant.gate import ledger_file as ledger
+from cotenant.errors import PeerError, WorldError
 from cotenant.gate.activity import GateCounts
 from cotenant.gate.grant import Kind
 from cotenant.node import wire
@@ -59,9 +56,10 @@ def flag_of(gpu: Gpu, index: int) -> str:
 class Offers:
     """Reads the node's tenants and pages; an unchanged GPU is the same object."""
 
-    def __init__(self, pages: Path) -> None:
-        """The pages of the node's devices are in this directory."""
-        self._pages = pages
+    def __init__(self, read_activity: Callable[[], wire.Activity]) -> None:
+        """`read_activity` asks the node for the counters of its gates and ledgers."""
+        self._read_activity = read_activity
+        self._activity: Sequence[wire.GpuActivity] = ()
         self._counts: dict[tuple[int, int], tuple[GateCounts, Instant]] = {}
         self._latest: tuple[GpuReport, ...] = ()
 
@@ -71,6 +69,10 @@ class Offers:
         A GPU with an offline tenant that somebody started by hand offers nothing: the cluster puts one job on a GPU.
         """
         made = []
+        try:
+            self._activity = self._read_activity().gpus
+        except (WorldError, PeerError):
+            self._activity = ()
         for index, gpu in enumerate(roll.gpus):
             there = [view.tenant for view in roll.tenants if view.tenant.grant.gpu == index]
             online = [tenant for tenant in there if tenant.grant.kind is Kind.ONLINE]
@@ -101,10 +103,7 @@ class Offers:
 
     def _held(self, gpu: int, tenants: Sequence[Tenant]) -> list[int]:
         """What each has of the memory: what it was promised, or what it took where that is more."""
-        try:
-            look = ledger.read_ledger_snapshot(self._pages, gpu)
-        except WorldError:
-            look = None
+        look = self._activity[gpu].ledger if gpu < len(self._activity) else None
         taken = {} if look is None else look.accounts
         held = []
         for tenant in tenants:
@@ -115,10 +114,7 @@ class Offers:
 
     def _look(self, gpu: int, online: Sequence[Tenant], now: Instant) -> Mapping[int, _TenantObservation]:
         """By slot, what the gate saw of each since the last look."""
-        try:
-            look = gate.read_gate_snapshot(self._pages, gpu, now) if online else None
-        except WorldError:
-            look = None
+        look = self._activity[gpu].gate if online and gpu < len(self._activity) else None
         seen: dict[int, _TenantObservation] = {}
         for tenant in online if look is not None else ():
             assert look is not None

@@ -111,7 +111,7 @@ def observe(
             raise WorldError("no CUDA driver was found; `cotenant doctor` says what to do")
         signals = Signals()
         try:
-            child = Child(command, {**environ, **hooked.variables(environ, None)}, [], signals.before)
+            child = Child(command, {**environ, **hooked.variables(environ, is_tenant=False)}, signals.before)
         except OSError as error:
             signals.close()
             report(f"cannot run {command[0]!r}: {error.strerror}")
@@ -127,6 +127,7 @@ def observe(
             poller = select.poll()
             poller.register(child.fileno(), select.POLLIN)
             poller.register(signals.fileno(), select.POLLIN)
+            poller.register(hooked.fileno(), select.POLLIN)
             while child.code is None:
                 ready = [descriptor for descriptor, _ in poller.poll(_POLL_MS)]
                 if child.fileno() in ready:
@@ -146,7 +147,7 @@ def observe_tenant(
     directories: Directories, hooks: Path, name: str, soft: Path | None, report: Callable[[str], None]
 ) -> tuple[list[Profile], list[MemoryUse]]:
     """Return the recordings of a running tenant's processes so far, and the memory that they hold."""
-    tenants = [view.tenant for view in list_tenants(directories.socket).tenants if view.tenant.name == name]
+    tenants = [view.tenant for view in list_tenants(directories).tenants if view.tenant.name == name]
     if not tenants:
         raise ConfigError("--tenant", name, "the node has no tenant of this name; see `cotenant ps`")
     pid = tenants[0].pid

@@ -96,6 +96,8 @@ class ProgramSupervisor:
             self._child.receive()
         if self._mover.fileno() in ready:
             self._send_result(self._mover.finish())
+        if self._hooked is not None and self._hooked.fileno() in ready:
+            self._hooked.receive()
         if self._hooked is not None and self._child is not None and not ready:
             self._hooked.check(self._child.guard)
         if was_disconnected:
@@ -123,6 +125,7 @@ class ProgramSupervisor:
         poller = select.poll()
         descriptors = [self._signals.fileno(), self._membership.fileno(), self._mover.fileno()]
         is_running = self._child is not None and self._child.code is None
+        descriptors += [self._hooked.fileno()] if self._hooked is not None else []
         descriptors += [self._child.fileno()] if self._child is not None and is_running else []
         for descriptor in descriptors:
             if descriptor >= 0:

@@ -12,22 +12,31 @@ from typing import Final, Self
 
 from cotenant.errors import ConfigError, PeerError, WorldError
 from cotenant.node import wire
+from cotenant.node.directories import Directories
 from cotenant.node.model.admission import Reason, Reject
+from cotenant.node.model.tenant import TenantSpec
 from cotenant.runner.clock import monotonic_ns
-from cotenant.units.instant import SECOND_NS
+from cotenant.units.instant import SECOND_NS, Duration
 from cotenant.units.text import format_duration
 
 TIMEOUT_S: Final = 10.0
 """The default timeout of an answer."""
 _TIMEVAL: Final = struct.Struct("@ll")
-DESCRIPTORS_LIMIT: Final = 5
-"""Descriptors of a welcome: the grant page; the device's gate and ledger, each to read and to write."""
+DESCRIPTORS_LIMIT: Final = 3
+"""Descriptors of an `attached`: the grant page, and the tenant table and the arbitration page of the device."""
+_NOT_OPERATOR: Final = (
+    "only operators of the node may do this: the user that runs it, and those that its config names under [operators]"
+)
 _NO_ANSWER: Final = "the node does not answer; see its log, or restart it"
 _DESCRIPTOR_BYTES: Final = array.array("i").itemsize
 
 
 class NodeUnavailableError(WorldError):
     """No node answers at the socket."""
+
+
+class NotPermittedError(WorldError):
+    """The caller may not connect to the socket, or may not do there what it asks."""
 
 
 class NodeTimeoutError(WorldError):
@@ -48,9 +57,7 @@ class Connection:
             self._connect(str(path), timeout_s)
         except PermissionError:
             self._socket.close()
-            raise WorldError(
-                f"permission to connect to {path} is denied; ask its owner to set node.group to one of your groups"
-            ) from None
+            raise NotPermittedError(f"you may not connect to {path}; ask the user that runs the node") from None
         except BlockingIOError:
             self._socket.close()
             raise WorldError(f"the node at {path} accepts no connections; see its log, or restart it") from None
@@ -171,23 +178,89 @@ class Connection:
         return data, received[:DESCRIPTORS_LIMIT].tolist()
 
 
-def list_tenants(path: Path, timeout_s: float = TIMEOUT_S) -> wire.TenantList:
-    """Return the tenants of the node."""
-    with Connection(path, timeout_s) as connection:
-        answer, _ = connection.ask(wire.ListTenants(wire.VERSION))
+def ask_node(directories: Directories, request: wire.Request, timeout_s: float = TIMEOUT_S) -> wire.Answer:
+    """Ask as an operator, or as an ordinary user if the caller is none; a container may have only the tenant socket."""
+    try:
+        with Connection(directories.operator_socket, timeout_s) as connection:
+            answer, _ = connection.ask(request)
+        if not _is_forbidden(answer):
+            return answer
+    except NotPermittedError:
+        pass
+    except NodeUnavailableError:
+        if directories.operator_socket.exists():
+            raise
+    with Connection(directories.tenant_socket, timeout_s) as connection:
+        answer, _ = connection.ask(request)
+    return answer
+
+
+def list_tenants(directories: Directories, timeout_s: float = TIMEOUT_S) -> wire.TenantList:
+    """Return the tenants of the node that the caller may see."""
+    answer = ask_node(directories, wire.ListTenants(wire.VERSION), timeout_s)
     if not isinstance(answer, wire.TenantList):
         raise PeerError(f"the node answered {type(answer).__name__} to a list request")
     return answer
 
 
-def send_command(path: Path, request: wire.Command, names: str) -> wire.Confirmation:
+def read_activity(directories: Directories, timeout_s: float = TIMEOUT_S) -> wire.Activity:
+    """Return the counters of the gates and ledgers of the tenants that the caller may see."""
+    answer = ask_node(directories, wire.GetSnapshot(wire.VERSION), timeout_s)
+    if not isinstance(answer, wire.Activity):
+        raise PeerError(f"the node answered {type(answer).__name__} to a request for a snapshot")
+    return answer
+
+
+def own_grant(socket_path: Path) -> wire.OwnGrantAnswer:
+    """Return the tenant that this process belongs to, with its grant; raise `ConfigError` outside a tenant."""
+    with Connection(socket_path) as connection:
+        answer, _ = connection.ask(wire.OwnGrant(wire.VERSION))
+    match answer:
+        case wire.OwnGrantAnswer():
+            return answer
+        case wire.Refusal(reject=Reject(detail=detail)):
+            raise ConfigError("COTENANT_SOCKET", str(socket_path), detail)
+    raise PeerError(f"the node answered {type(answer).__name__} to a request for the own grant")
+
+
+def issue_token(directories: Directories, spec: TenantSpec, valid_ns: Duration) -> str:
+    """Return a token with which one program may join with this spec."""
+    answer = ask_as_operator(directories, wire.IssueToken(wire.VERSION, spec, valid_ns))
+    match answer:
+        case wire.Token(token=token):
+            return token
+        case wire.Refusal(reject=reject):
+            raise WorldError(f"the node refused: {reject.detail}")
+    raise PeerError(f"the node answered {type(answer).__name__} to a request for a token")
+
+
+def ask_as_operator(directories: Directories, request: wire.OperatorRequest) -> wire.Answer:
+    """Ask at the operators' socket; raise `NotPermittedError` with one sentence for everybody else."""
+    try:
+        with Connection(directories.operator_socket) as connection:
+            answer, _ = connection.ask(request)
+    except NotPermittedError:
+        raise NotPermittedError(_NOT_OPERATOR) from None
+    except NodeUnavailableError:
+        if directories.operator_socket.exists() or not directories.tenant_socket.exists():
+            raise
+        raise NotPermittedError(_NOT_OPERATOR) from None  # a container that has only the tenant socket
+    if isinstance(answer, wire.Refusal) and _is_forbidden(answer):
+        raise NotPermittedError(answer.reject.detail)
+    return answer
+
+
+def _is_forbidden(answer: wire.Answer) -> bool:
+    return isinstance(answer, wire.Refusal) and answer.reject.reason is Reason.NOT_ALLOWED
+
+
+def send_command(directories: Directories, request: wire.Command, names: str) -> wire.Confirmation:
     """Send a command and return the confirmation; raise `ConfigError` for an unknown tenant.
 
     An objective for an offline tenant raises `ConfigError` too, since the command is wrong; other refusals raise
     `WorldError`.
     """
-    with Connection(path) as connection:
-        answer, _ = connection.ask(request)
+    answer = ask_as_operator(directories, request)
     match answer:
         case wire.Confirmation():
             return answer

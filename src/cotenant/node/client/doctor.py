@@ -16,10 +16,11 @@ import msgspec
 
 from cotenant import __version__
 from cotenant.errors import CotenantError, WorldError
-from cotenant.gate.ledger_file import devices_in
 from cotenant.hook import shim
 from cotenant.node.client.connection import NodeUnavailableError, list_tenants
+from cotenant.node.client.service import node_status
 from cotenant.node.daemon.mps import CONTROL, MPS_DIRECTORY, control_of
+from cotenant.node.daemon.node_files import unwritable
 from cotenant.node.directories import Directories
 from cotenant.node.journal import NodeJournalReader
 from cotenant.node.model.protection import Health
@@ -54,9 +55,9 @@ def examine(directories: Directories) -> Iterator[Finding]:
         _native,
         lambda: _directories(directories),
         lambda: _node(directories),
+        lambda: _storage(directories),
         lambda: _journal(directories),
         lambda: _damaged_files(directories),
-        lambda: _quotas(directories),
         lambda: _mps(directories),
         lambda: _driver(directories),
         _hook,
@@ -88,27 +89,41 @@ def _native() -> Iterator[Finding]:
 
 
 def _directories(directories: Directories) -> Iterator[Finding]:
-    for label, path in (("runtime", directories.runtime), ("state", directories.state)):
-        nearest = next(parent for parent in (path, *path.parents) if parent.exists())
+    if directories.tenant_socket.exists() and directories.runtime.stat().st_uid != os.geteuid():
+        owner = directories.runtime.stat().st_uid
+        what = f"this is the node of user {owner} in {directories.runtime}; its journal and log are not yours to read"
+        yield Finding(Level.GOOD, what)
+        return
+    for label, path, forbidden in (("runtime", directories.runtime, 0o022), ("state", directories.state, 0o007)):
+        nearest = next(parent for parent in (path, *path.parents) if _exists(parent))
         if not os.access(nearest, os.W_OK | os.X_OK):
             remedy = f"make it writable, or set directories.{label} in the config to one that is"
             yield Finding(Level.BAD, f"{label} directory {path} cannot be written", remedy)
-        elif path.exists() and path.stat().st_uid != os.geteuid():
+        elif _exists(path) and path.stat().st_uid != os.geteuid():
             remedy = f"set directories.{label} in the config to a directory of your own"
             yield Finding(Level.BAD, f"{label} directory {path} belongs to user {path.stat().st_uid}", remedy)
-        elif path.exists() and path.stat().st_mode & 0o007:
-            yield Finding(Level.BAD, f"{label} directory {path} is accessible to all users", f"run: chmod o-rwx {path}")
+        elif _exists(path) and path.stat().st_mode & forbidden:
+            verb, remedy = ("writable by", "go-w") if label == "runtime" else ("accessible to", "o-rwx")
+            yield Finding(Level.BAD, f"{label} directory {path} is {verb} other users", f"run: chmod {remedy} {path}")
+        elif _exists(path) and (reason := unwritable(path)):
+            remedy = "free space, or mount it writable; the node then continues by itself"
+            yield Finding(Level.BAD, f"{label} directory {path} {reason}, so the node refuses joins", remedy)
         else:
             yield Finding(Level.GOOD, f"{label} directory {path}")
 
 
+def _exists(path: Path) -> bool:
+    """Return whether a path exists, as far as this user can know."""
+    return os.path.lexists(path)
+
+
 def _node(directories: Directories) -> Iterator[Finding]:
     try:
-        snapshot = list_tenants(directories.socket)
+        snapshot = list_tenants(directories)
     except NodeUnavailableError:
-        if directories.socket.exists():
+        if directories.tenant_socket.exists():
             remedy = "start a node (`cotenant node`, or any `cotenant run`): it replaces the stale socket and recovers"
-            yield Finding(Level.NOTE, f"a node died and left {directories.socket}", remedy)
+            yield Finding(Level.NOTE, f"a node died and left {directories.tenant_socket}", remedy)
         else:
             yield Finding(
                 Level.NOTE, "no node runs", "nothing to do: `cotenant run` starts one, or run `cotenant node`"
@@ -116,7 +131,9 @@ def _node(directories: Directories) -> Iterator[Finding]:
         return
     except CotenantError as error:
         yield Finding(
-            Level.BAD, f"the node at {directories.socket} does not respond: {error}", "see its log, or restart it"
+            Level.BAD,
+            f"the node at {directories.tenant_socket} does not respond: {error}",
+            "see its log, or restart it",
         )
         return
     if snapshot.node_version != __version__:
@@ -124,7 +141,8 @@ def _node(directories: Directories) -> Iterator[Finding]:
         yield Finding(Level.NOTE, what, "restart the node; its tenants will reconnect")
     gpus = f", shares {', '.join(gpu.name for gpu in snapshot.gpus)}" if snapshot.gpus else ""
     tenants = f"{counted(len(snapshot.tenants), 'tenant')} in {counted(snapshot.slots, 'slot')}"
-    yield Finding(Level.GOOD, f"node pid {snapshot.pid}: {tenants}{gpus}")
+    yours = " of yours" if snapshot.is_restricted else ""
+    yield Finding(Level.GOOD, f"node pid {snapshot.pid}: {tenants}{yours}{gpus}")
     for gpu, watch in enumerate(snapshot.devices):
         if watch.health in _NOT_ADMITTING:
             what = f"GPU {gpu} is {watch.health.value}: {watch.why}"
@@ -134,7 +152,26 @@ def _node(directories: Directories) -> Iterator[Finding]:
         yield Finding(Level.NOTE, "the node has no GPU, so memory and shares are not reserved", remedy)
 
 
+def _storage(directories: Directories) -> Iterator[Finding]:
+    """Report a running node that cannot store anything, or that dropped requests."""
+    try:
+        status = node_status(directories)
+    except CotenantError:  # reported as a node that does not respond
+        return
+    if status is None:
+        return
+    if status.storage:
+        kept = f"; {counted(status.kept_turns, 'turn')} kept in memory" if status.kept_turns else ""
+        remedy = "repair it, for example by freeing space; the node tries again every second and needs no restart"
+        yield Finding(Level.BAD, f"the node refuses joins: {status.storage}{kept}", remedy)
+    if status.dropped:
+        what = f"the node refused or dropped {counted(status.dropped, 'request')} without a record of each"
+        yield Finding(Level.NOTE, what, "see who sent them: cotenant events --json, event requests-dropped")
+
+
 def _cluster(directories: Directories) -> Iterator[Finding]:
+    if not os.access(directories.state, os.R_OK | os.X_OK):  # there is none, or it is of the node of another user
+        return
     from cotenant.cluster.daemon.doctor import examine_controller, examine_node  # noqa: PLC0415  most have no cluster, nor TLS
 
     for is_good, what, remedy in (*examine_controller(directories), *examine_node(directories)):
@@ -142,13 +179,13 @@ def _cluster(directories: Directories) -> Iterator[Finding]:
 
 
 def _journal(directories: Directories) -> Iterator[Finding]:
-    if not directories.journal.exists():
-        return
     try:
         with directories.journal.open("rb") as file:
             reader = NodeJournalReader(file.read)
             for _ in reader:
                 pass
+    except (FileNotFoundError, PermissionError):  # there is none yet, or it is of the node of another user
+        return
     except (OSError, JournalDamageError) as error:
         remedy = "restart the node: it renames the file, continues from the readable part, and reports it"
         yield Finding(Level.BAD, f"journal {directories.journal}: {error}", remedy)
@@ -182,14 +219,6 @@ def _driver(directories: Directories) -> Iterator[Finding]:
     else:
         what = "the driver has no checkpoint calls: `run --on-pressure suspend` evicts instead"
         yield Finding(Level.NOTE, what, "use a driver of CUDA 12.8 (R570) or newer to suspend")
-
-
-def _quotas(directories: Directories) -> Iterator[Finding]:
-    """Check the ledgers, which enforce memory quotas; a node creates them with a device's first tenant."""
-    ledgers = devices_in(directories.pages)
-    if ledgers:
-        gpus = counted(len(ledgers), "GPU")
-        yield Finding(Level.GOOD, f"memory quotas: ledger of {gpus} in {directories.pages}")
 
 
 def _mps(directories: Directories) -> Iterator[Finding]:

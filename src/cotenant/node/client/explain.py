@@ -25,6 +25,7 @@ from cotenant.node.model.tenant import NAME_LIMIT, NAME_PATTERN, TenantView
 from cotenant.runner.clock import rfc3339
 
 _EVENTS_LIMIT: Final = 256
+_UNKNOWN_TO_USER: Final = "you have no tenant of this name, and only operators of the node see those of others"
 _UNKNOWN: Final = "no tenant has this name, and the journal has none; see: cotenant ps --all"
 _END_CAUSES: Final = (
     *(
@@ -67,8 +68,9 @@ class _Record:
         self._turn_event: LogEvent | None = None
         try:
             self._read(directories, report)
-        except WorldError:  # a node that never ran has no journal, so the name is unknown
-            return
+        except WorldError as error:  # a node that never ran has no journal, so the name is unknown
+            if directories.tenant_socket.exists():
+                report(f"the history is not shown: {error}")
 
     def _read(self, directories: Directories, report: Callable[[str], None]) -> None:
         for turn, log_events in history(directories, report):
@@ -125,7 +127,7 @@ def explain(directories: Directories, name: str, report: Callable[[str], None]) 
     ended = record.latest(*_ENDS)
     awaited = record.latest(LogEventKind.JOIN_WAITING)
     if refused is None and ended is None and awaited is None:
-        raise ConfigError("NAME", name, _UNKNOWN)
+        raise ConfigError("NAME", name, _UNKNOWN_TO_USER if snapshot.is_restricted else _UNKNOWN)
     last = max((event for event in (refused, ended, awaited) if event is not None), key=lambda event: event.turn)
     if last is awaited:
         return Explanation(

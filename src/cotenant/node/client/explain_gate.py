@@ -7,15 +7,16 @@ from collections.abc import Iterator
 from typing import Final, TypeAlias
 
 from cotenant.gate.activity import GateCounts
-from cotenant.gate.gate_file import copy_gate_file, read_gate_snapshot
 from cotenant.gate.grant import Grant
-from cotenant.gate.hold_reason import HeldLaunch, find_hold
-from cotenant.gate.ledger_file import read_ledger_snapshot
+from cotenant.gate.hold_reason import HeldLaunch
+from cotenant.gate.ledger import LedgerSnapshot
+from cotenant.node import wire
+from cotenant.node.client.connection import read_activity
 from cotenant.node.client.explain_text import describe_hold
 from cotenant.node.client.tenants import NodeSnapshot
 from cotenant.node.directories import Directories
 from cotenant.node.model.tenant import Tenant
-from cotenant.runner.clock import monotonic_ns, pause
+from cotenant.runner.clock import pause
 from cotenant.units.text import round_duration, round_size
 
 CHECKS: Final = 20
@@ -30,15 +31,17 @@ def gate_causes(directories: Directories, snapshot: NodeSnapshot, tenant: Tenant
     if grant.gpu < 0:
         yield "free", "nothing holds it back: the node has no GPU, so no tenant waits", ()
         return
-    yield from _ledger_causes(directories, grant)
-    now = monotonic_ns()
-    device = read_gate_snapshot(directories.pages, grant.gpu, now)
-    counts = GateCounts() if device is None else device.counts.get(grant.slot, GateCounts())
-    if counts.generation != grant.generation:
+    if not snapshot.is_served:
+        yield "unknown", "what it waits for is not known while the node is down", ()
+        return
+    first = _read_gpu(directories, grant.gpu)
+    yield from _ledger_causes(first.ledger, grant)
+    counts = GateCounts() if first.gate is None else first.gate.counts.get(grant.slot, GateCounts())
+    if first.gate is None or counts.generation != grant.generation:
         yield "free", "nothing holds it back: it has launched nothing on its device yet", ()
         return
-    holds = list(_check_repeatedly(directories, grant))
-    details = _launch_counts(counts, now)
+    holds = list(_check_repeatedly(directories, grant, first))
+    details = _launch_counts(counts, first.gate.at_ns)
     if not holds:
         yield "free", f"nothing holds it back: it did not wait at the gate in any of {CHECKS} checks", details
         return
@@ -51,18 +54,22 @@ def gate_causes(directories: Directories, snapshot: NodeSnapshot, tenant: Tenant
         yield "gate", describe_hold(hold, higher), (frequency, *(() if number else details))
 
 
-def _check_repeatedly(directories: Directories, grant: Grant) -> Iterator[HeldLaunch]:
+def _read_gpu(directories: Directories, gpu: int) -> wire.GpuActivity:
+    activity = read_activity(directories)
+    return activity.gpus[gpu] if gpu < len(activity.gpus) else wire.GpuActivity(None, None, {})
+
+
+def _check_repeatedly(directories: Directories, grant: Grant, first: wire.GpuActivity) -> Iterator[HeldLaunch]:
     """Yield the launch that waited at each check; a single check would miss short waits."""
     for number in range(CHECKS):
         if number:
             pause(CHECK_PERIOD_S)
-        held = find_hold(copy_gate_file(directories.pages, grant.gpu), grant.slot, grant.generation, monotonic_ns())
+        held = (_read_gpu(directories, grant.gpu) if number else first).holds.get(grant.slot)
         if held is not None:
             yield held
 
 
-def _ledger_causes(directories: Directories, grant: Grant) -> Iterator[GateCause]:
-    snapshot = read_ledger_snapshot(directories.pages, grant.gpu)
+def _ledger_causes(snapshot: LedgerSnapshot | None, grant: Grant) -> Iterator[GateCause]:
     account = None if snapshot is None else snapshot.accounts.get(grant.slot)
     if account is None or account.generation != grant.generation:
         return

@@ -41,7 +41,6 @@ class Child:
         self,
         command: Sequence[str],
         environ: Mapping[str, str],
-        descriptors: Sequence[int],
         mask: Iterable[int] = (),
     ) -> None:
         """Start the program with these signals blocked; raises `OSError` as `exec` would."""
@@ -52,7 +51,7 @@ class Child:
         sys.stderr.flush()
         self.guard = os.fork()  # safe because this process has one thread
         if not self.guard:
-            _run_guard(guard_end, command, environ, descriptors, set(mask))
+            _run_guard(guard_end, command, environ, set(mask))
         guard_end.close()
         kind, number = self._receive()
         if kind != _STARTED:
@@ -107,7 +106,6 @@ def _run_guard(
     link: socket.socket,
     command: Sequence[str],
     environ: Mapping[str, str],
-    descriptors: Sequence[int],
     mask: set[int],
 ) -> NoReturn:
     """Run in the forked process: start the program and guard it until released."""
@@ -116,12 +114,12 @@ def _run_guard(
             signal.SIG_SETMASK, signal.valid_signals()
         )  # a terminal's signals must not end the guard
         _close_all_but(
-            {0, 1, 2, link.fileno(), *descriptors}
+            {0, 1, 2, link.fileno()}
         )  # especially the connection to the node, which takes its closing for the tenant's death
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         with contextlib.suppress(OSError):  # the parent may have died already
-            link.send(_MESSAGE.pack(*_start(command, environ, descriptors, mask)))
-            _close_program_descriptors(descriptors)
+            link.send(_MESSAGE.pack(*_start(command, environ, mask)))
+            _close_program_descriptors()
             name_process("cotenant-guard")
             _watch_program(link)
     finally:
@@ -129,9 +127,7 @@ def _run_guard(
         os._exit(0)
 
 
-def _start(
-    command: Sequence[str], environ: Mapping[str, str], descriptors: Sequence[int], mask: set[int]
-) -> tuple[int, int]:
+def _start(command: Sequence[str], environ: Mapping[str, str], mask: set[int]) -> tuple[int, int]:
     libc = ctypes.CDLL(None)
     guard = os.getpid()
 
@@ -145,7 +141,6 @@ def _start(
         process = subprocess.Popen(
             list(command),
             env=dict(environ),
-            pass_fds=list(descriptors),
             preexec_fn=in_program,  # noqa: PLW1509  the process has one thread
         )
     except OSError as error:
@@ -226,10 +221,9 @@ def _close_all_but(kept: set[int]) -> None:
     os.closerange(first, os.sysconf("SC_OPEN_MAX"))
 
 
-def _close_program_descriptors(descriptors: Sequence[int]) -> None:
+def _close_program_descriptors() -> None:
     """Close the program's descriptors, so that a reader of its output waits for its end, not for the guard's."""
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)
-    for descriptor in {null, *descriptors}:
-        os.close(descriptor)
+    os.close(null)

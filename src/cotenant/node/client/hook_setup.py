@@ -13,23 +13,19 @@ from typing import Final, TypeAlias
 import msgspec
 
 from cotenant.errors import CotenantError, WorldError
-from cotenant.gate.gate_file import GATE_VARIABLE
 from cotenant.gate.grant import Kind
-from cotenant.gate.grant_file import SLOT_VARIABLE
 from cotenant.hook.kernel_times import FILE_NAME, encode_kernel_times
 from cotenant.hook.record import Record
+from cotenant.hook.record_socket import RecordSocket
 from cotenant.hook.records import (
-    has_record,
     is_abandoned,
-    link_tenant_files,
     lock_run_directory,
     mapped_driver,
     process_name,
     process_tree,
-    read_records,
     write_task_name,
 )
-from cotenant.hook.shim import LEDGER_VARIABLE, RECORD_VARIABLE, environment, find_driver, find_nvml, make_shim
+from cotenant.hook.shim import RECORD_VARIABLE, SEALED_VARIABLE, environment, find_driver, find_nvml, make_shim
 from cotenant.node.config.file import RunConfig
 from cotenant.node.model.tenant import TenantSpec
 from cotenant.predict.profile_usage import sms_of, use_of
@@ -63,22 +59,17 @@ class HookedProgram:
         self._lock = lock_run_directory(self.home)
         self.records = self.home / "records"
         self.records.mkdir(mode=0o700)
+        self._socket = RecordSocket(self.records)
         write_task_name(self.home, config.name or task)
         self.poll_s = _FIRST_CHECK_S
 
-    def variables(
-        self, environ: Mapping[str, str], page: int | None, gate: Sequence[int] = (), ledger: Sequence[int] = ()
-    ) -> dict[str, str]:
-        """Return the variables to add to the environment of a program with this grant page, or outside a tenant.
-
-        `gate` and `ledger` are the descriptors of its device's files, to read and to write, if it has a device.
-        """
-        if page is not None:
-            link_tenant_files(self.records, page, gate, ledger)
+    def variables(self, environ: Mapping[str, str], *, is_tenant: bool = True) -> dict[str, str]:
+        """Return the variables to add to the environment of a program, which joins no node unless it is a tenant."""
         return {
             **environment(self._config.hook, self.home / "shim", environ),
-            **({SLOT_VARIABLE: "", GATE_VARIABLE: "", LEDGER_VARIABLE: ""} if page is None else {}),
+            **({} if is_tenant else {"COTENANT_SOCKET": "", "COTENANT_TOKEN": ""}),
             RECORD_VARIABLE: str(self.records),
+            SEALED_VARIABLE: "1",
             "COTENANT_MEASURE": str(int(self.measuring)),
             "COTENANT_SAMPLE": str(self._config.sample),
             "COTENANT_UNKNOWN": self._config.unknown,
@@ -86,12 +77,22 @@ class HookedProgram:
         }
 
     def close(self) -> None:
-        """Remove the directory."""
+        """Remove the directory and the records."""
+        self._socket.close()
         shutil.rmtree(self.home, ignore_errors=True)
         os.close(self._lock)
 
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when a process has sent its record; `receive` takes it."""
+        return self._socket.fileno()
+
+    def receive(self) -> None:
+        """Take the records that processes have sent."""
+        self._socket.receive()
+
     def check(self, pid: int) -> None:
         """Check the running processes for one that uses the driver without the hook."""
+        self._socket.receive()
         self.poll_s = min(2 * self.poll_s, _LONGEST_CHECK_S)
         for process in process_tree(pid):
             path = mapped_driver(process, self.driver.resolve(), hooked=self._config.hook == "preload")
@@ -106,7 +107,7 @@ class HookedProgram:
         return bool(self._unhooked_pids())
 
     def _unhooked_pids(self) -> list[int]:
-        return [pid for pid in self._suspects if not has_record(self.records, pid)]
+        return [pid for pid in self._suspects if not self._socket.has_record(pid)]
 
     def _report_unhooked(self, pid: int) -> None:
         if pid not in self._reported:
@@ -115,7 +116,7 @@ class HookedProgram:
 
     def collect(self, task: str) -> list[Record]:
         """Return the records of its processes, and report what the hook could not see."""
-        records = [record for record in read_records(self.records, task) if record.calls or record.unknown]
+        records = [record for record in self._socket.read(task) if record.calls or record.unknown]
         for pid in self._unhooked_pids():
             self._report_unhooked(pid)
         names = sorted({name for record in records for name in record.unknown_names})

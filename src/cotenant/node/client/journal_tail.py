@@ -117,7 +117,9 @@ class JournalTail:
             return None
         except OSError as error:
             raise WorldError(
-                f"cannot read the journal {path}: {error.strerror}; ask the user that runs the node"
+                f"you may not read the node's journal {path}: {error.strerror}; only the user that runs the node may"
+                if isinstance(error, PermissionError)
+                else f"cannot read the journal {path}: {error.strerror}; ask the user that runs the node"
             ) from None
 
 

@@ -13,14 +13,13 @@ import msgspec
 
 from cotenant.errors import PeerError, WorldError
 from cotenant.gate.grant import Grant, Kind
-from cotenant.gate.grant_file import read_grant_descriptor, slot_text
 from cotenant.node import wire
+from cotenant.node.client.configured import is_operators_node, operator_remedy
 from cotenant.node.client.connection import TIMEOUT_S, Connection, NodeTimeoutError, NodeUnavailableError, list_tenants
 from cotenant.node.directories import Directories, lock_holder, make_directory
 from cotenant.node.journal import last_settings
 from cotenant.node.model.admission import Reason, Reject
 from cotenant.node.model.event import NodeSettings
-from cotenant.node.model.gpu import Gpu
 from cotenant.node.model.tenant import TenantSpec
 from cotenant.runner.clock import monotonic_ns, pause
 from cotenant.runner.process import Signals, start_in_background
@@ -65,20 +64,16 @@ class Membership:
         self.spec = spec
         self.report = report
         self._last_error = ""
-        self._connection: Connection | None = Connection(directories.socket)
+        self._connection: Connection | None = Connection(directories.tenant_socket)
         self._resume_connection: Connection | None = None
         """The connection with an unanswered request to resume the slot."""
         self._rejoin_reason = ""
         """The node's reason for not resuming the slot; set before another slot is requested."""
         self.tenant = ""
         self.grant: Grant
-        self.page = -1
-        self.gate: list[int] = []
-        self.ledger: list[int] = []
         self.environment: dict[str, str] = {}
         self.evicted = ""
         """Why the node released the slot while it was unreachable."""
-        self._device: Gpu | None = None
         try:
             self._join(self._connection, signals)
         except BaseException:
@@ -118,10 +113,6 @@ class Membership:
             return False
         return True
 
-    def descriptors(self) -> list[int]:
-        """Return the descriptors that the program inherits."""
-        return [self.page, *self.gate, *self.ledger]
-
     def resume(self, *, join_anew: bool = True) -> bool:
         """Try to resume the slot, or to join anew if the node has no record of it; return whether there is a slot.
 
@@ -133,17 +124,17 @@ class Membership:
         except WorldError:
             return False
         try:
-            answer, descriptors = connection.answer()
+            answer, _ = connection.answer()
             is_anew = self._rejoin_reason != ""
             if isinstance(answer, wire.Refusal) and not is_anew and join_anew and _may_join_anew(answer.reject):
                 self._rejoin_reason, is_anew = answer.reject.detail, True
-                answer, descriptors = connection.ask(wire.Join(wire.VERSION, self.spec))
+                answer, _ = connection.ask(wire.Join(wire.VERSION, self.spec))
             if isinstance(answer, wire.Refusal) and not is_anew:
                 if answer.reject.reason is Reason.EVICTED:
                     self.evicted = answer.reject.detail
                 self._cancel_resume()
                 return False
-            self._accept_answer(answer, descriptors)
+            self._accept_answer(answer)
         except NodeTimeoutError as error:
             self._report_once(error)
             return False
@@ -164,7 +155,7 @@ class Membership:
     def _connection_for_resume(self) -> Connection:
         """Return the connection with the request for the slot; send the request if it was not sent before."""
         if self._resume_connection is None:
-            self._resume_connection = Connection(self._directories.socket, _SHORT_TIMEOUT_S)
+            self._resume_connection = Connection(self._directories.tenant_socket, _SHORT_TIMEOUT_S)
             try:
                 self._resume_connection.send(wire.Resume(wire.VERSION, self.grant.slot, self.grant.generation))
             except WorldError:
@@ -182,19 +173,19 @@ class Membership:
             self._last_error = str(error)
             self.report(f"{error}; continuing without a slot and retrying")
 
-    def device(self) -> Gpu | None:
-        """Return the granted device; a later join asks for the same device, because the program uses it."""
-        if self.grant.gpu >= 0 and self._connection is not None:
-            try:
-                answer, _ = self._connection.ask(wire.ListTenants(wire.VERSION))
-            except WorldError:
-                self.disconnect()
-                return self._device
-            if not isinstance(answer, wire.TenantList) or self.grant.gpu >= len(answer.gpus):
-                raise PeerError(f"the node does not list its GPU {self.grant.gpu}")
-            self._device = answer.gpus[self.grant.gpu]
-            self.spec = msgspec.structs.replace(self.spec, gpu=self._device.names(self.grant.gpu)[0])
-        return self._device
+    def pin_device(self) -> None:
+        """Let a later join ask for the device that was granted now, because the program uses it."""
+        if self.grant.gpu < 0 or self._connection is None:
+            return
+        try:
+            answer, _ = self._connection.ask(wire.ListTenants(wire.VERSION))
+        except WorldError:
+            self.disconnect()
+            return
+        if not isinstance(answer, wire.TenantList) or self.grant.gpu >= len(answer.gpus):
+            raise PeerError(f"the node does not list its GPU {self.grant.gpu}")
+        device = answer.gpus[self.grant.gpu].names(self.grant.gpu)[0]
+        self.spec = msgspec.structs.replace(self.spec, gpu=device)
 
     def leave(self, ending: str) -> None:
         """Report how the program ended, and wait until the slot is free.
@@ -210,49 +201,26 @@ class Membership:
             self._connection.ask(wire.Leave(ending))
         self.disconnect()
 
-    def close(self) -> None:
-        """Close the descriptors of the node."""
-        for descriptor in self.descriptors() if self.page >= 0 else ():
-            os.close(descriptor)
-        self.page, self.gate, self.ledger = -1, [], []
-
     def _join(self, connection: Connection, signals: Signals | None) -> None:
         connection.send(wire.Join(wire.VERSION, self.spec))
         if self.spec.kind is Kind.ONLINE and self.spec.memory_bytes:
             self._wait_for_answer(connection, signals)
-        self._accept_answer(*connection.answer())
+        self._accept_answer(connection.answer()[0])
 
-    def _accept_answer(self, answer: wire.Answer, descriptors: list[int]) -> None:
+    def _accept_answer(self, answer: wire.Answer) -> None:
         if isinstance(answer, wire.Refusal):
             raise RefusedError(self.spec.name or "the tenant", answer.reject)
         if not isinstance(answer, wire.Welcome):
             raise PeerError(f"the node answered {type(answer).__name__} to a join")
-        self._accept_welcome(answer, descriptors)
+        self.environment = answer.environment
+        self.tenant = answer.tenant
+        self.grant = answer.grant
 
     def _wait_for_answer(self, connection: Connection, signals: Signals | None) -> None:
         """Wait for a message of the node; report a long wait, in which the node may evict other tenants."""
         if not wait_for(connection.fileno(), _REPORT_WAIT_AFTER_S, signals):
             self.report("waiting for the node: it may have to evict other tenants first")
             wait_for(connection.fileno(), _JOIN_TIMEOUT_S, signals)
-
-    def _accept_welcome(self, answer: wire.Welcome, descriptors: list[int]) -> None:
-        if not descriptors:
-            raise PeerError("the node's welcome came without a grant page")
-        try:
-            page_grant = read_grant_descriptor(descriptors[0])
-            if page_grant is None or slot_text(page_grant) != slot_text(
-                answer.grant
-            ):  # the priority may have changed already
-                raise PeerError("the grant page does not match the welcome")
-        except PeerError:
-            for descriptor in descriptors:
-                os.close(descriptor)
-            raise
-        self.close()
-        self.page, self.gate, self.ledger = descriptors[0], descriptors[1:3], descriptors[3:]
-        self.environment = answer.environment
-        self.tenant = answer.tenant
-        self.grant = answer.grant
 
 
 def _may_join_anew(reject: Reject) -> bool:
@@ -301,23 +269,18 @@ def join(
 def ensure_node(directories: Directories, arguments: Sequence[str], report: Callable[[str], None]) -> None:
     """Start a node if none answers, and report it.
 
-    A socket without a node means that the node died and was not stopped: a service manager gets a moment to restart it.
-    Otherwise the new node is started with the devices and rules of the last one, which its journal contains.
+    A node that an operator configured or started is never replaced: its options are not known here. A socket without a
+    node means that the node died and was not stopped: a service manager gets a moment to restart it. If `cotenant run`
+    had started it, the new node has the devices and rules of the last one, which its journal contains.
     """
     if _answers(directories):
         return
-    flags: list[str] = []
-    if directories.socket.exists():
-        report("the node died; waiting a moment for it to be restarted")
-        for _ in range(_RESTART_TRIES):
-            pause(0.1)
-            if _answers(directories):
-                return
-        if directories.runtime.stat().st_uid != os.geteuid():
-            raise WorldError(
-                f"the node at {directories.socket} is down; ask its owner to restart it, or use --runtime-dir"
-            )
-        flags = _flags_of(last_settings(directories.journal))
+    flags = _flags_after_death(directories, report) if directories.tenant_socket.exists() else []
+    if flags is None:
+        return
+    remedy = operator_remedy(directories, os.environ, os.geteuid())
+    if remedy:
+        raise WorldError(remedy)
     make_directory(directories.runtime, "directories.runtime")
     make_directory(directories.state, "directories.state")
     command = ["node", "--idle-exit", format_duration(_IDLE_EXIT_NS), *arguments, *flags]
@@ -325,7 +288,7 @@ def ensure_node(directories: Directories, arguments: Sequence[str], report: Call
     for tries in range(_START_TRIES):
         exit_code = process.poll()
         try:
-            serving_pid = list_tenants(directories.socket).pid
+            serving_pid = list_tenants(directories).pid
         except NodeUnavailableError:
             # The node that won the lock of the directory may take a while to read its journal before it answers.
             if exit_code is not None and lock_holder(directories.lock) is None:
@@ -339,12 +302,32 @@ def ensure_node(directories: Directories, arguments: Sequence[str], report: Call
                     f"no node was running: started one (pid {process.pid}, log {directories.log}; it exits when idle)"
                 )
             return
-    raise WorldError(f"a node was started but does not answer at {directories.socket}; see {directories.log}")
+    raise WorldError(f"a node was started but does not answer at {directories.tenant_socket}; see {directories.log}")
+
+
+def _flags_after_death(directories: Directories, report: Callable[[str], None]) -> list[str] | None:
+    """Return the flags with which a node of `cotenant run` that died is started again; None: it runs again."""
+    report("the node died; waiting a moment for it to be restarted")
+    for _ in range(_RESTART_TRIES):
+        pause(0.1)
+        if _answers(directories):
+            return None
+    if directories.runtime.stat().st_uid != os.geteuid():
+        raise WorldError(
+            f"the node at {directories.tenant_socket} is down; ask its owner to restart it, or use --runtime-dir"
+        )
+    settings = last_settings(directories.journal)
+    if is_operators_node(settings, _IDLE_EXIT_NS):
+        raise WorldError(
+            f"the node at {directories.tenant_socket} died, and `cotenant run` does not replace a node that it did not "
+            "start; start it again with `cotenant node` and its options, or use --runtime-dir and --state-dir"
+        )
+    return _flags_of(settings)
 
 
 def _answers(directories: Directories) -> bool:
     try:
-        Connection(directories.socket).close()
+        Connection(directories.tenant_socket).close()
     except NodeUnavailableError:
         return False
     return True
@@ -371,6 +354,7 @@ def _flags_of(settings: NodeSettings | None) -> list[str]:
     flags += ["--mps", "on"] if settings.is_mps else []
     flags += ["--mps-share", "on" if control.mps_share else "off"]
     flags += ["--unmet", "refuse"] if settings.refuse_unmet else []
+    flags += ["--on-bypass", settings.on_bypass.value]
     for gpu in () if settings.gpus[0].called else settings.gpus:  # discovered GPUs are discovered again
         flags += ["--gpu", f"{gpu.name}={format_size(gpu.memory_bytes)}"]
     return flags

@@ -7,11 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from cotenant.errors import WorldError
-from cotenant.gate.gate_file import GATE_VARIABLE, HEADROOM_VARIABLE, read_descriptor
-from cotenant.gate.grant import Kind
-from cotenant.gate.grant_file import GRANT_VARIABLE, SLOT_VARIABLE, read_grant_descriptor, slot_text
 from cotenant.gate.rules import Limit
-from cotenant.hook.shim import LEDGER_VARIABLE, find_driver
+from cotenant.hook.shim import find_driver
 from cotenant.node import wire
 from cotenant.node.client.attend import ProgramEnd, ProgramSupervisor
 from cotenant.node.client.guard import Child
@@ -22,22 +19,17 @@ from cotenant.node.client.suspend import MemoryMover
 from cotenant.node.config.file import RunConfig
 from cotenant.node.directories import Directories
 from cotenant.node.model.protection import OnPressure
-from cotenant.node.model.tenant import COMMAND_LIMIT, ENDING_LIMIT, TenantSpec
-from cotenant.node.policy.limit.share import offline_percent, share_of
+from cotenant.node.model.tenant import COMMAND_LIMIT, DEFAULT_PRIORITY, ENDING_LIMIT, TenantSpec
 from cotenant.node.policy.protect.backoff import delay_ns
 from cotenant.node.state.program_exit import AT_ONCE_NS
 from cotenant.node.state.restart import RestartPolicy
 from cotenant.runner.clock import monotonic_ns
 from cotenant.runner.process import Signals, describe_exit, exec_failure_code
 from cotenant.units.instant import SECOND_NS, Duration
-from cotenant.units.share import WHOLE_PPM
 from cotenant.units.text import round_duration
 
-DEFAULT_PRIORITY: Final = {Kind.ONLINE: 2, Kind.OFFLINE: 7}
-_MPS_PRIORITY: Final = "CUDA_MPS_CLIENT_PRIORITY"
-_MPS_PERCENTAGE: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+_MPS_VARIABLES: Final = ("CUDA_MPS_CLIENT_PRIORITY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
 _VISIBLE_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
-_LOWER_PRIORITY: Final = "1"
 _NO_GPU: Final = "the node has no GPU, so memory and share are not reserved; start it with --gpu NAME=MEMORY"
 _JOIN_BACKOFF_CAP_NS: Final = 30 * SECOND_NS
 
@@ -107,7 +99,6 @@ class TenantRun:
                 code, is_evicted = self._run_once_joined(membership, signals)
                 if not is_evicted:
                     return code
-                membership.close()
                 try:
                     membership = self._join(signals)
                 except StoppedError as error:
@@ -118,7 +109,7 @@ class TenantRun:
 
     def _run_once_joined(self, membership: Membership, signals: Signals) -> tuple[int, bool]:
         """Run the program from join to leave; return the exit code, and whether an evicted program may join again."""
-        environ = {**os.environ, **self._variables, **membership.environment}
+        environ = self._environment(membership)
         mover = MemoryMover(self._driver, environ)
         supervisor = ProgramSupervisor(membership, signals, self._hooked, mover, int(self._config.grace))
         while True:
@@ -156,23 +147,29 @@ class TenantRun:
         return self._restarts.is_on and not ended.is_asked and ended.signal is not None and ended.signal.may_restart
 
     def _start(self, membership: Membership, signals: Signals) -> Child:
-        environ = {
-            **_mps_priority(self._spec.kind),
-            **_limited_by_online(membership),
-            **_limited_to_share(membership),
+        membership.pin_device()
+        environ = self._environment(membership)
+        if self._hooked is not None:
+            environ |= self._hooked.variables(environ)
+        return Child(self._command, environ, signals.before)
+
+    def _environment(self, membership: Membership) -> dict[str, str]:
+        """Return the program's environment.
+
+        What the user set about MPS stays, and the device that the user made visible. The hook asks the node for the
+        limits of MPS when the program begins to use the device, so they are set here only without it.
+        """
+        node = dict(membership.environment)
+        defaults: dict[str, str] = {name: node.pop(name) for name in _MPS_VARIABLES if name in node}
+        if _VISIBLE_DEVICES in os.environ and _VISIBLE_DEVICES not in self._variables:
+            node.pop(_VISIBLE_DEVICES, None)
+        return {
+            **({} if self._hooked is not None else defaults),
             **os.environ,
             **self._variables,
-            **membership.environment,
-            **_visible_device(membership, self._variables),
-            GRANT_VARIABLE: str(membership.page),
-            SLOT_VARIABLE: slot_text(membership.grant),
-            GATE_VARIABLE: ",".join(map(str, membership.gate)),
-            LEDGER_VARIABLE: ",".join(map(str, membership.ledger)),
-            "COTENANT_TENANT": membership.tenant,
+            **node,
+            "COTENANT_SOCKET": str(self._directories.tenant_socket),
         }
-        if self._hooked is not None:
-            environ |= self._hooked.variables(environ, membership.page, membership.gate, membership.ledger)
-        return Child(self._command, environ, membership.descriptors(), signals.before)
 
     def _hook_warning(self) -> str:
         return "; the hook saw nothing of its GPU use" if self._hooked is not None and self._hooked.has_unhooked else ""
@@ -211,43 +208,3 @@ def _outcome_of(code: int, stop: ProgramEnd, ending: str) -> RunOutcome:
     if stop.signal is not None:
         return RunOutcome(code, EndedBy.NODE, stop.signal.why)
     return RunOutcome(code, EndedBy.OWN, ending)
-
-
-def _visible_device(membership: Membership, variables: Mapping[str, str]) -> dict[str, str]:
-    """Make only the granted device visible to the program, unless its environment already selects devices."""
-    if _VISIBLE_DEVICES in os.environ and _VISIBLE_DEVICES not in variables:
-        return {}
-    device = membership.device()
-    return {} if device is None else {_VISIBLE_DEVICES: device.visible(membership.grant.gpu)}
-
-
-def _limited_to_share(membership: Membership) -> dict[str, str]:
-    """Limit an MPS client with a static limit to the SMs of its present share."""
-    grant = read_grant_descriptor(membership.page) or membership.grant
-    share_ppm, is_static = grant.share_ppm, membership.spec.limit is Limit.STATIC
-    entries = read_descriptor(membership.gate[0]).entries if membership.gate else ()
-    for entry in entries:
-        if (entry.slot, entry.generation) == (
-            grant.slot,
-            grant.generation,
-        ):  # the requested share may have been changed
-            share_ppm, is_static = entry.limit_ppm, entry.static
-    if not is_static or not 0 < share_ppm < WHOLE_PPM:
-        return {}
-    return {_MPS_PERCENTAGE: str(-(-share_ppm * 100 // WHOLE_PPM))}  # rounded up: the gate enforces the exact share
-
-
-def _limited_by_online(membership: Membership) -> dict[str, str]:
-    """Limit an offline MPS client to the SMs that online tenants leave at its start, if the node is configured so."""
-    headroom_ppm = membership.environment.get(HEADROOM_VARIABLE, "")
-    if not headroom_ppm.isdigit() or not membership.gate:
-        return {}
-    rules = read_descriptor(membership.gate[0])
-    if not any(entry.online for entry in rules.entries):
-        return {}
-    return {_MPS_PERCENTAGE: str(offline_percent(share_of(rules.delay_ppm), int(headroom_ppm)))}
-
-
-def _mps_priority(kind: Kind) -> dict[str, str]:
-    """Give an offline MPS client the lower priority, so that its blocks are scheduled after all others."""
-    return {_MPS_PRIORITY: _LOWER_PRIORITY} if kind is Kind.OFFLINE else {}

@@ -28,15 +28,25 @@ class NodeSnapshot(msgspec.Struct, frozen=True):
     gpus: list[Gpu]
     devices: list[GpuWatch]
     setpoints: list[OnlineShareSetpoint] = []
+    is_restricted: bool = False
+    """Whether only the tenants of the caller are here."""
 
 
 def read_node_snapshot(directories: Directories) -> NodeSnapshot:
     """Return the node's tenants; for a node that is down, from the readable part of its journal."""
     try:
-        answer = list_tenants(directories.socket)
+        answer = list_tenants(directories)
     except NodeUnavailableError:
         return _snapshot_from_journal(directories)
-    return NodeSnapshot(True, answer.now_ns, answer.tenants, answer.gpus, answer.devices, answer.setpoints)
+    return NodeSnapshot(
+        True,
+        answer.now_ns,
+        answer.tenants,
+        answer.gpus,
+        answer.devices,
+        answer.setpoints,
+        answer.is_restricted,
+    )
 
 
 def _snapshot_from_journal(directories: Directories) -> NodeSnapshot:

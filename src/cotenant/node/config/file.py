@@ -12,12 +12,13 @@ from cotenant.cluster.config_agent import AgentConfig, validate_agent
 from cotenant.errors import ConfigError
 from cotenant.gate.grant import Kind
 from cotenant.gate.rules import GatePolicy, GateRules, Limit
+from cotenant.node.config.access import LimitsConfig, OperatorsConfig, validate_access
 from cotenant.node.config.control import CONTROL, ControlConfig, validate_control
 from cotenant.node.config.protection import PROTECT, ProtectConfig, validate_protection
 from cotenant.node.model.control import ControlLimits
 from cotenant.node.model.event import SLOTS_LIMIT, NodeSettings
 from cotenant.node.model.gpu import Gpu
-from cotenant.node.model.protection import OnPressure, ProtectLimits
+from cotenant.node.model.protection import OnBypass, OnPressure, ProtectLimits
 from cotenant.node.model.tenant import NAME_LIMIT, NAME_PATTERN
 from cotenant.units.text import format_duration, format_share, format_size
 from cotenant.units.toml import DurationNs, Section, ShareOfWhole, SizeBytes, decode_toml
@@ -29,7 +30,7 @@ class DirectoriesConfig(Section, frozen=True):
     """Directories of the node's files."""
 
     runtime: Annotated[
-        str, Meta(description="directory of the node's socket, lock and pages; default: from XDG_RUNTIME_DIR")
+        str, Meta(description="directory of the node's sockets and lock; default: from XDG_RUNTIME_DIR")
     ] = ""
     state: Annotated[str, Meta(description="directory of the node's journal and log; default: from XDG_STATE_HOME")] = (
         ""
@@ -46,9 +47,6 @@ class NodeConfig(Section, frozen=True):
     idle_exit: Annotated[DurationNs, Meta(description="stop after this time without tenants; 0s: never")] = DurationNs(
         0
     )
-    group: Annotated[
-        str, Meta(description="Unix group whose members may connect; empty: only the user that runs the node")
-    ] = ""
     place: Annotated[
         str,
         Meta(
@@ -115,12 +113,18 @@ class NodeConfig(Section, frozen=True):
     ] = "warn"
 
     def settings(
-        self, gpus: tuple[Gpu, ...], limits: ProtectLimits = PROTECT, control: ControlLimits = CONTROL
+        self,
+        gpus: tuple[Gpu, ...],
+        limits: ProtectLimits = PROTECT,
+        control: ControlLimits = CONTROL,
+        on_bypass: OnBypass = OnBypass.EVICT,
     ) -> NodeSettings:
         """Return the settings that decisions depend on, as integers."""
         times = (int(self.grace), int(self.idle_exit))
         flags = (self.mps == "on", self.unmet == "refuse")
-        return NodeSettings(self.slots, *times, self.place, self.admit, gpus, self.rules(), limits, control, *flags)
+        return NodeSettings(
+            self.slots, *times, self.place, self.admit, gpus, self.rules(), limits, control, *flags, on_bypass
+        )
 
     def rules(self) -> GateRules:
         """Return the gate rules."""
@@ -233,9 +237,11 @@ class Config(Section, frozen=True):
 
     directories: DirectoriesConfig = DirectoriesConfig()
     node: NodeConfig = NodeConfig()
+    operators: OperatorsConfig = OperatorsConfig()
     run: RunConfig = RunConfig()
     protect: ProtectConfig = ProtectConfig()
     gpu: tuple[GpuConfig, ...] = ()
+    limits: tuple[LimitsConfig, ...] = ()
     control: ControlConfig = ControlConfig()
     agent: AgentConfig = AgentConfig()
     cluster: ClusterConfig = ClusterConfig()
@@ -260,6 +266,7 @@ def validate(config: Config) -> None:
     if config.control.mps_share == "on" and config.node.mps != "on":
         remedy = f"SMs are assigned only under MPS and node.mps is {config.node.mps!r}; add --mps on"
         raise ConfigError("control.mps_share", config.control.mps_share, remedy)
+    validate_access(config.operators, config.limits)
     validate_protection(config.protect)
     validate_control(config.control)
     validate_agent(config.agent)
@@ -296,7 +303,7 @@ def plain(value: object) -> Any:
 def encode_config(config: Config, sources: dict[str, str] | None = None) -> str:
     """Return the configuration as TOML that decodes to the same; a comment names the source of each value."""
     lines: list[str] = []
-    for section in ("directories", "node", "run", "protect", "control", "agent", "cluster"):
+    for section in ("directories", "node", "operators", "run", "protect", "control", "agent", "cluster"):
         lines.append(f"[{section}]")
         part = getattr(config, section)
         for field in part.__struct_fields__:
@@ -307,6 +314,10 @@ def encode_config(config: Config, sources: dict[str, str] | None = None) -> str:
         lines.append("")
     for gpu in config.gpu:
         lines += ["[[gpu]]", f"name = {toml_value(gpu.name)}", f"memory = {toml_value(plain(gpu.memory))}", ""]
+    for table in config.limits:
+        fields = {field: plain(getattr(table, field)) for field in table.__struct_fields__}
+        named = {field: value for field, value in fields.items() if value not in (None, "")}
+        lines += ["[[limits]]", *(f"{field} = {toml_value(value)}" for field, value in named.items()), ""]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from cotenant.errors import ConfigError
-from cotenant.node.model.protection import ProtectLimits
+from cotenant.node.model.protection import OnBypass, ProtectLimits
 from cotenant.units.text import format_duration, format_share
 from cotenant.units.toml import DurationNs, Section, ShareOfWhole
 
@@ -112,6 +112,15 @@ class ProtectConfig(Section, frozen=True):
             description="create a context on a new GPU once, to measure how much memory it takes",
         ),
     ] = "on"
+
+    on_bypass: Annotated[
+        str,
+        Meta(
+            pattern=r"^(evict|report)\Z",
+            description="device memory that the hook did not see or the quota does not allow: "
+            "evict offline tenants at once and report online ones, or report all",
+        ),
+    ] = OnBypass.EVICT.value
 
     def limits(self) -> ProtectLimits:
         """Return the values that decisions depend on, as integers."""

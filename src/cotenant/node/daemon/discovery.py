@@ -19,6 +19,8 @@ class GpuDiscovery:
         """Search the node's own directory of software GPUs, then the one that the environment names."""
         named = environ.get("COTENANT_SOFTGPU")
         self._homes = [home, *([Path(named)] if named else [])]
+        self._soft_home: Path | None = None
+        """The directory in which software GPUs were found first; those of another one may have the same names."""
 
     def update(self, known: Sequence[Gpu]) -> tuple[Gpu, ...]:
         """Return the known GPUs at their indexes, updated if they are present, followed by new GPUs."""
@@ -26,11 +28,18 @@ class GpuDiscovery:
         updated = [discovered.pop(gpu.names(index)[0], gpu) for index, gpu in enumerate(known)]
         return (*updated, *discovered.values())
 
+    def software_gpus(self) -> list[Gpu]:
+        """Return the software GPUs that answer and are not lost."""
+        for home in self._homes if self._soft_home is None else [self._soft_home]:
+            gpus = [gpu for ordinal in range(manage.MAX_GPUS) if (gpu := _software_gpu(home, ordinal)) is not None]
+            if gpus:
+                self._soft_home = home
+                return gpus
+        return []
+
     def _discover(self) -> list[Gpu]:
-        for home in self._homes:
-            soft = [gpu for gpu in manage.gpus(home) if gpu.alive and not gpu.is_lost]
-            if soft:
-                return [_software_gpu(home, gpu) for gpu in soft]
+        if soft := self.software_gpus():
+            return soft
         try:
             with nvml(None):
                 gpus = [gpu for gpu in read_gpus(None) if not gpu.is_lost]
@@ -39,10 +48,17 @@ class GpuDiscovery:
         return [Gpu(f"{gpu.index} {gpu.name}", gpu.memory_bytes, (gpu.uuid, str(gpu.index))) for gpu in gpus]
 
 
-def _software_gpu(home: Path, gpu: manage.SoftwareGpu) -> Gpu:
-    name = f"{SOFT_PREFIX}{gpu.ordinal}"
+def _software_gpu(home: Path, ordinal: int) -> Gpu | None:
+    """Return a software GPU; None if there is none, it does not answer, or a fault removed the device."""
+    if not manage.socket_of(home, ordinal).exists():
+        return None
     try:
-        names: tuple[str, ...] = (name, f"{UUID_PREFIX}{uuid.UUID(manage.inspect(home, gpu.ordinal)['uuid'])}")
-    except (WorldError, PeerError):  # the software GPU was removed meanwhile
-        names = (name,)
-    return Gpu(f"{name} {gpu.name}", gpu.memory_bytes, names)
+        counters = manage.inspect(home, ordinal)
+    except (WorldError, PeerError):
+        return None
+    if counters["lost"]:
+        return None
+    name = f"{SOFT_PREFIX}{ordinal}"
+    return Gpu(
+        f"{name} {counters['name']}", counters["memory_bytes"], (name, f"{UUID_PREFIX}{uuid.UUID(counters['uuid'])}")
+    )

@@ -1,7 +1,8 @@
 """The node's log: one line per event, as text or JSON; it can neither block the node nor fill a disk.
 
 A line is written only if it fits at once, since a full pipe would otherwise block the node. Lost lines are counted and
-reported when writing works again. The log of a node that was started in the background is a file of the node: it is
+reported when writing works again. In systemd's journal, which has its own time and priority of each line, a line begins
+with its priority instead of a time. The log of a node that was started in the background is a file of the node: it is
 renamed at `ROTATE_BYTES`, and one older file is kept.
 """
 
@@ -14,8 +15,9 @@ from typing import Final
 
 import msgspec
 
+from cotenant.node.daemon.systemd import PRIORITIES, is_journal_stream
 from cotenant.node.decision_log import line_of, record_of
-from cotenant.node.model.log_event import LogEvent
+from cotenant.node.model.log_event import LogEvent, LogLevel
 from cotenant.runner.clock import local_time, rfc3339, unix_ns
 
 ROTATE_BYTES: Final = 1 << 20
@@ -29,11 +31,17 @@ class NodeLog:
 
     def __init__(self, form: str, own_file: Path | None = None, descriptor: int = _STANDARD_ERROR) -> None:
         """`form` is "text" or "json"."""
-        self._is_json = form == "json"
+        self.set_form(form)
         self._own_file = own_file
         self._descriptor = descriptor
+        self._is_journal = is_journal_stream(descriptor, os.environ)
         self.dropped = 0
         self._unreported = 0
+        self._is_torn = False  # whether the last line in a file is incomplete
+
+    def set_form(self, form: str) -> None:
+        """Write "text" or "json" from now on."""
+        self._is_json = form == "json"
 
     def report(self, text: str) -> None:
         """Write a message that belongs to no turn."""
@@ -42,16 +50,24 @@ class NodeLog:
     def write_event(self, log_event: LogEvent) -> None:
         """Write an event."""
         if self._is_json:
-            self._write(msgspec.json.encode(record_of(log_event, rfc3339(log_event.unix_ns))))
+            line = msgspec.json.encode(record_of(log_event, rfc3339(log_event.unix_ns)))
+            self._write(self._prefix(log_event.level) + line)
+        elif self._is_journal:
+            line = f"{log_event.text} [turn {log_event.turn}]".encode(errors="replace")
+            self._write(self._prefix(log_event.level) + line)
         else:
-            line = line_of(log_event, local_time(log_event.unix_ns))
-            self._write(f"cotenant: {line}".encode(errors="replace"))
+            text = line_of(log_event, local_time(log_event.unix_ns))
+            self._write(f"cotenant: {text}".encode(errors="replace"))
+
+    def _prefix(self, level: LogLevel) -> bytes:
+        return f"<{PRIORITIES[level.value]}>".encode() if self._is_journal else b""
 
     def _encoded(self, text: str) -> bytes:
         if not self._is_json:
-            return f"cotenant: {text}".encode(errors="replace")
+            prefix = self._prefix(LogLevel.INFO) or b"cotenant: "
+            return prefix + text.encode(errors="replace")
         record = {"ts": rfc3339(unix_ns()), "level": "info", "event": "message", "tenant": "", "gpu": None}
-        return msgspec.json.encode({**record, "turn": 0, "why": "", "text": text})
+        return self._prefix(LogLevel.INFO) + msgspec.json.encode({**record, "turn": 0, "why": "", "text": text})
 
     def _write(self, line: bytes) -> None:
         if self._unreported and self._try_write(self._encoded(f"{self._unreported} lines of this log were lost")):
@@ -62,12 +78,17 @@ class NodeLog:
         self._rotate()
 
     def _try_write(self, line: bytes) -> bool:
-        data = line[: _LINE_LIMIT_BYTES - 1] + b"\n"
+        # A full disk may take the first part of a line; the next line then begins on a line of its own.
+        data = (b"\n" if self._is_torn else b"") + line[: _LINE_LIMIT_BYTES - 2] + b"\n"
         poller = select.poll()
         poller.register(self._descriptor, select.POLLOUT)
         try:
             ready = poller.poll(0)
-            return bool(ready) and bool(ready[0][1] & select.POLLOUT) and os.write(self._descriptor, data) == len(data)
+            if not ready or not ready[0][1] & select.POLLOUT:
+                return False
+            written = os.write(self._descriptor, data)
+            self._is_torn = written < len(data) and (written > 0 or self._is_torn)
+            return written == len(data)
         except OSError:  # a full disk or no reader; the journal has the same events
             return False
 

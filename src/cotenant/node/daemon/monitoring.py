@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final
 
-from cotenant.gate.gate_file import HEADROOM_VARIABLE, LiveTenantTables
-from cotenant.gate.grant import Grant, Kind
-from cotenant.gate.ledger_file import LiveLedgers
+from cotenant.gate.grant import Grant
+from cotenant.gate.live_grants import LiveGrantPages
+from cotenant.gate.live_ledgers import LiveLedgers
+from cotenant.gate.live_tables import LiveTenantTables
 from cotenant.node.config.file import Config
 from cotenant.node.daemon.diurnal_file import DiurnalFile
 from cotenant.node.daemon.enforcer import LiveEnforcer, since_boot
@@ -16,19 +18,24 @@ from cotenant.node.daemon.monitor.context_size import DEADLINE_S, ContextProber
 from cotenant.node.daemon.monitor.diurnal import DiurnalSaver
 from cotenant.node.daemon.monitor.monitor import DeviceMonitor, MonitorParts
 from cotenant.node.daemon.monitor.nvml_sampler import NvmlSampler
-from cotenant.node.daemon.monitor.processes import ProcessTable
 from cotenant.node.daemon.monitor.windows import ObjectiveMonitor
 from cotenant.node.daemon.mps import MPS_DIRECTORY, MpsControl, MpsSupervisor
+from cotenant.node.daemon.mps_limits import DeviceMemoryController, client_limits, server_limits
+from cotenant.node.daemon.proc import ProcessTree
+from cotenant.node.daemon.processes import LiveProcesses
+from cotenant.node.daemon.tenant_pages import TenantPages
 from cotenant.node.directories import Directories
 from cotenant.node.model.event import Event, GpuSampled
 from cotenant.node.model.protection import GpuSample
+from cotenant.node.model.tenant import Tenant
 from cotenant.node.state.diurnal import DiurnalProfiles
 from cotenant.node.state.node import NodeMachine
 from cotenant.runner.background import BackgroundTasks
 from cotenant.runner.clock import LiveClock, wall_clock_offset_ns
 from cotenant.runner.live_loop import LiveLoop
 from cotenant.softgpu.commands import home
-from cotenant.units.instant import Instant
+
+VISIBLE_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
 class Monitoring:
@@ -41,7 +48,7 @@ class Monitoring:
         machine: NodeMachine,
         loop: LiveLoop[Event],
         clock: LiveClock,
-        gates: LiveTenantTables,
+        pages: tuple[LiveGrantPages, LiveTenantTables],
         report: Callable[[str], None],
     ) -> None:
         """Create the monitors without starting them; raise `ConfigError` if MPS is configured but not available."""
@@ -53,21 +60,35 @@ class Monitoring:
         if config.node.mps == "on":
             program = MpsControl(directories.runtime / MPS_DIRECTORY, os.environ, homes)
             self.mps = MpsSupervisor(loop, clock, program, lambda: len(machine.settings.gpus))
-        self.ledgers = LiveLedgers(directories.pages, config.node.slots)
-        self._processes = ProcessTable()
+        grants, self._tables = pages
+        tree = ProcessTree()
+        self.ledgers = LiveLedgers(grants)
+        self.processes = LiveProcesses(loop, (grants, self._tables, self.ledgers), report, tree=tree)
+        self.pages = TenantPages(self.processes, self._tables)
+        self._memory_controller = DeviceMemoryController(tree.cgroups)
         self._tasks = BackgroundTasks(loop, "cotenant-watch")
         records = directories.runtime / "hook"
         prober = None
         if config.protect.probe == "on":
             prober = ContextProber(BackgroundTasks(loop, "cotenant-probe"), homes, self._mps_environment, DEADLINE_S)
-        parts = MonitorParts(gates, self.ledgers, self._processes, NvmlSampler(homes), self._tasks, records, prober)
+        parts = MonitorParts(
+            grants,
+            self._tables,
+            self.ledgers,
+            self.processes,
+            NvmlSampler(homes),
+            self._tasks,
+            records,
+            prober,
+            self._limit_tenants,
+        )
         self._on_sample: Callable[[int, GpuSample], None] = lambda *_: None
         self._devices = DeviceMonitor(machine, parts, self._post)
         self._report = report
         file = DiurnalFile(directories.diurnal, report)
         profiles = DiurnalProfiles(file.read(), wall_clock_offset_ns())
         self._objectives = ObjectiveMonitor(
-            machine, gates, lambda: machine.registry.tables.setpoints, loop.post, profiles=profiles
+            machine, self.pages, lambda: machine.registry.tables.setpoints, loop.post, profiles=profiles
         )
         self._diurnal_tasks = BackgroundTasks(loop, "cotenant-days")
         self._saver = DiurnalSaver(file, profiles, self._objectives, self._diurnal_tasks, report)
@@ -75,16 +96,27 @@ class Monitoring:
     def enforcer(self) -> LiveEnforcer:
         """Return the port that ends processes and restarts MPS."""
         restart = (lambda: None) if self.mps is None else self.mps.restart
-        return LiveEnforcer(self.ledgers, self._processes, self._report, joined_ns=self._joined_ns, restart_mps=restart)
+        return LiveEnforcer(
+            self.processes,
+            self._report,
+            find_tenant=self._find_tenant,
+            joined_ns=lambda tenant: since_boot(tenant.joined_ns, self._clock.now()),
+            restart_mps=restart,
+        )
+
+    def is_mps_ready(self) -> bool | None:
+        """Return whether the MPS server is ready; None if the node runs no MPS."""
+        return None if self.mps is None else self.mps.is_ready
 
     def environment(self, grant: Grant) -> dict[str, str]:
-        """Return the variables that a program on a device needs besides its grant."""
-        if grant.gpu < 0:
+        """Return the variables that a process on a device needs now: the visible device, and its limits under MPS."""
+        gpus = self._machine.settings.gpus
+        if not 0 <= grant.gpu < len(gpus):
             return {}
         control = self._machine.settings.control
-        is_capped = self.mps is not None and control.mps_share and grant.kind is Kind.OFFLINE
-        headroom = {HEADROOM_VARIABLE: str(control.headroom_ppm)} if is_capped else {}
-        return {**self._mps_environment(), **headroom}
+        headroom_ppm = control.headroom_ppm if self.mps is not None and control.mps_share else None
+        limits = client_limits(grant, self._tables.read(grant.gpu), gpus[grant.gpu], headroom_ppm)
+        return {**self._mps_environment(), VISIBLE_VARIABLE: gpus[grant.gpu].visible(grant.gpu), **limits}
 
     def begin(self, on_sample: Callable[[int, GpuSample], None]) -> None:
         """Start the monitors; `on_sample` receives every sample, also those that cause no turn."""
@@ -104,7 +136,7 @@ class Monitoring:
         self._saver.close()
         if self.mps is not None:
             self.mps.close(keep=bool(self._machine.tenants()))
-        self.ledgers.close()
+        self.processes.close()
 
     def _post(self, event: Event) -> None:
         """Post an event; a sample that changes nothing causes no turn, which keeps the journal short."""
@@ -117,9 +149,25 @@ class Monitoring:
     def _mps_environment(self) -> dict[str, str]:
         return {} if self.mps is None else self.mps.environment()
 
-    def _joined_ns(self, slot: int) -> Instant | None:
-        tenants = [view.tenant for view in self._machine.tenants() if view.tenant.grant.slot == slot]
-        return since_boot(tenants[0].joined_ns, self._clock.now()) if tenants else None
+    def _find_tenant(self, slot: int, pid: int) -> Tenant | None:
+        """Return the latest tenant of a slot that this process joined for; it may have left in this turn."""
+        registry = self._machine.registry
+        known = [*(departure.tenant for departure in registry.departed), *registry.holders.values()]
+        return next((tenant for tenant in reversed(known) if (tenant.grant.slot, tenant.pid) == (slot, pid)), None)
+
+    def _limit_tenants(self, bus_ids: Mapping[int, str]) -> None:
+        """Set the driver's own limits under MPS, after changes of the tenants; `bus_ids` holds PCI addresses."""
+        if self.mps is None:
+            return
+        self.processes.node_pids = self.mps.pids
+        grants = [view.tenant.grant for view in self._machine.tenants() if view.tenant.grant.gpu >= 0]
+        self.mps.limit_memory(server_limits(grants, dict(enumerate(self._machine.settings.gpus))))
+        containers = {grant: self.processes.container((grant.slot, grant.generation)) for grant in grants}
+        self._memory_controller.forget(containers.values())
+        for grant, container in containers.items():
+            region = self._memory_controller.region_of(bus_ids.get(grant.gpu, "")) if container else None
+            if region is not None and grant.memory_bytes:
+                self._memory_controller.limit(container, region, grant.memory_bytes)
 
 
 def software_gpu_homes(directories: Directories, environ: Mapping[str, str]) -> list[Path]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from cotenant.gate.gate_file import LiveTenantTables
-from cotenant.gate.ledger_file import LiveLedgers
+from cotenant.gate.live_ledgers import LiveLedgers
 from cotenant.node.config.file import NodeConfig
 from cotenant.node.daemon.log import NodeLog
 from cotenant.node.daemon.metrics.families import page_of
 from cotenant.node.daemon.metrics.http import CONNECTIONS, MetricsListener
 from cotenant.node.daemon.metrics.snapshot import MetricsCollector
 from cotenant.node.daemon.observer import TurnObserver
+from cotenant.node.daemon.tenant_pages import TenantPages
 from cotenant.node.model.event import Event
 from cotenant.node.state.node import NodeMachine
 from cotenant.runner.address import listen_at
@@ -19,8 +19,8 @@ from cotenant.runner.journal_file import FileJournal
 from cotenant.runner.live_loop import LiveLoop
 from cotenant.runner.ports import Clock
 
-DeviceFiles: TypeAlias = tuple[LiveTenantTables, LiveLedgers]
-"""The gate files and the ledgers."""
+DevicePages: TypeAlias = tuple[TenantPages, LiveLedgers]
+"""The gate pages of tenants and the ledgers."""
 
 
 class Observability:
@@ -33,10 +33,10 @@ class Observability:
         self._metrics: MetricsListener | None = None
 
     def open(
-        self, machine: NodeMachine, loop: LiveLoop[Event], clock: Clock, journal: FileJournal, files: DeviceFiles
+        self, machine: NodeMachine, loop: LiveLoop[Event], clock: Clock, journal: FileJournal, pages: DevicePages
     ) -> TurnObserver:
         """Return the observer of the node's turns, and start to serve metrics."""
-        observer = TurnObserver(self.log, *files, machine.turn)
+        observer = TurnObserver(self.log, *pages, machine.turn)
         if self._socket is not None:
             collect = MetricsCollector(
                 machine, observer, lambda: (loop.turn_ns.histogram(), journal.size_bytes, self.log.dropped)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from cotenant.gate.gate_file import LiveTenantTables
 from cotenant.gate.grant import Grant, Kind
-from cotenant.gate.ledger_file import LiveLedgers
+from cotenant.gate.ledger import LedgerAccount, LedgerSnapshot
+from cotenant.gate.live_ledgers import LiveLedgers
 from cotenant.node.daemon.log import NodeLog
 from cotenant.node.daemon.metrics.values import WorkCounters
+from cotenant.node.daemon.tenant_pages import TenantPages
 from cotenant.node.model.action import Action, Revoke
 from cotenant.node.model.event import Event, MpsStatusChanged
 from cotenant.node.model.log_event import LogEvent, LogEventKind
@@ -23,10 +24,10 @@ _FAULTS = (LogEventKind.FAULTED, LogEventKind.GPU_FAULTED, LogEventKind.HUNG, Lo
 class TurnObserver:
     """Called after each turn; counts begin at zero with each start of the node."""
 
-    def __init__(self, log: NodeLog, gates: LiveTenantTables, ledgers: LiveLedgers, turn: int) -> None:
+    def __init__(self, log: NodeLog, pages: TenantPages, ledgers: LiveLedgers, turn: int) -> None:
         """Start without counts; turns up to this one were reported by an earlier process."""
         self._log = log
-        self._gates = gates
+        self._pages = pages
         self._ledgers = ledgers
         self._event_log = EventLog(turn=turn)
         self.samples: dict[int, GpuSample] = {}
@@ -61,10 +62,8 @@ class TurnObserver:
         """Return a tenant's work from its page, and its refused allocations from the ledger."""
         if grant.gpu < 0:
             return WorkCounters()
-        counts = self._gates.counts(grant.gpu, grant.slot)
-        if (
-            counts.generation != grant.generation
-        ):  # the tenant has not launched yet: the page is still of an earlier tenant
+        counts = self._pages.counts(grant)
+        if counts.generation != grant.generation:  # the tenant has not launched yet
             return WorkCounters(denied=denied)
         requests = (counts.requests_ended, counts.requests_over, counts.requests_sum_ns)
         return WorkCounters(counts.device_ns, counts.launches, counts.waits, counts.waited_ns, denied, *requests)
@@ -73,12 +72,18 @@ class TurnObserver:
         """Return the latency histogram of an online tenant from its page."""
         if grant.gpu < 0 or grant.kind is not Kind.ONLINE:
             return ()
-        counts = self._gates.counts(grant.gpu, grant.slot)
+        counts = self._pages.counts(grant)
         return counts.request_buckets if counts.generation == grant.generation else ()
 
-    def held_bytes(self, grant: Grant) -> int:
-        """Return the device memory that a tenant holds."""
-        return self._ledgers.held(grant.gpu, grant.slot) if grant.gpu >= 0 else 0
+    def ledger(self, gpu: int) -> LedgerSnapshot:
+        """Return the ledger of a device."""
+        return self._ledgers.snapshot(gpu)
+
+    def account(self, grant: Grant) -> LedgerAccount:
+        """Return the account of a tenant; an empty one without a device."""
+        account = self._ledgers.snapshot(grant.gpu).accounts.get(grant.slot) if grant.gpu >= 0 else None
+        is_own = account is not None and account.generation == grant.generation
+        return account if account is not None and is_own else LedgerAccount(grant.slot, grant.generation, 0)
 
     def _add_departed_work(self, action: Revoke) -> None:
         """Add the counters of a departed tenant to the sums, before the slot is reused and its page cleared."""

@@ -108,13 +108,15 @@ class SignalTenant(Value, frozen=True, tag="signal"):
 
 
 class KillTenant(Value, frozen=True, tag="kill"):
-    """Kill a tenant from the daemon, parent included: the parent is not connected or did not do it in time."""
+    """Kill a tenant from the daemon: its parent is not connected, did not do it in time, or is not to be trusted."""
 
     cause: int
     gpu: int
     slot: int
     pid: int
     why: str
+    keep_parent: bool = False
+    """Whether the parent, which was told to end, stays to report the end, unless it uses the device itself."""
 
 
 class SuspendTenant(Value, frozen=True, tag="suspend"):

@@ -33,6 +33,10 @@ class Reason(enum.Enum):
     UNKNOWN_NODE = "unknown-node"
     QUEUE_FULL = "queue-full"
     OVER = "over"
+    NOT_WRITABLE = "not-writable"
+    TOO_MANY = "too-many-requests"
+    NOT_ALLOWED = "not-allowed"
+    BAD_FIELD = "bad-field"
 
 
 class Reject(Value, frozen=True):

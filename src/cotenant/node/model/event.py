@@ -9,7 +9,8 @@ import msgspec
 from cotenant.gate.rules import GatePolicy, GateRules, Limit
 from cotenant.node.model.control import Adjustment, ControlLimits, OnlineShareSetpoint
 from cotenant.node.model.gpu import Gpu
-from cotenant.node.model.protection import WHY_LIMIT, GpuSample, GpuWatch, ProtectLimits
+from cotenant.node.model.log_event import LogEventKind, LogLevel
+from cotenant.node.model.protection import WHY_LIMIT, GpuSample, GpuWatch, OnBypass, ProtectLimits
 from cotenant.node.model.tenant import ENDING_LIMIT, Amount, Departure, Name, Priority, SharePpm, Tenant, TenantSpec
 from cotenant.units.instant import Duration, Instant
 from cotenant.units.value import Value
@@ -38,6 +39,7 @@ class NodeSettings(Value, frozen=True):
     """Whether the tenants' kernels run concurrently under MPS."""
     refuse_unmet: bool = False
     """Whether an online tenant is refused if no device is predicted to meet its objective."""
+    on_bypass: OnBypass = OnBypass.EVICT
 
 
 class NodeStarted(Value, frozen=True, tag="started"):
@@ -268,6 +270,21 @@ class MemoryRequested(Value, frozen=True, tag="memory-requested"):
     bytes: Amount
     held: tuple[tuple[int, int], ...] = ()
     """Slot and allocated device memory of all tenants of the device, from the ledger."""
+    free_bytes: Amount = 0
+    """The device's free memory, which does not suffice."""
+
+
+class MemoryBypassed(Value, frozen=True, tag="memory-bypassed"):
+    """The device reports memory of a tenant that its hook did not see, or more than its quota; both 0: no longer."""
+
+    slot: int
+    generation: int
+    unseen_bytes: Amount
+    """Memory of processes that did not attach, or that exceeds what the attached ones recorded."""
+    over_bytes: Amount
+    """Memory beyond the quota."""
+    held_bytes: Amount
+    """All memory that the device attributes to the tenant's processes."""
 
 
 class EvictionRequested(Value, frozen=True, tag="eviction-requested"):
@@ -323,6 +340,24 @@ class TimerFired(Value, frozen=True, tag="timer-fired"):
     """The instant that the state machine asked for has come."""
 
 
+class SettingsChanged(Value, frozen=True, tag="settings-changed"):
+    """The settings changed while the node runs: the config was read again, or a device returned with other properties.
+
+    The number of slots stays, and every known device keeps its index.
+    """
+
+    settings: NodeSettings
+    detail: str
+
+
+class NodeReported(Value, frozen=True, tag="reported"):
+    """Something happened to the daemon itself that changes no decision, such as a full disk; recorded for its users."""
+
+    what: LogEventKind
+    text: str
+    level: LogLevel = LogLevel.WARNING
+
+
 class NodeStopping(Value, frozen=True, tag="stopping"):
     """The daemon was asked to stop; tenants continue under their last grants."""
 
@@ -351,6 +386,7 @@ Event: TypeAlias = (
     | TenantHung
     | TenantDrained
     | MemoryRequested
+    | MemoryBypassed
     | EvictionRequested
     | QuitRequested
     | TenantSuspended
@@ -358,5 +394,7 @@ Event: TypeAlias = (
     | TenantRestarted
     | MpsStatusChanged
     | TimerFired
+    | SettingsChanged
+    | NodeReported
     | NodeStopping
 )

@@ -18,9 +18,17 @@ class Source(enum.Enum):
     HOST = "host"
     HANG = "hang"
     DAEMON = "daemon"
+    PAGES = "pages"
 
 
-_LABELS: Final = {"cuda": "CUDA error", "signal": "signal", "xid": "Xid", "mps": "MPS fault", "host": "host fault"}
+_LABELS: Final = {
+    "cuda": "CUDA error",
+    "signal": "signal",
+    "xid": "Xid",
+    "mps": "MPS fault",
+    "host": "host fault",
+    "pages": "page fault",
+}
 
 
 def source_label(source: str) -> str:
@@ -46,6 +54,8 @@ class Remedy(enum.Enum):
     """End the tenant step by step, after some time to exit by itself."""
     KILL = "kill"
     """Kill the tenant at once."""
+    EVICT = "evict"
+    """Kill the tenant at once from the node, without its parent: it is not to be trusted."""
     RESTART_SERVER = "restart-server"
     """Restart the MPS server; online tenants may join first."""
     DRAIN = "drain"
@@ -75,6 +85,16 @@ class DaemonFault(enum.IntEnum):
     DIED = 1
     JOURNAL_LOST = 2
     PAGES_LOST = 3
+
+
+class PageFault(enum.IntEnum):
+    """The codes of `Source.PAGES`."""
+
+    COUNTER_DECREASED = 1
+    WRONG_GENERATION = 2
+    IMPOSSIBLE_AMOUNT = 3
+    IMPOSSIBLE_INSTANT = 4
+    IMPOSSIBLE_SHARE = 5
 
 
 class ErrorClass(Value, frozen=True):

@@ -117,6 +117,15 @@ class OnPressure(enum.Enum):
     SUSPEND = "suspend"
 
 
+class OnBypass(enum.Enum):
+    """What happens to a tenant that uses device memory which the hook did not see, or more than its quota."""
+
+    EVICT = "evict"
+    """An offline tenant is killed at once; an online tenant is only reported."""
+    REPORT = "report"
+    """Every tenant is only reported."""
+
+
 class ProtectLimits(Value, frozen=True):
     """Thresholds and times of protection; docs/concepts/protection.md gives the reasons for the defaults."""
 

@@ -15,6 +15,7 @@ from cotenant.units.value import Value
 
 PRIORITY_HIGHEST: Final = 0
 PRIORITY_LOWEST: Final = 9
+DEFAULT_PRIORITY: Final = {Kind.ONLINE: 2, Kind.OFFLINE: 7}
 NAME_LIMIT: Final = 64
 COMMAND_LIMIT: Final = 512
 ENDING_LIMIT: Final = 256

@@ -58,6 +58,9 @@ class SimListener:
         if receive := self._peers.get(peer):
             receive(ending)
 
+    def released(self, slot: int, generation: int) -> None:
+        """Do nothing: simulated tenants have no processes of their own."""
+
     def confirm(self, peer: int, tenants: tuple[str, ...], rules: GateRules) -> None:
         """Notify a peer for which tenants its command was carried out."""
         del rules

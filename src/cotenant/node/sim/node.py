@@ -28,8 +28,9 @@ class SimEnforcer:
         self.killed: list[tuple[int, int, int]] = []
         self.mps_restarts: list[int] = []
 
-    def kill(self, gpu: int, slot: int, pid: int) -> None:
+    def kill(self, gpu: int, slot: int, pid: int, *, keep_parent: bool = False) -> None:
         """Record the tenant."""
+        del keep_parent
         self.killed.append((gpu, slot, pid))
 
     def restart_mps(self, gpu: int) -> None:

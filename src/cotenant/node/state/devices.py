@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from cotenant.gate.grant import Kind
+from cotenant.node.decision_log import describe_bypass
 from cotenant.node.model.action import Action, ReportGpuHealth, RestartMps
 from cotenant.node.model.admission import Reason, Reject
 from cotenant.node.model.event import (
@@ -14,6 +15,7 @@ from cotenant.node.model.event import (
     GpuLost,
     GpuRecovered,
     GpuSampled,
+    MemoryBypassed,
     MpsStatusChanged,
     OnlineFirst,
     TenantFaulted,
@@ -21,7 +23,7 @@ from cotenant.node.model.event import (
 )
 from cotenant.node.model.fault import ErrorClass, Remedy, Source, source_label
 from cotenant.node.model.gpu import Gpu
-from cotenant.node.model.protection import Block, ExitPhase, GpuWatch, Health, clipped
+from cotenant.node.model.protection import Block, ExitPhase, GpuWatch, Health, OnBypass, clipped
 from cotenant.node.model.tenant import Tenant
 from cotenant.node.policy.protect import errors, monitor
 from cotenant.node.state.memory_pressure import MemoryPressure
@@ -300,6 +302,16 @@ class DeviceHealth:
         error = errors.classify(_SOURCES[event.source], event.code)
         return self._apply_remedy(error, f"{source_label(event.source)} {event.code}", tenant.grant.gpu, tenant, now)
 
+    def memory_bypassed(self, event: MemoryBypassed, now: Instant) -> list[Action]:
+        """Evict an offline tenant at once; an online tenant is only reported."""
+        tenant = self._registry.of_slot(event.slot, event.generation)
+        is_over = bool(event.unseen_bytes or event.over_bytes)
+        if tenant is None or not is_over or tenant.grant.kind is Kind.ONLINE:
+            return []
+        if self._context.settings.on_bypass is OnBypass.REPORT:
+            return []
+        return self._exits.evict_at_once(event.slot, f"evicted: {describe_bypass(event)}", now)
+
     def tenant_hung(self, event: TenantHung, now: Instant) -> list[Action]:
         """Handle a kernel that does not end; an online tenant is only reported."""
         tenant = self._registry.of_slot(event.slot, event.generation)
@@ -321,6 +333,8 @@ class DeviceHealth:
             return self._exits.begin_after_fault(tenant.grant.slot, f"ended: {why}", now, may_restart=error.restart)
         if tenant is not None and error.remedy is Remedy.KILL:
             return self._exits.kill(tenant.grant.slot, f"killed: {why}", now, may_restart=error.restart)
+        if tenant is not None and error.remedy is Remedy.EVICT:
+            return self._exits.evict_at_once(tenant.grant.slot, f"evicted: {why}", now)
         if not self._has_device(gpu):
             return []
         if error.remedy is Remedy.RESTART_SERVER:

@@ -52,7 +52,8 @@ from cotenant.units.dispatch import handler
 from cotenant.units.instant import Instant
 from cotenant.units.text import counted, round_duration, round_share
 
-_SUCCESS: Final = "exit 0"
+_REGULAR_ENDINGS: Final = ("exit 0", "its last process ended")
+"""A program that joined by itself reports no exit code; its tenant leaves with its last process."""
 _LOST_PREFIX: Final = "lost: "
 _CAUSE_TEXT: Final = {
     AdjustCause.JOINED: "joined",
@@ -228,7 +229,7 @@ class EventLog:
         self.tenants.pop(action.slot, None)
         self._slot_of_peer = {peer: slot for peer, slot in self._slot_of_peer.items() if slot != action.slot}
         self._quitting.discard((action.slot, action.generation))
-        level = LogLevel.INFO if action.ending == _SUCCESS else LogLevel.WARNING
+        level = LogLevel.INFO if action.ending in _REGULAR_ENDINGS else LogLevel.WARNING
         if isinstance(event, TenantLeft):
             self._add(LogText(LogEventKind.LEFT, f"{tenant.name} left: {action.ending}", level), tenant)
         else:

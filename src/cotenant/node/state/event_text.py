@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from cotenant.gate.grant import Grant, Kind
-from cotenant.node.decision_log import cause_of
+from cotenant.node.decision_log import cause_of, describe_bypass
 from cotenant.node.model.action import KillTenant, ReportGpuHealth, RestartMps, RestoreTenant, Stop, SuspendTenant
 from cotenant.node.model.event import (
     GpuFaulted,
     GpuLost,
     GpuRecovered,
     GpusFound,
+    MemoryBypassed,
     MemoryRequested,
     MpsStatusChanged,
+    NodeReported,
+    SettingsChanged,
     TenantFaulted,
     TenantHung,
     TenantRestarted,
@@ -111,6 +114,15 @@ def _memory_requested(event: MemoryRequested, tenant: TenantIdentity) -> LogText
     return LogText(LogEventKind.MEMORY_REQUESTED, text, LogLevel.WARNING)
 
 
+def _memory_bypassed(event: MemoryBypassed, tenant: TenantIdentity) -> LogText:
+    if not event.unseen_bytes and not event.over_bytes:
+        return LogText(
+            LogEventKind.MEMORY_SEEN, f"{tenant.name} uses only memory that its hook sees and its quota allows"
+        )
+    text = f"{tenant.name} bypasses its limits: {describe_bypass(event)}"
+    return LogText(LogEventKind.MEMORY_BYPASSED, text, LogLevel.WARNING)
+
+
 def _faulted(event: TenantFaulted, tenant: TenantIdentity) -> LogText:
     name, description = _class_of(event.source, event.code)
     text = f"{tenant.name} reported {source_label(event.source)} {event.code}: {description}"
@@ -170,6 +182,16 @@ def _mps_restarted(action: RestartMps, tenant: TenantIdentity) -> LogText:
     return LogText(LogEventKind.MPS_RESTART, f"the MPS server of GPU {action.gpu} is restarted", gpu=action.gpu)
 
 
+def _settings_changed(event: SettingsChanged, tenant: TenantIdentity) -> LogText:
+    del tenant
+    return LogText(LogEventKind.SETTINGS, f"the settings changed: {event.detail}")
+
+
+def _reported(event: NodeReported, tenant: TenantIdentity) -> LogText:
+    del tenant
+    return LogText(event.what, event.text, event.level)
+
+
 def _stopped(action: Stop, tenant: TenantIdentity) -> LogText:
     del tenant
     return LogText(LogEventKind.STOPPED, f"node stops: {action.reason}")
@@ -184,6 +206,7 @@ FORMATTERS: Final = dict(
         handler(RestoreTenant, _restoring),
         handler(TenantRestored, _restored),
         handler(MemoryRequested, _memory_requested),
+        handler(MemoryBypassed, _memory_bypassed),
         handler(TenantFaulted, _faulted),
         handler(TenantHung, _hung),
         handler(GpusFound, _gpus_found),
@@ -193,6 +216,8 @@ FORMATTERS: Final = dict(
         handler(GpuRecovered, _gpu_recovered),
         handler(MpsStatusChanged, _mps_status),
         handler(RestartMps, _mps_restarted),
+        handler(SettingsChanged, _settings_changed),
+        handler(NodeReported, _reported),
         handler(Stop, _stopped),
     )
 )

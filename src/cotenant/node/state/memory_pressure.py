@@ -90,7 +90,10 @@ class MemoryPressure:
         return chosen if self._registry.capacity.would_fit(gpu, spec, freed_bytes, freed_ppm) else None
 
     def memory_requested(self, event: MemoryRequested, now: Instant) -> list[Action]:
-        """Make offline tenants give up the memory that an online tenant's allocation waits for."""
+        """Make offline tenants give up the memory that an online tenant's allocation waits for.
+
+        If all of them together would not suffice, none gives up any: the allocation fails in any case.
+        """
         requester = self._registry.of_slot(event.slot, event.generation)
         if requester is None or requester.grant.kind is not Kind.ONLINE or requester.lifecycle.phase in ENDING:
             return []
@@ -104,7 +107,7 @@ class MemoryPressure:
         ]
         why = f"online tenant {requester.name} needs {round_size(event.bytes)} on GPU {requester.grant.gpu}"
         actions: list[Action] = []
-        for slot in victims(candidates, max(event.bytes - freed_bytes, 0)) or ():
+        for slot in victims(candidates, max(event.bytes - event.free_bytes - freed_bytes, 0)) or ():
             actions += self.suspend_or_evict(self._registry.holders[slot], why, held[slot], now)
         return actions
 

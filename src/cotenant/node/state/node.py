@@ -23,8 +23,10 @@ from cotenant.node.model.event import (
     GpuRecovered,
     GpuSampled,
     GpusFound,
+    MemoryBypassed,
     MemoryRequested,
     MpsStatusChanged,
+    NodeReported,
     NodeRestored,
     NodeSettings,
     NodeStarted,
@@ -35,6 +37,7 @@ from cotenant.node.model.event import (
     PriorityChanged,
     QuitRequested,
     RulesChanged,
+    SettingsChanged,
     ShareChanged,
     TenantDrained,
     TenantFaulted,
@@ -103,11 +106,14 @@ class NodeMachine:
                 handler(TenantFaulted, devices.tenant_faulted),
                 handler(TenantHung, devices.tenant_hung),
                 handler(MemoryRequested, pressure.memory_requested),
+                handler(MemoryBypassed, devices.memory_bypassed),
                 handler(TenantDrained, self._drained),
                 handler(TenantSuspended, suspensions.suspended),
                 handler(TenantRestored, suspensions.restored),
                 handler(TenantRestarted, self._restarted),
                 handler(TimerFired, self._timer_fired),
+                handler(SettingsChanged, self._settings_changed),
+                handler(NodeReported, self._reported),
                 handler(NodeStopping, self._stopping),
             )
         )
@@ -165,6 +171,10 @@ class NodeMachine:
             TenantView(self.registry.holders[slot], slot in self.registry.peer_of)
             for slot in sorted(self.registry.holders)
         ]
+
+    def waiting_peers(self) -> list[int]:
+        """Return the peers whose joins wait until other tenants have freed memory."""
+        return [join.peer for join in self._pressure.waiting]
 
     def watches(self) -> list[GpuWatch]:
         """Return the monitor state by device index."""
@@ -261,6 +271,22 @@ class NodeMachine:
         self._devices.add_devices(len(event.gpus))
         for gpu in range(len(known_gpus), len(self._context.settings.gpus)):
             self.registry.tables.mark_all(gpu)
+        return []
+
+    def _settings_changed(self, event: SettingsChanged, now: Instant) -> list[Action]:
+        """Use other settings from now on; rules that an operator changed stay unless the new settings have others."""
+        del now
+        before, self._context.settings = self._context.settings, event.settings
+        if event.settings.gate != before.gate:
+            self._context.rules = event.settings.gate
+        self.registry.capacity = Capacity(event.settings, self.registry.holders.values(), self._context.rules)
+        self._devices.add_devices(len(event.settings.gpus) - len(before.gpus))
+        self.registry.mark_all()
+        return []
+
+    def _reported(self, event: NodeReported, now: Instant) -> list[Action]:
+        """Change nothing: the event is journaled for `cotenant events`."""
+        del event, now
         return []
 
     def _timer_fired(self, event: TimerFired, now: Instant) -> list[Action]:

@@ -73,6 +73,20 @@ class TenantExits:
             tenant = self._with_cause(tenant, why, now, 0, may_restart=may_restart)
         return self._kill(tenant, now)
 
+    def evict_at_once(self, slot: int, why: str, now: Instant) -> list[Action]:
+        """Kill the processes of a tenant that is not to be trusted from the daemon; its parent reports the reason."""
+        tenant = self._registry.holders[slot]
+        if tenant.lifecycle.phase is ExitPhase.KILLED:
+            return []
+        if tenant.lifecycle.phase not in ENDING:
+            tenant = self._with_cause(tenant, why, now, 0, may_restart=False)
+        peer = self._registry.peer_of.get(slot)
+        if peer is None:
+            return self._kill_from_daemon(tenant, now)
+        self._step(tenant, ExitPhase.KILLED, now, now + self._context.settings.limits.obey_ns)
+        kill = msgspec.structs.replace(self._kill_action(tenant), keep_parent=True)
+        return [self._signal(tenant, peer, "kill"), kill]
+
     def _with_cause(self, tenant: Tenant, why: str, now: Instant, grace_ns: Duration, *, may_restart: bool) -> Tenant:
         """Return the tenant with the cause of its exit, still in its old phase."""
         before = tenant.lifecycle

@@ -66,7 +66,7 @@ def _launcher(
 ) -> Launcher:
     if options.tenants != "no":
         try:
-            list_tenants(directories.socket)
+            list_tenants(directories)
         except CotenantError as error:
             if options.tenants == "yes":
                 raise

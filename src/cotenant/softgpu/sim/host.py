@@ -56,7 +56,7 @@ class LaunchGate(Protocol):
         """The host leaves that call. Returns whether waiting hosts are to be woken."""
         ...
 
-    def began(self, due_ns: int, now_ns: int) -> None:
+    def began(self, due_ns: int) -> None:
         """The host starts a request that was due then."""
         ...
 
@@ -89,7 +89,7 @@ class OpenGate:
         del now_ns
         return False
 
-    def began(self, due_ns: int, now_ns: int) -> None:
+    def began(self, due_ns: int) -> None:
         """Ignore it."""
 
     def served(self, due_ns: int, now_ns: int) -> None:

@@ -176,7 +176,7 @@ class DeviceSimulation:
                     return
             host.since_ns = now_ns
             if not host.step:
-                host.gate.began(host.due_ns, now_ns)
+                host.gate.began(host.due_ns)
         gate = host.gate
         if gate.confirms or host.ended:
             self._confirm(host, now_ns)

@@ -56,7 +56,7 @@ class LimitSetup:
         self._node = self._start(self._cotenant("node", "--slots", "6"), "")
         for _ in self._until("the node does not answer"):
             try:
-                list_tenants(self._directories.socket)
+                list_tenants(self._directories)
             except CotenantError:
                 continue
             return self

@@ -44,9 +44,19 @@ _WORK: Final[tuple[tuple[str, str, Callable[[WorkCounters], float]], ...]] = (
     ("late_requests", "Requests that took longer than the objective.", lambda work: work.late),
     ("request_seconds", "Sum of request latencies.", lambda work: work.request_ns / SECOND_NS),
 )
+_TENANT_MEMORY: Final[tuple[tuple[str, str, Callable[[TenantMetrics], int | None]], ...]] = (
+    (
+        "measured",
+        "Device memory that the device attributes to processes of the tenant.",
+        lambda tenant: tenant.measured_bytes,
+    ),
+    ("unseen", "Device memory of the tenant that its hook did not see.", lambda tenant: tenant.unseen_bytes),
+    ("over_quota", "Measured device memory beyond the quota.", lambda tenant: tenant.over_bytes),
+    ("imported", "Memory of other tenants that the tenant has open.", lambda tenant: tenant.imported_bytes),
+)
 _LATENCY_BOUNDS_NS: Final = tuple(1 << bits for bits in range(17, 35))
 """From 131 us to 17 s; the pages have finer buckets, of which these are some bounds."""
-_FAULT_SOURCES: Final = (Source.CUDA, Source.XID, Source.MPS, Source.HANG)
+_FAULT_SOURCES: Final = (Source.CUDA, Source.XID, Source.MPS, Source.HANG, Source.PAGES)
 _TENANT_LABELS: Final = ("tenant", "gpu", "kind")
 _GPU_LABELS: Final = ("gpu", "name")
 
@@ -98,15 +108,21 @@ def _tenant_families(tenants: Iterable[TenantMetrics]) -> Iterator[Metric]:
     quota = gauge_of(
         "tenant_memory_quota_bytes", "Device memory that the tenant may hold; 0: no limit.", _TENANT_LABELS
     )
+    memory = [
+        (gauge_of(f"tenant_memory_{name}_bytes", about, _TENANT_LABELS), read) for name, about, read in _TENANT_MEMORY
+    ]
     paused = gauge_of("tenant_paused", "1 if the tenant is paused by an operator.", _TENANT_LABELS)
     phase = gauge_of("tenant_phase", "1 for the tenant's present phase.", (*_TENANT_LABELS, "phase"))
     for labels, tenant in labelled:
         restarts.add_metric(labels, tenant.restarts)
         held.add_metric(labels, tenant.held_bytes)
         quota.add_metric(labels, tenant.quota_bytes)
+        for gauge, read in memory:
+            if (amount := read(tenant)) is not None:
+                gauge.add_metric(labels, amount)
         paused.add_metric(labels, tenant.paused)
         phase.add_metric((*labels, tenant.phase.value), 1)
-    yield from (restarts, held, quota, paused, phase)
+    yield from (restarts, held, quota, *(gauge for gauge, _ in memory), paused, phase)
     yield from _latency_families(labelled)
 
 
@@ -168,6 +184,12 @@ def _gpu_families(gpus: Iterable[GpuMetrics]) -> Iterator[Metric]:
             lambda gpu: _if_reported(max(gpu.sample.memory_bytes, gpu.memory_bytes)),
         ),
         ("memory_held_bytes", "Device memory that tenants hold, by the ledger.", lambda gpu: gpu.held_bytes),
+        ("memory_foreign_bytes", "Device memory of processes that belong to no tenant.", lambda gpu: gpu.foreign_bytes),
+        (
+            "memory_unmatched_bytes",
+            "Device memory of processes that the node cannot find.",
+            lambda gpu: gpu.unmatched_bytes,
+        ),
         ("memory_unaccounted_bytes", "Device memory in use that no tenant's ledger accounts for.", _unaccounted),
         (
             "online_share_ratio",

@@ -55,6 +55,7 @@ class MetricsCollector:
     def _tenant(self, view: TenantView, denied: Mapping[int, Mapping[int, int]]) -> TenantMetrics:
         tenant = view.tenant
         grant = tenant.grant
+        account = self._observer.account(grant)
         return TenantMetrics(
             name=tenant.name,
             gpu=grant.gpu,
@@ -63,14 +64,19 @@ class MetricsCollector:
             paused=tenant.paused,
             restarts=tenant.restarts,
             quota_bytes=grant.memory_bytes,
-            held_bytes=self._observer.held_bytes(grant),
+            held_bytes=account.held_bytes,
             work=self._observer.work_of(grant, denied.get(grant.gpu, {}).get(grant.slot, 0)),
             slo_ns=grant.slo_ns,
             latencies=self._observer.latencies_of(grant),
+            measured_bytes=account.measured_bytes,
+            unseen_bytes=account.unseen_bytes,
+            over_bytes=account.over_bytes,
+            imported_bytes=account.imported_bytes,
         )
 
     def _gpu(self, index: int, gpu: Gpu, watch: GpuWatch, tenants: tuple[TenantMetrics, ...]) -> GpuMetrics:
         observer = self._observer
+        ledger = observer.ledger(index)
         return GpuMetrics(
             name=gpu.name,
             health=watch.health,
@@ -82,4 +88,6 @@ class MetricsCollector:
             online_ppm=setpoint.online_ppm
             if (setpoint := self._machine.registry.tables.setpoints.get(index)) is not None
             else -1,
+            foreign_bytes=ledger.foreign_bytes,
+            unmatched_bytes=ledger.unmatched_bytes,
         )

@@ -44,6 +44,11 @@ class TenantMetrics(NamedTuple):
     slo_ns: int = 0
     latencies: tuple[int, ...] = ()
     """Latency histogram in the buckets of node/model/control.py; empty: no request."""
+    measured_bytes: int | None = None
+    """What the device attributes to the tenant; None: unknown."""
+    unseen_bytes: int = 0
+    over_bytes: int = 0
+    imported_bytes: int = 0
 
 
 class GpuMetrics(NamedTuple):
@@ -58,6 +63,8 @@ class GpuMetrics(NamedTuple):
     is_mps_ready: bool
     online_ppm: int = -1
     """Share for active online tenants; -1: not adjusted."""
+    foreign_bytes: int = 0
+    unmatched_bytes: int = 0
 
 
 class NodeMetrics(NamedTuple):

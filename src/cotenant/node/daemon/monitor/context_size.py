@@ -17,7 +17,11 @@ from cotenant.softgpu import manage
 
 DEADLINE_S: Final = 20.0
 _KILL_WAIT_S: Final = 1.0
-_HOOK_VARIABLES: Final = ("LD_PRELOAD", "COTENANT_SLOT", "COTENANT_RECORD")
+_HOOK_VARIABLES: Final = (
+    *("LD_PRELOAD", "COTENANT_RECORD"),
+    *("COTENANT_SOCKET", "COTENANT_KIND", "COTENANT_GRANT", "COTENANT_REQUIRED"),
+)
+"""Variables that load the hook, and those with which it would join or be recorded: the process is no tenant's."""
 
 
 class ContextProber:

@@ -48,6 +48,8 @@ class DeviceReading(msgspec.Struct, frozen=True):
     """By process, None if the driver does not report the amount; None for all: not queried."""
     uses_pct: Mapping[int, int] | None = None
     """By recently active process; None: not queried or not reported."""
+    bus_id: str = ""
+    """The PCI address; empty: not reported."""
     xids: Sequence[tuple[int, int]] = ()
     """New Xids since the last reading, each with its process; 0: unknown."""
 
@@ -140,6 +142,7 @@ class _Session:
                 sample=device.sample() if device_query.sample else None,
                 held_bytes=device.held() if device_query.held else None,
                 uses_pct=device.uses() if device_query.uses else None,
+                bus_id=device.bus_id,
                 xids=xids,
             )
         except pynvml.NVMLError as error:  # the Xids before the loss are still useful
@@ -194,6 +197,8 @@ class _Device:
         self._gpm = _gpm_of(handle)
         self._last_xid = max((entry["sequence"] for entry in self._recorded_xids()), default=0)
         self.address = _address(handle)
+        pci = query(pynvml.nvmlDeviceGetPciInfo, handle)
+        self.bus_id = "" if pci is None else text_of(pci.busId)
         self.reported: list[int] = []
 
     def close(self) -> None:

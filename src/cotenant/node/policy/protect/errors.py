@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from cotenant.node.model.fault import DaemonFault, ErrorClass, FaultScope, HostFault, MpsFault, Remedy, Source
+from cotenant.node.model.fault import (
+    DaemonFault,
+    ErrorClass,
+    FaultScope,
+    HostFault,
+    MpsFault,
+    PageFault,
+    Remedy,
+    Source,
+)
 
 _SIGNALS: Final = (
     ErrorClass(
@@ -189,6 +198,29 @@ _OTHERS: Final = (
     ErrorClass(
         *(Source.DAEMON, (), "pages-lost", FaultScope.NODE, Remedy.NONE, True),
         "its runtime directory was emptied: tenants keep their mapped pages, new tenants get new files",
+    ),
+    ErrorClass(
+        *(Source.PAGES, (PageFault.COUNTER_DECREASED,), "counter-decreased", FaultScope.TENANT, Remedy.EVICT, False),
+        "a counter in the pages of its process decreased: the program writes to pages that only the hook may write",
+    ),
+    ErrorClass(
+        *(Source.PAGES, (PageFault.WRONG_GENERATION,), "wrong-generation", FaultScope.TENANT, Remedy.EVICT, False),
+        "the pages of its process name another process: the program writes to pages that only the hook may write",
+    ),
+    ErrorClass(
+        *(Source.PAGES, (PageFault.IMPOSSIBLE_AMOUNT,), "impossible-amount", FaultScope.TENANT, Remedy.EVICT, False),
+        "the pages of its process state an amount that no device has: the program writes to pages that only the hook "
+        "may write",
+    ),
+    ErrorClass(
+        *(Source.PAGES, (PageFault.IMPOSSIBLE_INSTANT,), "impossible-instant", FaultScope.TENANT, Remedy.EVICT, False),
+        "the pages of its process state an instant in the far future: the program writes to pages that only the hook "
+        "may write",
+    ),
+    ErrorClass(
+        *(Source.PAGES, (), "impossible-share", FaultScope.TENANT, Remedy.EVICT, False),
+        "the pages of its process list shared memory that cannot exist: the program writes to pages that only the hook "
+        "may write",
     ),
 )
 

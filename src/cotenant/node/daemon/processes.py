@@ -1,0 +1,498 @@
+"""The registry of the tenants' processes: which they are, what they publish, and how they are ended.
+
+A process belongs to a tenant if it attached its pages through the tenant socket, if it descends from such a process or
+from the one that joined for the tenant, or if it is in a container in which only this tenant has processes. The kernel
+supplies all of this. No number that a tenant writes identifies a process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, Protocol
+
+from cotenant.errors import PeerError
+from cotenant.gate.combined_pages import combine, counters_of
+from cotenant.gate.live_grants import LiveGrantPages
+from cotenant.gate.live_ledgers import LiveLedgers
+from cotenant.gate.live_tables import LiveTenantTables
+from cotenant.gate.process_pages import PROCESS_BYTES, PROCESSES, read_gate_page
+from cotenant.gate.shared_pages import check_process_pages
+from cotenant.gate.tenant_table import PAGE_BYTES
+from cotenant.node.daemon.proc import ENDED, STOPPED, ProcessTree, container_of, has_ended, pidfd_of
+from cotenant.node.model.admission import Reason, Reject
+from cotenant.node.model.peer import NO_DESCRIPTOR, PeerIdentity
+from cotenant.node.ports import Attachment, PageListener, ProcessPage, TenantKey
+from cotenant.runner.clock import monotonic_ns, unix_ns
+from cotenant.runner.live_loop import READ
+from cotenant.units.instant import SECOND_NS, Instant
+
+RECONNECT_NS: Final = 5 * SECOND_NS
+"""The time in which a live process whose connection closed may attach again and keep its index."""
+TENANT_PROCESSES: Final = 64
+"""The maximum number of attached processes of one tenant."""
+ONLINE_RESERVE: Final = 64
+"""The number of indexes of a device that only processes of online tenants get."""
+_GENERATION_NS: Final = (
+    1 << 24
+)  # a restarted node continues with later generations unless 60 processes attach per second
+_GENERATIONS: Final = 1 << 32
+_KILL_ROUNDS: Final = 8
+_DEPARTED_KEPT: Final = 64
+
+
+class DescriptorWatcher(Protocol):
+    """The part of the event loop that reports the end of processes."""
+
+    def watch(self, descriptor: int, when: int, ready: Callable[[int], None]) -> None:
+        """Call `ready` whenever the descriptor is readable."""
+        ...
+
+    def forget(self, descriptor: int) -> None:
+        """Stop watching a descriptor."""
+        ...
+
+
+class _Root:
+    """A process that the kernel identified: a socket peer with its pidfd."""
+
+    __slots__ = ("container", "group", "pid", "pidfd", "tenant", "uid")
+
+    def __init__(self, tenant: TenantKey, peer: PeerIdentity, tree: ProcessTree) -> None:
+        stat = tree.stat(peer.pid)
+        self.tenant = tenant
+        self.pid = peer.pid
+        self.pidfd = os.dup(peer.pidfd)
+        self.uid = peer.uid
+        self.group = 0 if stat is None else stat.group
+        self.container = container_of(peer.cgroup)
+
+    @property
+    def is_alive(self) -> bool:
+        return not has_ended(self.pidfd)
+
+
+class AttachedProcess(_Root):
+    """A process with its pages, which all processes of its device map."""
+
+    __slots__ = ("descriptor", "disconnected_ns", "epoch", "generation", "gpu", "index", "memory")
+
+    def __init__(
+        self, tenant: TenantKey, peer: PeerIdentity, tree: ProcessTree, page: ProcessPage, memory: mmap.mmap
+    ) -> None:
+        """Take over the descriptor and the mapping of the pages."""
+        super().__init__(tenant, peer, tree)
+        self.gpu = page.gpu
+        self.index = page.index
+        self.generation = page.generation
+        self.epoch = page.epoch
+        self.descriptor = page.descriptor
+        self.memory = memory
+        self.disconnected_ns: Instant | None = None
+
+    def gate_page(self) -> dict[str, int | list[int]]:
+        """Return a copy of its gate page; empty while the page does not name this process."""
+        page = read_gate_page(self.memory[:PAGE_BYTES])
+        return page if page["generation"] == self.generation else {}
+
+    def copy(self) -> bytes:
+        """Return a copy of its pages, which it may change at any instant."""
+        return self.memory[:PROCESS_BYTES]
+
+    @property
+    def page(self) -> ProcessPage:
+        """Return the pages as the listener passes them on."""
+        return ProcessPage(self.gpu, self.index, self.generation, self.epoch, self.descriptor)
+
+
+class LiveProcesses:
+    """Attached processes by device and index, and the processes that joined for tenants."""
+
+    def __init__(
+        self,
+        loop: DescriptorWatcher,
+        pages: tuple[LiveGrantPages, LiveTenantTables, LiveLedgers],
+        report: Callable[[str], None],
+        *,
+        tree: ProcessTree | None = None,
+        clock: Callable[[], Instant] = monotonic_ns,
+    ) -> None:
+        """Begin without processes; `report` logs what an operator should know."""
+        self._loop = loop
+        self._grants, self._tables, self._ledgers = pages
+        self._report = report
+        self._tree = tree or ProcessTree()
+        self._clock = clock
+        self._listener: PageListener | None = None
+        self._attached: dict[int, dict[int, AttachedProcess]] = {}
+        self._supervisors: dict[TenantKey, _Root] = {}
+        self._remembered: dict[int, tuple[int, TenantKey]] = {}  # by number: start time and tenant of a descendant
+        self._ended_counters: dict[TenantKey, dict[str, int | list[int]]] = {}
+        self._epochs: dict[int, int] = {}
+        self._next_generation = unix_ns() // _GENERATION_NS
+        self._own_container = container_of(self._tree.cgroup(os.getpid()))
+        self.node_pids: frozenset[int] = frozenset()
+        """The MPS daemon and server, which do not descend from the node."""
+        self.device_holders: frozenset[int] = frozenset()
+        """The processes that hold device memory according to the latest reading of the devices."""
+
+    # ---- the listener's port -------------------------------------------------------------------------------------
+
+    def listen(self, listener: PageListener) -> None:
+        """Set the receiver of reports, before the first process attaches."""
+        self._listener = listener
+
+    def attach(
+        self, gpu: int, tenant: TenantKey, peer: PeerIdentity, descriptor: int, previous: tuple[int, int] | None
+    ) -> Attachment | Reject:
+        """Attach a process with its pages to a tenant; see `cotenant.node.ports.Processes`."""
+        memory: mmap.mmap | None = None
+        process: AttachedProcess | None = None
+        try:
+            memory = check_process_pages(descriptor)
+            if peer.pidfd == NO_DESCRIPTOR or has_ended(peer.pidfd):
+                raise PeerError("the process has ended")
+            # A process has one set of pages: after exec, or if its connection broke, it brings new ones.
+            for earlier in [each for each in self.attached() if each.pid == peer.pid]:
+                self._leave(earlier, is_last=False)
+            chosen = self._choose_index(gpu, tenant, previous)
+            if isinstance(chosen, Reject):
+                return chosen
+            epoch = self._epochs[gpu] = self._epochs.get(gpu, 0) + 1
+            page = ProcessPage(gpu, *chosen, epoch, descriptor)
+            process = AttachedProcess(tenant, peer, self._tree, page, memory)
+        finally:
+            if process is None:
+                if memory is not None:
+                    memory.close()
+                os.close(descriptor)
+        return self._add(process)
+
+    def _add(self, process: AttachedProcess) -> Attachment:
+        gpu, index, slot = process.gpu, process.index, process.tenant[0]
+        self._attached.setdefault(gpu, {})[index] = process
+        self._remembered.pop(process.pid, None)
+        self._loop.watch(process.pidfd, READ, lambda _: self._leave(process))
+        self._ledgers.begin(gpu, index, process.generation, process.tenant, process.pid)
+        if self._listener is not None:
+            self._listener.page_added(process.page)
+        if gpu >= 0:
+            self._tables.attach(gpu, index, process.generation, slot)
+        descriptors = (self._grants.handle(slot), *self._tables.handles(gpu))
+        return Attachment(index, process.generation, process.epoch, descriptors)
+
+    def _choose_index(self, gpu: int, tenant: TenantKey, previous: tuple[int, int] | None) -> tuple[int, int] | Reject:
+        """Return a free index and an unused generation, the previous ones if possible, or why there is none."""
+        taken = self._attached.get(gpu, {})
+        if self.count(tenant) >= TENANT_PROCESSES:
+            return Reject(Reason.GPU_FULL, f"a tenant may have {TENANT_PROCESSES} processes that use the GPU at once")
+        reserve = 0 if self._tables.is_online(gpu, tenant[0]) else ONLINE_RESERVE
+        free = [index for index in range(PROCESSES) if index not in taken]
+        if len(free) <= reserve:
+            return Reject(Reason.GPU_FULL, f"GPU {gpu} has no place for a further process; try again later")
+        generations = {process.generation for process in taken.values()}
+        is_kept = previous is not None and previous[0] in free and 0 < previous[1] < _GENERATIONS
+        if previous is not None and is_kept and previous[1] not in generations:
+            return previous
+        while True:
+            self._next_generation += 1
+            generation = self._next_generation % _GENERATIONS
+            if generation and generation not in generations:
+                return free[0], generation
+
+    def disconnect(self, gpu: int, index: int, generation: int) -> None:
+        """Let a process whose connection closed leave when it ends, or some seconds later unless it attaches again."""
+        process = self._attached.get(gpu, {}).get(index)
+        if process is not None and process.generation == generation:
+            process.disconnected_ns = self._clock()
+
+    def expire(self) -> None:
+        """Remove processes that live without a connection for too long; the monitor calls this periodically."""
+        limit_ns = self._clock() - RECONNECT_NS
+        for process in list(self.attached()):
+            if process.disconnected_ns is not None and process.disconnected_ns <= limit_ns:
+                self._leave(process)
+
+    def supervise(self, tenant: TenantKey, peer: PeerIdentity) -> None:
+        """Register the process that joined for a tenant; its descendants belong to the tenant."""
+        if peer.pidfd == NO_DESCRIPTOR or has_ended(peer.pidfd):
+            return
+        before = self._supervisors.pop(tenant, None)
+        if before is not None:
+            os.close(before.pidfd)
+        self._supervisors[tenant] = _Root(tenant, peer, self._tree)
+
+    def is_supervised(self, tenant: TenantKey) -> bool:
+        """Return whether the process that joined for a tenant is registered."""
+        return tenant in self._supervisors
+
+    def remove(self, tenant: TenantKey) -> None:
+        """Forget all processes of a tenant whose slot was released."""
+        for process in [process for process in self.attached() if process.tenant == tenant]:
+            self._leave(process, is_last=False)
+        supervisor = self._supervisors.pop(tenant, None)
+        if supervisor is not None:
+            os.close(supervisor.pidfd)
+        self._remembered = {pid: entry for pid, entry in self._remembered.items() if entry[1] != tenant}
+
+    def keep_only(self, tenants: Iterable[TenantKey]) -> None:
+        """Forget the processes of all other tenants."""
+        kept = set(tenants)
+        known = {process.tenant for process in self.attached()} | set(self._supervisors)
+        for tenant in known - kept:
+            self.remove(tenant)
+        # The counters of tenants that have just left are still read once.
+        departed = [tenant for tenant in self._ended_counters if tenant not in kept]
+        for tenant in departed[:-_DEPARTED_KEPT]:
+            del self._ended_counters[tenant]
+
+    def page(self, gpu: int, index: int) -> ProcessPage | None:
+        """Return the present pages at an index; None if no process has it."""
+        process = self._attached.get(gpu, {}).get(index)
+        return None if process is None else process.page
+
+    def pages(self, gpu: int) -> list[ProcessPage]:
+        """Return the pages of all attached processes of a device, by index."""
+        return [process.page for process in self.on(gpu)]
+
+    def tenant_of(self, pid: int) -> TenantKey | None:
+        """Return the tenant of a process, or None.
+
+        The nearest ancestor that is a tenant's decides: a tenant may be started inside another one. What the node
+        itself started belongs to no tenant, although `cotenant run` may have started the node.
+        """
+        owners = {root.pid: root.tenant for root in self._roots() if root.is_alive}
+        for number, stat in self._tree.ancestors(pid):
+            if number == os.getpid():
+                return None
+            if number in owners:
+                return owners[number]
+            start_ticks, tenant = self._remembered.get(number, (-1, (-1, 0)))
+            if start_ticks == stat.start_ticks:
+                return tenant
+        return self._container_tenant(container_of(self._tree.cgroup(pid)))
+
+    def related(self, peer: PeerIdentity) -> list[TenantKey]:
+        """Return the tenants of the peer's user that have a process in its container or process group."""
+        stat = self._tree.stat(peer.pid)
+        group, container = 0 if stat is None else stat.group, container_of(peer.cgroup)
+        found = {
+            root.tenant: None
+            for root in self._roots()
+            if root.uid == peer.uid and ((container and root.container == container) or (group and root.group == group))
+        }
+        return list(found)
+
+    def shares_container(self, tenant: TenantKey, peer: PeerIdentity) -> bool:
+        """Return whether a process of the tenant is in the same container as the peer."""
+        container = container_of(peer.cgroup)
+        return bool(container) and any(root.container == container for root in self._roots() if root.tenant == tenant)
+
+    def count(self, tenant: TenantKey) -> int:
+        """Return the number of attached processes of a tenant."""
+        return sum(process.tenant == tenant for process in self.attached())
+
+    def signal(self, tenant: TenantKey, number: int) -> None:
+        """Send a signal to the tenant's attached processes and their descendants."""
+        roots = [process for process in self.attached() if process.tenant == tenant]
+        for process in roots:
+            _send(process.pidfd, number)
+        for pid in self._tree.descendants(process.pid for process in roots):
+            self._signal_own(pid, tenant, number)
+
+    # ---- the monitors --------------------------------------------------------------------------------------------
+
+    def attached(self) -> Iterator[AttachedProcess]:
+        """Yield all attached processes."""
+        for processes in self._attached.values():
+            yield from processes.values()
+
+    def on(self, gpu: int) -> list[AttachedProcess]:
+        """Return the attached processes of a device, by index."""
+        processes = self._attached.get(gpu, {})
+        return [processes[index] for index in sorted(processes)]
+
+    def of_tenant(self, tenant: TenantKey) -> list[AttachedProcess]:
+        """Return the attached processes of a tenant."""
+        return [process for process in self.attached() if process.tenant == tenant]
+
+    def ended_counters(self, tenant: TenantKey) -> list[dict[str, int | list[int]]]:
+        """Return the sums of the counters of a tenant's ended processes, if there are any."""
+        return [self._ended_counters[tenant]] if tenant in self._ended_counters else []
+
+    def own_numbers(self, tenant: TenantKey) -> list[int]:
+        """Return the numbers of a tenant's attached processes in their own pid namespaces."""
+        return [self._tree.own_number(process.pid) for process in self.of_tenant(tenant)]
+
+    def is_stopped(self, tenant: TenantKey) -> bool:
+        """Return whether an attached process of a tenant is stopped or traced."""
+        stats = (self._tree.stat(process.pid) for process in self.of_tenant(tenant))
+        return any(stat is not None and stat.state in STOPPED for stat in stats)
+
+    def is_present(self, pid: int) -> bool:
+        """Return whether a process of this number lives in the node's pid namespace."""
+        stat = self._tree.stat(pid)
+        return stat is not None and stat.state not in ENDED
+
+    def is_of_node(self, pid: int) -> bool:
+        """Return whether the node started a process, or supervises it as its MPS server."""
+        return pid in self.node_pids or any(number == os.getpid() for number, _ in self._tree.ancestors(pid))
+
+    def remember_descendants(self) -> None:
+        """Remember which processes descend from tenants' processes: a parent that ends leaves them to another one."""
+        kept = {}
+        for pid, (start_ticks, tenant) in self._remembered.items():
+            stat = self._tree.stat(pid)
+            if stat is not None and stat.start_ticks == start_ticks:
+                kept[pid] = (start_ticks, tenant)
+        self._remembered = kept
+        owners = {root.pid: root.tenant for root in self._roots() if root.is_alive}
+        for pid in self._tree.descendants([*owners, *kept]):
+            if pid in owners or pid in kept:
+                continue
+            stat = self._tree.stat(pid)
+            owner = self.tenant_of(pid)
+            if stat is not None and owner is not None:
+                kept[pid] = (stat.start_ticks, owner)
+
+    # ---- ending processes ----------------------------------------------------------------------------------------
+
+    def kill(self, tenant: TenantKey, *, keep_supervisor: bool = False) -> None:
+        """Kill all processes of a tenant; with `keep_supervisor`, not the one that joined for it.
+
+        The supervisor is killed in any case if it uses the device. All processes are stopped first, from parents to
+        children, so that none starts another one meanwhile.
+        """
+        supervisor = self._supervisors.get(tenant)
+        roots: list[_Root] = [*self.of_tenant(tenant)]
+        if supervisor is not None:
+            is_user = supervisor.pid in self.device_holders or any(root.pid == supervisor.pid for root in roots)
+            if is_user or not keep_supervisor:
+                roots.append(supervisor)
+        spared = {os.getpid(), *([] if supervisor is None or supervisor in roots else [supervisor.pid])}
+        stopped: dict[int, int] = {}  # by number: a pidfd
+        try:
+            for root in roots:
+                _send(root.pidfd, signal.SIGSTOP)
+            for _ in range(_KILL_ROUNDS):
+                if not self._stop_others(tenant, spared, stopped):
+                    break
+            for pidfd in (*(root.pidfd for root in roots), *stopped.values()):
+                _send(pidfd, signal.SIGKILL)
+        except PermissionError:
+            self._report(f"cannot end all processes of the tenant in slot {tenant[0]}: one belongs to another user")
+        finally:
+            for pidfd in stopped.values():
+                os.close(pidfd)
+        self._kill_container(tenant)
+
+    def _stop_others(self, tenant: TenantKey, spared: set[int], stopped: dict[int, int]) -> bool:
+        """Stop further processes of a tenant and add their pidfds; return whether there were any."""
+        roots = {root.pid for root in self._roots() if root.tenant == tenant}
+        remembered = [pid for pid, (_, owner) in self._remembered.items() if owner == tenant]
+        container = self._sole_container(tenant)
+        contained = self._tree.processes_in(container) if container else []
+        is_new = False
+        for pid in dict.fromkeys([*self._tree.descendants([*roots, *remembered]), *remembered, *contained]):
+            if pid in spared or pid in stopped or pid in roots:
+                continue
+            pidfd = self._open_own(pid, tenant)
+            if pidfd is not None:
+                stopped[pid] = pidfd
+                _send(pidfd, signal.SIGSTOP)
+                is_new = True
+        return is_new
+
+    def _open_own(self, pid: int, tenant: TenantKey) -> int | None:
+        """Return a pidfd of a process if it is the tenant's, also after the descriptor was opened."""
+        before = self._tree.stat(pid)
+        pidfd = None if before is None or pid == os.getpid() else pidfd_of(pid)
+        if before is None or pidfd is None:
+            return None
+        after = self._tree.stat(pid)
+        if after is not None and after.start_ticks == before.start_ticks and self.tenant_of(pid) == tenant:
+            return pidfd
+        os.close(pidfd)
+        return None
+
+    def _signal_own(self, pid: int, tenant: TenantKey, number: int) -> None:
+        pidfd = self._open_own(pid, tenant)
+        if pidfd is not None:
+            try:
+                _send(pidfd, number)
+            except PermissionError:
+                self._report(f"cannot signal process {pid} of the tenant in slot {tenant[0]}: it is another user's")
+            finally:
+                os.close(pidfd)
+
+    def _kill_container(self, tenant: TenantKey) -> None:
+        """Kill what is left in a container in which only this tenant has processes, all at once."""
+        container = self._sole_container(tenant)
+        if container:
+            with contextlib.suppress(OSError):  # older kernels, or a cgroup that the node may not write
+                (self._tree.cgroups / container.lstrip("/") / "cgroup.kill").write_text("1")
+
+    # ---- containers ----------------------------------------------------------------------------------------------
+
+    def _container_tenant(self, container: str) -> TenantKey | None:
+        """Return the only tenant that has processes in a container; None if there is none, or several."""
+        if not container or container == self._own_container:
+            return None
+        tenants = {root.tenant for root in self._roots() if root.container == container}
+        return tenants.pop() if len(tenants) == 1 else None
+
+    def _sole_container(self, tenant: TenantKey) -> str:
+        """Return the container in which only this tenant has processes; empty if there is none."""
+        containers = {root.container for root in self._roots() if root.tenant == tenant}
+        return next((name for name in sorted(containers) if self._container_tenant(name) == tenant), "")
+
+    def container(self, tenant: TenantKey) -> str:
+        """Return the cgroup of the container in which only this tenant has processes; empty if there is none."""
+        return self._sole_container(tenant)
+
+    # ---- departures ----------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close all descriptors and mappings; the processes keep theirs."""
+        for process in list(self.attached()):
+            self._forget(process)
+        self._attached.clear()
+        for supervisor in self._supervisors.values():
+            os.close(supervisor.pidfd)
+        self._supervisors.clear()
+
+    def _leave(self, process: AttachedProcess, *, is_last: bool = True) -> None:
+        """Remove a process: what it held is charged to its tenant's account first, then its entry is removed."""
+        if self._attached.get(process.gpu, {}).get(process.index) is not process:
+            return
+        page = process.gate_page()
+        if page:
+            before = self._ended_counters.get(process.tenant)
+            ended = [*([] if before is None else [before]), counters_of(page)]
+            self._ended_counters[process.tenant] = combine(ended, process.tenant[1])
+        self._ledgers.end(process.gpu, process.index, process.copy())
+        if process.gpu >= 0:
+            self._tables.detach(process.gpu, process.index)
+        del self._attached[process.gpu][process.index]
+        self._forget(process)
+        if is_last and self._listener is not None and not self.count(process.tenant):
+            self._listener.last_process_left(process.tenant)
+
+    def _forget(self, process: AttachedProcess) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._loop.forget(process.pidfd)
+        os.close(process.pidfd)
+        os.close(process.descriptor)
+        process.memory.close()
+
+    def _roots(self) -> Iterator[_Root]:
+        yield from self.attached()
+        yield from self._supervisors.values()
+
+
+def _send(pidfd: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, number)
