@@ -13,7 +13,6 @@ from cotenant.node.daemon.mps_limits import (
     client_limits,
     memory_text,
     normal_bus_id,
-    server_limits,
 )
 from cotenant.node.model.gpu import Gpu
 from cotenant.softgpu.mps.limits import parse_memory_list
@@ -51,13 +50,6 @@ def test_static_limit_becomes_a_percentage() -> None:
     assert client_limits(OFFLINE, rules(entry), SOFT, None)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "31"
     earlier = GateEntry(1, 9, 7, online=False, limit_ppm=301_000, static=True)
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in client_limits(OFFLINE, rules(earlier), SOFT, None)
-
-
-def test_server_limits_every_client_to_the_largest_quota() -> None:
-    other = Grant(2, 1, Kind.OFFLINE, 7, 0, 5 << 30, 0, 0)
-    assert server_limits([OFFLINE, other], {0: SOFT}) == {"0": 5 << 30}
-    assert server_limits([OFFLINE, ONLINE], {0: SOFT}) == {"0": 16 << 30}, "a tenant without a quota"
-    assert server_limits([], {0: REAL}) == {UUID: 80 << 30}
 
 
 @pytest.fixture

@@ -95,6 +95,7 @@ class _Device:
 
     def __init__(self) -> None:
         self.context_bytes = 0
+        self.reclaimable_bytes = 0
         self.lines: dict[int, _Line] = {}
         self.accounts: dict[int, _Account] = {}
         self.orphans: dict[int, _Orphan] = {}
@@ -141,7 +142,9 @@ class LiveLedgers:
         if gpu >= 0:
             device = self._device(gpu)
             if device.account((slot, generation)) is None:
-                device.accounts[slot] = _Account(generation)
+                account = device.accounts[slot] = _Account(generation)
+                # Only online tenants wait for it; one that has just joined must not have to wait for the monitor.
+                account.reclaimable_bytes = device.reclaimable_bytes
             self.write(gpu)
 
     def held(self, gpu: int, slot: int) -> int:
@@ -269,6 +272,10 @@ class LiveLedgers:
         """Store the memory of processes that belong to no tenant, and of those that cannot be found."""
         device = self._device(gpu)
         device.foreign_bytes, device.unmatched_bytes = foreign_bytes, unmatched_bytes
+
+    def set_device_reclaimable(self, gpu: int, reclaimable_bytes: int) -> None:
+        """Store how much memory the eviction of offline tenants would free for a tenant that joins."""
+        self._device(gpu).reclaimable_bytes = reclaimable_bytes
 
     def set_reclaimable(self, gpu: int, slot: int, reclaimable_bytes: int) -> None:
         """Store how much memory the eviction of offline tenants would free for the tenant in a slot."""

@@ -20,7 +20,7 @@ from cotenant.node.daemon.monitor.monitor import DeviceMonitor, MonitorParts
 from cotenant.node.daemon.monitor.nvml_sampler import NvmlSampler
 from cotenant.node.daemon.monitor.windows import ObjectiveMonitor
 from cotenant.node.daemon.mps import MPS_DIRECTORY, MpsControl, MpsSupervisor
-from cotenant.node.daemon.mps_limits import DeviceMemoryController, client_limits, server_limits
+from cotenant.node.daemon.mps_limits import DeviceMemoryController, client_limits
 from cotenant.node.daemon.proc import ProcessTree
 from cotenant.node.daemon.processes import LiveProcesses
 from cotenant.node.daemon.tenant_pages import TenantPages
@@ -161,7 +161,6 @@ class Monitoring:
             return
         self.processes.node_pids = self.mps.pids
         grants = [view.tenant.grant for view in self._machine.tenants() if view.tenant.grant.gpu >= 0]
-        self.mps.limit_memory(server_limits(grants, dict(enumerate(self._machine.settings.gpus))))
         containers = {grant: self.processes.container((grant.slot, grant.generation)) for grant in grants}
         self._memory_controller.forget(containers.values())
         for grant, container in containers.items():

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from cotenant.errors import ConfigError, WorldError
-from cotenant.node.daemon.mps_limits import memory_text
 from cotenant.node.model.event import Event, MpsStatusChanged
 from cotenant.node.model.protection import clipped
 from cotenant.node.policy.protect.backoff import delay_ns
@@ -76,15 +75,6 @@ class MpsControl:
         if not servers or not servers[-1].isdigit():
             raise WorldError(f"the MPS server did not start; {self.log / 'server.log'} may say why")
         return MpsServers(control, int(servers[-1]))
-
-    def limit_memory(self, limits: Mapping[str, int]) -> None:
-        """Limit the memory of every later client of the present and later servers, by device."""
-        servers = (self._run("get_server_list") or "").split()
-        for device, limit_bytes in limits.items():
-            self._run("set_default_device_pinned_mem_limit", device, memory_text(limit_bytes))
-            for server in servers:
-                if server.isdigit():
-                    self._run("set_device_pinned_mem_limit", server, device, memory_text(limit_bytes))
 
     def quit(self) -> None:
         """Stop the daemon and its server; kill a daemon that does not respond."""
@@ -205,7 +195,6 @@ class MpsSupervisor:
         self._failures = 0
         self._is_ready: bool | None = None
         self._is_starting = False
-        self._limits: dict[str, int] = {}
         self.pids: frozenset[int] = frozenset()
         """The control daemon and the server."""
 
@@ -224,17 +213,6 @@ class MpsSupervisor:
             self._is_starting = True
             self._due = None
             self._tasks.submit(self._program.start, self._on_started)
-
-    def limit_memory(self, limits: Mapping[str, int]) -> None:
-        """Set the memory limits of all clients, by device, in the background; a new server gets them as well."""
-        if dict(limits) != self._limits:
-            self._limits = dict(limits)
-            self._apply_limits()
-
-    def _apply_limits(self) -> None:
-        limits = self._limits
-        if limits and self._is_ready:
-            self._tasks.submit(lambda: self._program.limit_memory(limits), lambda _: None)
 
     def restart(self) -> None:
         """Restart by the node's decision: at once, or with backoff after repeated failures."""
@@ -280,7 +258,6 @@ class MpsSupervisor:
         self._ready_since = self._clock.now()
         self.pids = frozenset(servers)
         self._post(is_ready=True, detail=f"MPS server {servers.server}")
-        self._apply_limits()
 
     def _watch(self, pid: int, role: str) -> None:
         pidfd = os.pidfd_open(pid)  # the pidfd of a dead process is readable at once

@@ -1,14 +1,15 @@
 """The driver's own limits of MPS clients, in addition to those of the hook: memory, SMs and scheduling priority.
 
 A client's limits are variables of its environment, which the hook sets before the driver starts. A program can clean
-its environment, so the server gets the largest quota of its tenants as a limit for every client. Where the kernel has
-the cgroup controller for device memory (`dmem`, Linux 6.14) and the driver registers its devices with it (CUDA 13.4),
-the kernel also enforces the quota of a tenant that has a container of its own.
+its environment; the node then finds what it uses by NVML. A limit of the server for all clients would have to be raised
+before a tenant with a larger quota connects. Where the kernel has the cgroup controller for device memory (`dmem`,
+Linux 6.14) and the driver registers its devices with it (CUDA 13.4), the kernel also enforces the quota of a tenant
+that has a container of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -62,24 +63,6 @@ def _device_of(device: Gpu) -> str:
 def memory_text(limit_bytes: int) -> str:
     """Return a limit in the notation of MPS, rounded up to whole MiB: the hook enforces the exact quota."""
     return f"{-(-limit_bytes // _MIB)}M"
-
-
-def server_limits(grants: Iterable[Grant], gpus: Mapping[int, Gpu]) -> dict[str, int]:
-    """Return the memory limit of every client of the server, by device in the notation of MPS.
-
-    That is the largest quota of the device's tenants. A device with a tenant without a quota has no limit.
-    """
-    quotas: dict[int, list[int]] = {}
-    for grant in grants:
-        quotas.setdefault(grant.gpu, []).append(grant.memory_bytes)
-    limits = {}
-    for index, device in gpus.items():
-        amounts = quotas.get(index, [])
-        limit_bytes = max(amounts) if amounts and all(amounts) else device.memory_bytes
-        if limit_bytes:
-            name = next((name for name in device.called if name.startswith(UUID_PREFIX)), str(index))
-            limits[name] = limit_bytes
-    return limits
 
 
 class DeviceMemoryController:

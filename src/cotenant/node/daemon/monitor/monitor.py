@@ -308,6 +308,7 @@ class DeviceMonitor:
     def _set_reclaimable(self, device: _DeviceState) -> None:
         """Write how much memory online tenants may wait for."""
         amount = reclaimable_bytes(device.tenants, self._parts.ledgers)
+        self._parts.ledgers.set_device_reclaimable(device.gpu, amount)
         for tenant in device.tenants:
             is_online = tenant.grant.kind is Kind.ONLINE
             self._parts.ledgers.set_reclaimable(device.gpu, tenant.grant.slot, amount if is_online else 0)
