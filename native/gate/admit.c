@@ -82,7 +82,8 @@ static int holder_launched(struct ct_gate *gate, const struct snapshot *snapshot
 }
 
 /* Returns the expected remaining device time of a peer's work. A process of lower priority could state that it always
- * has work, and so keep this one out for good: after a while it is no longer believed until it has shown an end. */
+ * has work, and so keep this one out for good: if its page has shown work during a long wait, the work no longer counts
+ * until the page shows an end. */
 static uint64_t peer_work(const struct ct_gate *gate, struct ct_gate_peer *peer, uint64_t now_ns)
 {
     if (load_acquire(&peer->page->generation) != peer->generation)
@@ -90,11 +91,15 @@ static uint64_t peer_work(const struct ct_gate *gate, struct ct_gate_peer *peer,
     const uint64_t work_ns = sat_sub_u64(plausible(load_relaxed(&peer->page->busy_ns), now_ns), now_ns);
     if (peer->priority == gate->priority)
         return work_ns;
+    const uint64_t elapsed_ns = sat_sub_u64(now_ns, peer->busy_looked_ns);
     if (!work_ns)
-        peer->busy_since_ns = 0;
-    else if (!peer->busy_since_ns)
-        peer->busy_since_ns = now_ns;
-    return sat_sub_u64(now_ns, peer->busy_since_ns) < CT_GATE_LOWER_BUSY_MAX_NS ? work_ns : 0;
+        peer->busy_waited_ns = 0;
+    else if (elapsed_ns <= CT_GATE_LOWER_BUSY_LOOK_NS)
+        peer->busy_waited_ns += elapsed_ns;
+    else
+        peer->busy_waited_ns = sat_sub_u64(peer->busy_waited_ns, elapsed_ns / CT_GATE_LOWER_BUSY_FORGET);
+    peer->busy_looked_ns = now_ns;
+    return peer->busy_waited_ns < CT_GATE_LOWER_BUSY_MAX_NS ? work_ns : 0;
 }
 
 /* Returns the expected remaining device time of what this process and its peers have submitted. */

@@ -59,7 +59,8 @@ static void carry_over_use(const struct ct_gate *gate, uint32_t previous_count, 
             continue;
         peer->used_ns = previous->used_ns;
         peer->min_share_used_ns = previous->min_share_used_ns;
-        peer->busy_since_ns = previous->busy_since_ns;
+        peer->busy_looked_ns = previous->busy_looked_ns;
+        peer->busy_waited_ns = previous->busy_waited_ns;
         return;
     }
     ct_account_begin(peer);

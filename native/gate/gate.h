@@ -23,8 +23,10 @@ enum {
     CT_GATE_CLAIM_REFUSED_MAX_NS = 2 * 1000 * 1000, /* a process that was refused the claim for this long ignores it */
     CT_GATE_CLAIM_REFUSALS = 64,                    /* if it was refused at least this often without a break */
     CT_GATE_CLAIM_IGNORED_NS = 1000 * 1000 * 1000,  /* and does so for this long */
-    CT_GATE_LOWER_BUSY_MAX_NS = 250 * 1000 * 1000,  /* work that a lower-priority process has shown without interruption
-                                                     * for this long no longer counts */
+    CT_GATE_LOWER_BUSY_MAX_NS = 250 * 1000 * 1000,  /* the work of a lower-priority process no longer counts if this
+                                                     * process has waited this long and has seen work all the time */
+    CT_GATE_LOWER_BUSY_LOOK_NS = 20 * 1000 * 1000,  /* decisions further apart say nothing about the time between them */
+    CT_GATE_LOWER_BUSY_FORGET = 16,                 /* such time reduces the wait that counts, by one part in so many */
     CT_GATE_SLEEP_MAX_NS = 5 * 1000 * 1000,
     CT_GATE_WAITED_LONG_NS = 10 * 1000 * 1000, /* a launch that has waited this long no longer defers to tenants of
                                                 * equal priority, and may go even if its length is unknown */
@@ -82,8 +84,8 @@ struct ct_gate_peer {
     uint64_t admission_sequence, latest_sequence; /* its sequence number at our last admission, and the latest one
                                                    * read */
     uint64_t used_ns, min_share_used_ns;          /* of a sibling: its totals as last read */
-    uint64_t busy_since_ns; /* of lower priority: since when its page has shown work at each of our decisions; 0: it did
-                             * not at the last one */
+    uint64_t busy_looked_ns, busy_waited_ns; /* of lower priority: our latest decision, and for how long its page has
+                                              * shown work at each of our decisions while we waited */
     uint32_t generation;
     uint32_t index, priority;
     uint32_t tenant;

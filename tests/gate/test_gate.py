@@ -248,7 +248,11 @@ class GateMachine(RuleBasedStateMachine):
         if active and rules.policy is GatePolicy.STRICT:
             assert reason in {sums.LEAST, sums.STUCK}
         own = before[mine]["busy_ns"] if mine else pair.plain.orphan["busy_ns"] - request[0]
-        beside = [page["busy_ns"] for entry, page in valid.items() if sums.rank(entry) >= priority]
+        beside = [
+            page["busy_ns"]
+            for entry, page in valid.items()
+            if sums.rank(entry) == priority or (sums.rank(entry) > priority and not pair.plain.is_doubted(entry))
+        ]
         outstanding = sum(max(busy_ns - now, 0) for busy_ns in [own, *beside])
         expect, sure = request[0], max(request[:2])
         if reason == sums.GAP:

@@ -54,7 +54,7 @@ class Ledger:
         self.is_lent = False
         self.held = self.held_at = self.ended = 0
         self.losses = Losses()
-        self.busy_since: dict[tuple[int, int], int] = {}
+        self.lower_busy: dict[tuple[int, int], tuple[int, int]] = {}
         self.must_ask()
 
     # ---- the tenant table
@@ -75,7 +75,7 @@ class Ledger:
             self.seen = {s: known.get((s.slot, s.generation), pages[s.slot]["sequence"]) for s in self.above}
             self.losses.entry({(s.slot, s.generation): pages[s.slot] for s in self.above})
             beside = {(s.slot, s.generation) for s in self.beside}
-            self.busy_since = {key: since for key, since in self.busy_since.items() if key in beside}
+            self.lower_busy = {key: seen for key, seen in self.lower_busy.items() if key in beside}
             self.duty_from = 0
             self.page = pages[self.slot] if self.entry else self.orphan
             if self.entry and self.page["generation"] != self.generation:

@@ -22,6 +22,8 @@ from tests.support.gate_sums import (
     LEAST,
     LENT,
     LOOK,
+    LOWER_BUSY_FORGET,
+    LOWER_BUSY_LOOK,
     LOWER_BUSY_MOST,
     NEVER,
     OTHER,
@@ -60,14 +62,21 @@ class Tenant(Shares):
         return max(self.page["busy_ns"] - now, 0) + sum(self.work_of(entry, now) for entry in self.beside)
 
     def work_of(self, entry: GateEntry, now: int) -> int:
-        """Return the work of a peer; one of lower priority that never showed an end is not believed for long."""
+        """Return the work of a peer; that of a lower priority does not count after a long wait without its end."""
         page, key = self.page_of(entry), (entry.slot, entry.generation)
         work = max(page["busy_ns"] - now, 0) if page else 0
         if not page or entry in self.equals:
             return work
-        if not work:
-            self.busy_since.pop(key, None)
-        return work if now - (self.busy_since.setdefault(key, now) if work else now) < LOWER_BUSY_MOST else 0
+        looked, waited = self.lower_busy.get(key, (0, 0))
+        elapsed = max(now - looked, 0)
+        waited = waited + elapsed if elapsed <= LOWER_BUSY_LOOK else max(waited - elapsed // LOWER_BUSY_FORGET, 0)
+        self.lower_busy[key] = now, waited if work else 0
+        return 0 if self.is_doubted(entry) else work
+
+    def is_doubted(self, entry: GateEntry) -> bool:
+        """Return whether the work that a tenant of lower priority shows no longer counts."""
+        _, waited = self.lower_busy.get((entry.slot, entry.generation), (0, 0))
+        return waited >= LOWER_BUSY_MOST
 
     def better_waits(self, sure: int, gap: int, since: int, now: int) -> bool:
         assert self.entry or self.above
