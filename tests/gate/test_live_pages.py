@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -66,6 +67,21 @@ def test_tenants_cannot_write_resize_or_reopen_pages_of_the_node(grants: LiveGra
         os.ftruncate(arbitration, 0)
     mmap.mmap(arbitration, 4096).close()  # waiting processes share it
     tables.close()
+
+
+def test_reserved_page_serves_a_tenant_when_no_more_can_be_created(
+    grants: LiveGrantPages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert grants.reserve(1) == ""
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    assert grants.reserve(1) == ""
+    assert read_grant_descriptor(grants.publish(GRANT, 0)) == GRANT
+    assert grants.reserve(1) == "the memory of a grant page cannot be created: Too many open files"
+    assert read_grant_descriptor(grants.publish(GRANT, 1)) == GRANT
 
 
 def test_other_files_are_no_grant_page() -> None:

@@ -204,12 +204,12 @@ def test_deleted_journal_is_noticed_by_the_next_join(tmp_path: Path, what: str) 
 
 def test_join_is_refused_while_the_directories_cannot_be_used(tmp_path: Path) -> None:
     node, _ = started(tmp_path)
-    node.files_problem = "the runtime directory /x was deleted or replaced"
+    node.other_problem = "the runtime directory /x was deleted or replaced"
     node.tell(join(1))
     assert [reject.detail for _, reject in node.refusals] == [
         "the node cannot record it now: the runtime directory /x was deleted or replaced; running tenants continue"
     ]
-    node.files_problem = ""
+    node.other_problem = ""
     node.tell(join(1))
     assert len(node.machine.tenants()) == 1
     node.close()

@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 from cotenant.errors import PeerError
 from cotenant.node import wire
 from cotenant.node.client.connection import Connection, NodeUnavailableError
-from cotenant.node.daemon.listener import PATIENCE_NS
-from cotenant.node.daemon.rate_limit import REQUESTS_PER_S
+from cotenant.node.daemon.listener import PATIENCE_NS, REQUEST_INTERVAL_NS
 from cotenant.node.model.admission import Reason
-from cotenant.units.instant import SECOND_NS
 from tests.support.effort import examples
 from tests.support.node_in_process import BOUND_S, SPEC, InProcessNode, join, open_files, received, until
 from tests.support.random_frames import LENGTH, frame, words
@@ -327,7 +325,7 @@ def test_user_that_sends_too_many_requests_waits() -> None:
         other = node.stranger(LIST)
         until(lambda: len(node.listener._throttled) == 2)  # the limit is of the user, not of the connection
         for _ in range(6):
-            node.clock.advance(SECOND_NS // REQUESTS_PER_S)
+            node.clock.advance(REQUEST_INTERVAL_NS)
             node.honest()  # operators do not wait
         stranger.shutdown(socket.SHUT_WR)
         assert len(received(stranger)) + answers == 15

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.gate.grant import Kind
+from cotenant.node.daemon.rate_limit import Rate
 from cotenant.node.daemon.request_limit import (
     OWN_RATE,
     PEER_RATE,
     STRANGER_RATE,
     SUMMARY_NS,
     DroppedRequests,
-    Rate,
     RequestLimiter,
 )
 from cotenant.node.model.admission import Reason

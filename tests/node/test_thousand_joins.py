@@ -188,9 +188,10 @@ def _failed(workers: list[Worker]) -> list[BaseException]:
 
 
 def check_memory(pid: int, tenants: int) -> None:
-    """The node has a grant page for each tenant and no other. Only root may see what a node has mapped."""
+    """The node has a grant page for each tenant and at most one other. Only root may see what a node has mapped."""
     if os.geteuid() == 0:
-        until(lambda: Path(f"/proc/{pid}/maps").read_text().count("/memfd:cotenant-grant-") == tenants)
+        pages = Path(f"/proc/{pid}/maps")
+        until(lambda: pages.read_text().count("/memfd:cotenant-grant ") - tenants in {0, 1})
 
 
 def check_record(node_harness: NodeHarness) -> None:

@@ -75,11 +75,11 @@ class NodeOnDisk:
         self.queue: list[Event] = []
         self.refusals: list[tuple[int, Reject]] = []
         self.carried_out: list[Action] = []
-        self.files_problem = ""
+        self.other_problem = ""
         self.dropped = DroppedRequests(self.queue.append)
         guards = HostGuards(
             lambda peer, reject: self.refusals.append((peer, reject)),
-            lambda: self.files_problem,
+            lambda: self.other_problem,
             self.queue.append,
             RequestLimiter(OWN_UID),
             self.dropped,

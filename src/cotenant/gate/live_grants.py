@@ -15,8 +15,8 @@ from cotenant.gate.process_pages import Measurement, write_account
 class _Slot:
     """The page of the tenant in one slot, and the state from which it is written."""
 
-    def __init__(self, grant: Grant) -> None:
-        self.page = NodePage(f"cotenant-grant-{grant.slot}", grant_page.PAGE_BYTES)
+    def __init__(self, grant: Grant, page: NodePage) -> None:
+        self.page = page
         self.grant = grant
         self.neighbours = 0
         self.measured: frozenset[int] = frozenset()  # the indexes that have a measurement
@@ -38,6 +38,16 @@ class LiveGrantPages:
     def __init__(self) -> None:
         """Begin without grants."""
         self._slots: dict[int, _Slot] = {}
+        self._unused: list[NodePage] = []
+
+    def reserve(self, count: int) -> str:
+        """Create pages until `count` are unused, so that as many tenants can join; return why not, or nothing."""
+        try:
+            while len(self._unused) < count:
+                self._unused.append(_create_page())
+        except OSError as error:
+            return f"the memory of a grant page cannot be created: {error.strerror}"
+        return ""
 
     def publish(self, grant: Grant, neighbours: int) -> int:
         """Write the grant of a slot and return the descriptor for its tenant."""
@@ -46,7 +56,8 @@ class LiveGrantPages:
             slot.revoke()
             slot = None
         if slot is None:
-            slot = self._slots[grant.slot] = _Slot(grant)
+            page = self._unused.pop() if self._unused else _create_page()
+            slot = self._slots[grant.slot] = _Slot(grant, page)
         slot.grant, slot.neighbours = grant, neighbours
         slot.write()
         return slot.page.descriptor
@@ -98,9 +109,14 @@ class LiveGrantPages:
 
     def close(self) -> None:
         """Unmap the pages; processes that have mapped them keep the last grants."""
-        for slot in self._slots.values():
-            slot.page.close()
+        for page in [*self._unused, *(slot.page for slot in self._slots.values())]:
+            page.close()
+        self._unused.clear()
         self._slots.clear()
+
+
+def _create_page() -> NodePage:
+    return NodePage("cotenant-grant", grant_page.PAGE_BYTES)
 
 
 def read_grant_descriptor(descriptor: int) -> Grant | None:

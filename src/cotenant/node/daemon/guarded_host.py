@@ -74,8 +74,8 @@ class HostGuards(NamedTuple):
 
     refuse: Callable[[int, Reject], None]
     """Sends a refusal to a peer."""
-    files_problem: Callable[[], str]
-    """Returns why the node's directories cannot be used now; empty: they can."""
+    problem: Callable[[], str]
+    """Returns why the node can accept no joins and changes now, such as a deleted directory; empty: it can."""
     post: Callable[[Event], None]
     """Delivers an event after the present turn."""
     limiter: RequestLimiter
@@ -197,7 +197,7 @@ class GuardedHost:
             return True
         if isinstance(event, _MUST_BE_JOURNALED):
             self._check_presence(now)
-            problem = self.problem or self._guards.files_problem()
+            problem = self.problem or self._guards.problem()
             if problem:
                 self._refuse(event, self._unwritable(problem), now)
             return bool(problem)
@@ -270,7 +270,7 @@ class GuardedHost:
         """Notice a deleted journal, and try to write again after a failure."""
         self._probe_ns = now + PROBE_NS
         self._check_presence(now)
-        if self.problem and not self._guards.files_problem():
+        if self.problem and not self._guards.problem():
             self.write_pending(now)
 
     def write_pending(self, now: Instant) -> bool:

@@ -18,7 +18,7 @@ from cotenant.gate.rules import GateRules
 from cotenant.node import wire
 from cotenant.node.daemon.attaching import Attaching, NodeServices, Replies
 from cotenant.node.daemon.connection import PeerConnection, close_descriptor
-from cotenant.node.daemon.rate_limit import BURST, RequestRates
+from cotenant.node.daemon.rate_limit import Rate
 from cotenant.node.daemon.request_events import command_event, parent_event
 from cotenant.node.daemon.views import restrict_activity, restrict_list
 from cotenant.node.model.action import SignalKind
@@ -38,6 +38,10 @@ OPERATORS_LIMIT: Final = 32
 """Connections of operators, which do not count towards the limit of the others."""
 IDLE_LIMIT: Final = 64
 """Connections of one user that belong to no tenant."""
+REQUEST_BURST: Final = 1000
+"""Requests that a user may send at once after a pause; a user that sends more waits, and is not refused."""
+REQUEST_INTERVAL_NS: Final = SECOND_NS // 200
+"""The interval at which further requests of a user are handled."""
 _UNSENT_LIMIT_BYTES: Final = wire.ANSWER_LIMIT_BYTES
 _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _NOT_OPERATOR: Final = (
@@ -72,7 +76,7 @@ class LiveListener:
         limit: int,
         *,
         identify_peer: Callable[[socket.socket], PeerIdentity] = identify,
-        burst: int = BURST,
+        burst: int = REQUEST_BURST,
     ) -> None:
         """Serve on these listening sockets; `limit` bounds the connections, apart from those of operators.
 
@@ -93,7 +97,7 @@ class LiveListener:
         # In the order in which they were set, which is also the order of the instants.
         self._deadlines: dict[int, Instant] = {}
         self._throttled: dict[int, Instant] = {}
-        self._rates = RequestRates(burst)
+        self._rates = Rate(burst, REQUEST_INTERVAL_NS)
         self._identify = identify_peer
         replies = Replies(
             loop.post,
@@ -324,7 +328,7 @@ class LiveListener:
         """Handle requests one by one; stop while the peer does not read its answers or its user sent too many."""
         while peer.requests and not peer.unsent and peer.number in self._peers and not peer.is_throttled:
             if not peer.is_operator:
-                wait_ns = self._rates.take(peer.identity.account, self._clock.now())
+                wait_ns = self._rates.wait_ns(peer.identity.account, self._clock.now())
                 if wait_ns:
                     self._throttle(peer, wait_ns)
                     return

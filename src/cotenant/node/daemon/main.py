@@ -56,10 +56,10 @@ def serve_node(config: Config, directories: Directories, log: NodeLog, source: C
     report = log.report
     observability = Observability(config.node, log)
     access = Access(config.operators, config.limits, os.geteuid())
-    guard = NodeGuard(config, source, directories, log, access)
+    pages, gates = LiveGrantPages(), LiveTenantTables()
+    guard = NodeGuard(config, source, directories, log, access, pages.reserve)
     name_process("cotenant-node")
     protect_process()
-    pages, gates = LiveGrantPages(), LiveTenantTables()
     machine, clock = _recover(directories, report)
     journal = FileJournal(directories.journal, config.node.journal_limit)
     loop: LiveLoop[Event] = LiveLoop(clock, TimerFired())

@@ -1,36 +1,33 @@
-"""A limit of requests per user and second: a user that exceeds it waits, and is not refused."""
+"""Limits how often something may happen for each of any number of keys."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from typing import Final
 
-from cotenant.units.instant import SECOND_NS, Duration, Instant
+from cotenant.units.instant import Duration, Instant
 
-REQUESTS_PER_S: Final = 200
-BURST: Final = 1000
-"""Requests that a user may send at once after a pause."""
-_STEP_NS: Final = SECOND_NS // REQUESTS_PER_S
-_USERS_LIMIT: Final = 1024
+_KEYS_LIMIT: Final = 1024
 
 
-class RequestRates:
-    """For each user, the instant at which its allowance would be full again."""
+class Rate:
+    """The generic cell rate algorithm: a burst of requests, then one per interval, for any number of keys."""
 
-    __slots__ = ("_burst_ns", "_full_at")
+    def __init__(self, burst: int, interval_ns: Duration) -> None:
+        """Begin without requests."""
+        self._interval_ns = interval_ns
+        self._tolerance_ns = burst * interval_ns
+        self._due: dict[Hashable, Instant] = {}  # by key, when a sender that sent evenly would send its next request
 
-    def __init__(self, burst: int = BURST) -> None:
-        """Begin with full allowances of this many requests."""
-        self._burst_ns = burst * _STEP_NS
-        self._full_at: dict[Hashable, Instant] = {}
-
-    def take(self, user: Hashable, now: Instant) -> Duration:
-        """Take one request of a user's allowance and return 0, or return how long to wait before it is tried again."""
-        full_at = max(self._full_at.get(user, now), now) + _STEP_NS
-        wait_ns = full_at - now - self._burst_ns
-        if wait_ns > 0:
-            return wait_ns
-        if user not in self._full_at and len(self._full_at) >= _USERS_LIMIT:
-            self._full_at = {other: instant for other, instant in self._full_at.items() if instant > now}
-        self._full_at[user] = full_at
+    def wait_ns(self, key: Hashable, now: Instant) -> Duration:
+        """Count a request; return 0, or how long the sender must wait if it is too early and not counted."""
+        due = max(self._due.pop(key, now), now) + self._interval_ns
+        if due - now > self._tolerance_ns:
+            self._due[key] = due - self._interval_ns
+            return due - now - self._tolerance_ns
+        self._due[key] = due
+        if len(self._due) > _KEYS_LIMIT:
+            self._due = {other: at for other, at in self._due.items() if at > now}
+            while len(self._due) > _KEYS_LIMIT:  # the key that was used least recently
+                del self._due[next(iter(self._due))]
         return 0

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
+from cotenant.node.daemon.rate_limit import Rate
 from cotenant.node.model.admission import Reason, Reject
 from cotenant.node.model.event import (
     Event,
@@ -36,7 +37,6 @@ PEER_RATE: Final = (64, SECOND_NS // 8)
 SUMMARY_NS: Final = 10 * SECOND_NS
 """The shortest time between two summaries of what was dropped."""
 _SOON_NS: Final = SECOND_NS
-_KEYS_LIMIT: Final = 1024
 _USERS_LIMIT: Final = 32
 _NO_USER: Final = -1
 _OF_USER: Final = (
@@ -49,29 +49,6 @@ _OF_USER: Final = (
     EvictionRequested,
 )
 _OF_PEER: Final = (TenantSuspended, TenantRestored, TenantRestarted, QuitRequested)
-
-
-class Rate:
-    """The generic cell rate algorithm: a burst of requests, then one per interval, for any number of keys."""
-
-    def __init__(self, burst: int, interval_ns: Duration) -> None:
-        """Begin without requests."""
-        self._interval_ns = interval_ns
-        self._tolerance_ns = burst * interval_ns
-        self._due: dict[int, Instant] = {}  # by key, when a sender that sent evenly would send its next request
-
-    def wait_ns(self, key: int, now: Instant) -> Duration:
-        """Count a request; return 0, or how long the sender must wait if it is too early and not counted."""
-        due = max(self._due.pop(key, now), now) + self._interval_ns
-        if due - now > self._tolerance_ns:
-            self._due[key] = due - self._interval_ns
-            return due - now - self._tolerance_ns
-        self._due[key] = due
-        if len(self._due) > _KEYS_LIMIT:
-            self._due = {other: at for other, at in self._due.items() if at > now}
-            while len(self._due) > _KEYS_LIMIT:  # the key that was used least recently
-                del self._due[next(iter(self._due))]
-        return 0
 
 
 class DroppedRequests:

@@ -62,9 +62,19 @@ class NodeGuard:
     """The parts that keep a node serving: its files, the guarded host of its turns, and the requests about it."""
 
     def __init__(
-        self, config: Config, source: ConfigSource | None, directories: Directories, log: NodeLog, access: Access
+        self,
+        config: Config,
+        source: ConfigSource | None,
+        directories: Directories,
+        log: NodeLog,
+        access: Access,
+        reserve_pages: Callable[[int], str],
     ) -> None:
-        """Create and lock the directories."""
+        """Create and lock the directories.
+
+        `reserve_pages` prepares the pages of this many further tenants; it returns why it cannot, or nothing.
+        """
+        self._reserve_pages = reserve_pages
         self._config = config
         self._source = source
         self._directories = directories
@@ -103,7 +113,10 @@ class NodeGuard:
             for path in (self._directories.tenant_socket, self._directories.operator_socket):
                 self.files.add_socket(path, reopen_sockets)
 
-        guards = HostGuards(refuse, self.files.problem, loop.post, RequestLimiter(os.geteuid()), dropped)
+        def problem() -> str:
+            return self.files.problem() or self._reserve_pages(len(machine.waiting_peers()) + 1)
+
+        guards = HostGuards(refuse, problem, loop.post, RequestLimiter(os.geteuid()), dropped)
         self._host = GuardedHost(machine, effects, journal, self._directories.state, observer, guards)
         parts = ServiceParts(machine, self._host, self.files, dropped, is_mps_ready, self._access, reopen_sockets)
         service = NodeService(self._config, self._source, self._directories, clock, self._log, parts, loop.post)
