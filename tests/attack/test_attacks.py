@@ -32,7 +32,7 @@ def test_attack_harms_its_own_tenant_at_most(sites: dict[str, AttackSites], mode
     assert not run.foreign_kill
     assert run.bytes_past_quota == 0, "the attacker holds more than its quota, and was not evicted"
     if attack.is_bypass:
-        assert run.detected_s is not None
+        assert run.detected_s is not None or run.refused
     if attack.reason(mps=mode == "mps"):
         assert run.recovered
     else:

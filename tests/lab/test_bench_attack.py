@@ -72,3 +72,8 @@ def test_every_uncontained_attack_is_documented() -> None:
     section = text.split("{ #uncontained-attacks }")[1].split("\n## ")[0]
     documented = {attack.name for attack in ATTACKS if f"`{attack.name}`" in section}
     assert documented == {attack.name for attack in ATTACKS if attack.slices_uncontained or attack.mps_uncontained}
+
+
+def test_bypass_that_the_driver_refused_needs_no_detection() -> None:
+    report = summarize(ATTACKS, [run_of(attack="bypass-path", refused=True)], 1, MODES)
+    assert (report.undetected, report.refused, report.met["bypass_detected_s_max"]) == (0, 1, True)

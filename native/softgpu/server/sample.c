@@ -123,7 +123,7 @@ static uint64_t number_at(struct sg_server *server, uint64_t at_ns)
     return number;
 }
 
-static void observe_client(struct sg_server *server, int index, uint64_t since, struct sg_process_usage *usage)
+static struct sg_process_usage usage_since(struct sg_server *server, int index, uint64_t since)
 {
     const struct sg_client *client = server->clients[index];
     uint64_t latest = server->history.count - 1, from = client->first_sample > since ? client->first_sample : since;
@@ -131,7 +131,7 @@ static void observe_client(struct sg_server *server, int index, uint64_t since, 
     const struct sg_usage *last = &client->usages[latest % (SG_SAMPLES_KEPT + 1)];
     struct ct_device_counters c = {0};
     ct_device_count_client(server->device, client->model, &c);
-    *usage = (struct sg_process_usage){
+    return (struct sg_process_usage){
         .pid = client->pid,
         .contexts = contexts_of(server, index),
         .is_group_member = client->group != 0,
@@ -141,6 +141,27 @@ static void observe_client(struct sg_server *server, int index, uint64_t since, 
         .sm_ns = last->sm_ns - first->sm_ns,
         .traffic_bytes = last->traffic_bytes - first->traffic_bytes,
     };
+}
+
+/* NVML reports by process: the connections of a process that has loaded the driver more than once are added up. */
+static void observe_client(struct sg_server *server, int index, uint64_t since, struct sg_observation *observation)
+{
+    const struct sg_process_usage usage = usage_since(server, index, since);
+    for (uint32_t i = 0; i < observation->client_count; i++) {
+        struct sg_process_usage *process = &observation->clients[i];
+        if (process->pid != usage.pid)
+            continue;
+        process->contexts += usage.contexts;
+        process->is_group_member |= usage.is_group_member;
+        process->memory_bytes += usage.memory_bytes;
+        process->window_ns = usage.window_ns > process->window_ns ? usage.window_ns : process->window_ns;
+        process->busy_ns += usage.busy_ns;
+        process->sm_ns += usage.sm_ns;
+        process->traffic_bytes += usage.traffic_bytes;
+        return;
+    }
+    if (observation->client_count < CT_DEVICE_MAX_CLIENTS)
+        observation->clients[observation->client_count++] = usage;
 }
 
 /* An MPS server holds the device when one of its clients has a context. Memory and use are reported for the clients. */
@@ -179,9 +200,8 @@ void sg_observe(struct sg_server *server, uint64_t since_ns, struct sg_observati
         observation->samples[i - since] = *slot_of(server, i);
     observation->sample_count = (uint32_t)(latest - since);
     for (int i = 0; i < SG_CONNECTIONS; i++)
-        if (server->clients[i] && server->clients[i]->is_registered &&
-            observation->client_count < CT_DEVICE_MAX_CLIENTS)
-            observe_client(server, i, since, &observation->clients[observation->client_count++]);
+        if (server->clients[i] && server->clients[i]->is_registered)
+            observe_client(server, i, since, observation);
     observe_groups(server, observation);
 }
 

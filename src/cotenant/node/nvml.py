@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,11 @@ _NOT_AVAILABLE: Final = (
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
     pynvml.NVML_ERROR_NO_PERMISSION,
 )
+_COMPUTE_LISTS: Final = (
+    pynvml.nvmlDeviceGetComputeRunningProcesses,
+    pynvml.nvmlDeviceGetMPSComputeRunningProcesses,
+)
+PROCESS_LISTS: Final = (*_COMPUTE_LISTS, pynvml.nvmlDeviceGetGraphicsRunningProcesses)
 _RECENT_US: Final = 1_000_000  # the utilization of a process is measured over the last second
 
 
@@ -150,14 +155,30 @@ def sm_activity(soft: Path, ordinal: int) -> float | None:
 
 def _processes(handle: Any) -> tuple[GpuProcess, ...]:
     """Return the processes with compute contexts; a process with several kinds of context appears once."""
-    mps = {process.pid: process for process in query(pynvml.nvmlDeviceGetMPSComputeRunningProcesses, handle) or ()}
-    alone = {process.pid: process for process in query(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()}
-    computing = {**alone, **mps}
+    mps = {process.pid for process in query(pynvml.nvmlDeviceGetMPSComputeRunningProcesses, handle) or ()}
+    computing = process_memory(handle, _COMPUTE_LISTS)
     uses = (query(process_use, handle) if computing else None) or {}
     return tuple(
-        GpuProcess(pid, _command(pid), process.usedGpuMemory, uses.get(pid), pid in mps)
-        for pid, process in sorted(computing.items())
+        GpuProcess(pid, _command(pid), used_bytes, uses.get(pid), pid in mps)
+        for pid, used_bytes in sorted(computing.items())
     )
+
+
+def process_memory(handle: Any, lists: Sequence[Callable[[Any], Any]] = PROCESS_LISTS) -> dict[int, int | None]:
+    """Return memory by process; None: not reported.
+
+    A list may name a process more than once, as with several GPU instances: its entries are added up. A process in
+    several lists has several kinds of context, and each list states its memory: the largest amount counts.
+    """
+    used: dict[int, int | None] = {}
+    for list_processes in lists:
+        listed: dict[int, int | None] = {}
+        for process in query(list_processes, handle) or ():
+            amounts = (listed.get(process.pid), process.usedGpuMemory)
+            listed[process.pid] = None if amounts == (None, None) else sum(amount or 0 for amount in amounts)
+        for pid, amount in listed.items():
+            used[pid] = amount if used.get(pid) is None else max(used[pid] or 0, amount or 0)
+    return used
 
 
 def process_use(handle: Any, recent_us: int = _RECENT_US) -> dict[int, int]:

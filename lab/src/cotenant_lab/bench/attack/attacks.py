@@ -114,6 +114,7 @@ ATTACKS: Final[tuple[Attack, ...]] = (
     _bypass("bypass-pid-namespace", "a child in its own pid namespace", "by_namespace:pid"),
     _bypass("bypass-user-namespace", "a child in its own user namespace", "by_namespace:user"),
     _bypass("bypass-raw", "no driver library at all", "by_raw_socket"),
+    _bypass("bypass-raw-first", "no driver library at all, and the hook afterwards", "by_raw_socket_first"),
     _bypass("bypass-training", "while the tenant also works through the hook", "while_training"),
     Attack("bypass-launch", Group.BYPASS, "long kernels without asking the gate", "bypass:launch", is_bypass=True,
            slices_uncontained=_UNHOOKED_WORK, mps_uncontained=_UNHOOKED_WORK),

@@ -79,6 +79,8 @@ class AttackRun(msgspec.Struct, frozen=True, kw_only=True):
     evicted: bool
     detected_s: float | None = None
     """Time from the bypass to the node's first event about it; None: it was not detected, or is no bypass."""
+    refused: bool = False
+    """Whether the driver refused the memory that a bypass requested, so that there was nothing to detect."""
     bytes_past_quota: int = 0
     """Device memory beyond the quota one second after the detection, or at the end if there is none."""
     repeats: int = 0
@@ -133,6 +135,8 @@ class AttackReport(msgspec.Struct, frozen=True, kw_only=True):
     bypass_detected_s_max: float
     undetected: int
     """Runs of a bypass that the node did not notice; each counts with the time that it was observed."""
+    refused: int
+    """Runs of a bypass whose memory the driver refused."""
     bytes_past_quota_1s_after_detection: int
     uncontained: list[str]
     """Attacks that harmed the online tenant and that the hardware cannot contain."""
@@ -196,6 +200,8 @@ def describe(run: AttackRun) -> str:
         parts.append("evicted")
     if run.detected_s is not None:
         parts.append(f"detected after {run.detected_s:.2f} s")
+    if run.refused:
+        parts.append("refused by the driver")
     if run.bytes_past_quota:
         parts.append(f"{run.bytes_past_quota >> 20} MiB past the quota")
     return ", ".join(parts)
@@ -314,6 +320,7 @@ def run_attack(
         foreign_kill=setup.has_lost_victim(),
         evicted=any(event.what in _EVICTIONS and event.tenant != "service" for _, event in events),
         detected_s=detected_s,
+        refused=bool(attacker.notes("bypass-refused")),
         bytes_past_quota=past_bytes,
     )
 
@@ -364,7 +371,7 @@ def summarize(attacks: Sequence[Attack], runs: Sequence[AttackRun], rounds: int,
     reasons = {(attack.name, mode): attack.reason(mps=mode == "mps") for attack in attacks for mode in modes}
     harmed = [run for run in runs if run.is_harmed]
     unexcused = [run for run in harmed if not reasons[run.attack, run.mode]]
-    bypasses = [run for run in runs if by_name[run.attack].is_bypass and run.started]
+    bypasses = [run for run in runs if by_name[run.attack].is_bypass and run.started and not run.refused]
     detected_s = [PHASES.bypass_s if run.detected_s is None else run.detected_s for run in bypasses]
     ratios = sorted(run.ratio for run in runs) or [0.0]
     not_started = sorted({run.attack for run in runs if not run.started})
@@ -377,6 +384,7 @@ def summarize(attacks: Sequence[Attack], runs: Sequence[AttackRun], rounds: int,
         foreign_kills=sum(run.foreign_kill for run in runs),
         bypass_detected_s_max=max(detected_s, default=0.0),
         undetected=sum(run.detected_s is None for run in bypasses),
+        refused=sum(run.refused for run in runs),
         bytes_past_quota_1s_after_detection=max((run.bytes_past_quota for run in runs), default=0),
         uncontained=sorted({run.attack for run in harmed if reasons[run.attack, run.mode]}),
         not_started=not_started,

@@ -34,13 +34,14 @@ _REQUEST: Final = struct.Struct("=IIQQQ")
 def hoard(driver: str, home: str, *, launches: bool = False) -> None:
     """Take 15 GiB with the driver of this path, and hold them until the bench ends the attack."""
     context = AttackContext(Path(home))
-    client = CudaClient(driver)
     context.note("bypass")
-    for _ in range(0 if launches else _PIECES):
+    client = CudaClient(driver)
+    for number in range(0 if launches else _PIECES):
         try:
             client.allocate(GIB)
         except CudaError as error:
-            context.note("bypass-refused", detail=str(error))
+            if not number:
+                context.note("bypass-refused", detail=str(error))
             break
         context.note("bypass-allocated")
     while not context.is_ordered("stop"):
@@ -69,11 +70,11 @@ def _clean_environment(context: AttackContext) -> dict[str, str]:
 def by_path(context: AttackContext) -> None:
     """Load the driver by its real path in this process, beside the hook."""
     driver = context.facts["driver"]
-    client = CudaClient(driver)
     context.note("bypass")
+    client = CudaClient(driver)
     for _ in range(_PIECES):
         context.attempt(client.allocate, GIB)
-    context.note("bypass-allocated")
+    context.note("bypass-allocated" if context.successes else "bypass-refused")
     _hold(context)
 
 
@@ -172,23 +173,34 @@ def by_namespace(context: AttackContext, kind: str) -> None:
 
 def by_raw_socket(context: AttackContext) -> None:
     """Speak to the device without any driver library."""
+    _hoard_raw(context, _hold)
+
+
+def _hoard_raw(context: AttackContext, then: Callable[[AttackContext], None]) -> None:
+    """Take 15 GiB through the socket of the device, and hold them while `then` runs."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
+        context.note("bypass")
         line.connect(str(Path(context.facts["gpus"]) / "gpu0.sock"))
         line.send(_REQUEST.pack(_HELLO, 0, _WIRE_VERSION, 0, 0))
         _, descriptors, _, _ = socket.recv_fds(line, 65536, 4)
         line.send(_REQUEST.pack(_CONTEXT_CREATE, 0, 0, 0, 0))
         reply = line.recv(65536)
         (cuda_context,) = struct.unpack_from("=Q", reply, 8)
-        context.note("bypass")
         for _ in range(_PIECES):
             line.send(_REQUEST.pack(_MEMORY_TAKE, 0, cuda_context, GIB, 0))
             (result,) = struct.unpack_from("=i", line.recv(65536))
             context.count(1)
             context.successes += result == 0
         context.note("bypass-allocated")
-        _hold(context)
+        then(context)
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def by_raw_socket_first(context: AttackContext) -> None:
+    """Take memory without any driver library in a child, which joins only then, through the hook."""
+    command = _hoard_command(context, "")
+    _in_child(context, lambda: os.execv(command[0], command))
 
 
 def while_training(context: AttackContext) -> None:
@@ -207,6 +219,12 @@ def launch(context: AttackContext) -> None:
     _in_child(context, lambda: hoard(driver, str(context.home), launches=True))
 
 
+def _use_hook(context: AttackContext) -> None:
+    context.attempt(lambda: CudaClient("libcuda.so.1").allocate(1 << 20))
+    while not context.is_ordered("stop"):
+        pause(0.01)
+
+
 def _in_child(context: AttackContext, action: Callable[[], object]) -> None:
     pid = context.child(action)
     _hold(context)
@@ -214,8 +232,15 @@ def _in_child(context: AttackContext, action: Callable[[], object]) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run as a program of its own: `python -m cotenant_lab.programs.attacker.bypass DRIVER HOME`."""
-    hoard(arguments[0], arguments[1])
+    """Run as a program of its own: `python -m cotenant_lab.programs.attacker.bypass DRIVER HOME`.
+
+    Without a driver it takes the memory through the socket of the device, and then uses the hook.
+    """
+    driver, home = arguments
+    if driver:
+        hoard(driver, home)
+    else:
+        _hoard_raw(AttackContext(Path(home)), _use_hook)
 
 
 if __name__ == "__main__":

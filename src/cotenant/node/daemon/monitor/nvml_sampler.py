@@ -14,7 +14,7 @@ import pynvml
 from cotenant.errors import PeerError, WorldError
 from cotenant.node.model.gpu import SOFT_PREFIX, UUID_PREFIX, Gpu
 from cotenant.node.model.protection import GpuSample
-from cotenant.node.nvml import nvml, process_use, query, sm_activity, text_of
+from cotenant.node.nvml import nvml, process_memory, process_use, query, sm_activity, text_of
 from cotenant.runner.clock import monotonic_ns
 from cotenant.softgpu import manage
 from cotenant.units.share import WHOLE_PPM
@@ -206,16 +206,8 @@ class _Device:
             self._gpm.close()
 
     def held(self) -> dict[int, int | None]:
-        """Return memory by process; a process with several kinds of context is counted once."""
-        used: dict[int, int | None] = {}
-        for list_processes in (
-            pynvml.nvmlDeviceGetComputeRunningProcesses,
-            pynvml.nvmlDeviceGetGraphicsRunningProcesses,
-            pynvml.nvmlDeviceGetMPSComputeRunningProcesses,
-        ):
-            for process in query(list_processes, self._handle) or ():
-                used[process.pid] = process.usedGpuMemory
-        return used
+        """Return memory by process; None: not reported."""
+        return process_memory(self._handle)
 
     def uses(self) -> dict[int, int] | None:
         """Return the recent activity by process in per cent of the time; None: not reported.
