@@ -312,7 +312,7 @@ def test_limits_of_a_user_apply_to_programs_that_join_by_themselves() -> None:
         hooks = [Hook(node) for _ in range(2)]
         assert "add --memory" in refused(hooks[0].attach()).detail
         attached(hooks[0].attach({"memory": "1GiB"}))
-        assert refused(hooks[1].attach({"memory": "1MiB"})).reason is Reason.NOT_ALLOWED
+        assert refused(hooks[1].attach({"memory": "1MiB"})).reason is Reason.LIMIT_REACHED
         for hook in hooks:
             hook.close()
 

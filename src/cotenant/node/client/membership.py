@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from cotenant.errors import PeerError, WorldError
+from cotenant.errors import ConfigError, PeerError, WorldError
 from cotenant.gate.grant import Grant, Kind
 from cotenant.node import wire
 from cotenant.node.client.configured import is_operators_node, operator_remedy
@@ -44,6 +44,8 @@ class RefusedError(WorldError):
         self.message = f"the node refused {subject}: {reject.detail}"
         super().__init__(self.message + again)
         self.reject = reject
+        if reject.reason is Reason.NOT_ALLOWED:
+            self.exit_code = ConfigError.exit_code  # another try cannot succeed
 
 
 class StoppedError(WorldError):

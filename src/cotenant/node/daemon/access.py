@@ -70,8 +70,13 @@ class Access:
     def objection(self, peer: PeerIdentity, spec: TenantSpec, present: Sequence[TenantSpec]) -> Reject | None:
         """Return why a peer may not join with this spec; `present` are the other tenants of its user."""
         limits = next((entry.limits for entry in self._limits if entry.applies_to(peer)), None)
-        detail = None if limits is None else _violation(limits, spec, present)
-        return None if detail is None else Reject(Reason.NOT_ALLOWED, f"user {peer.uid} {detail}")
+        if limits is None:
+            return None
+        for reason, others in ((Reason.NOT_ALLOWED, ()), (Reason.LIMIT_REACHED, present)):
+            detail = _violation(limits, spec, others)
+            if detail is not None:
+                return Reject(reason, f"user {peer.uid} {detail}")
+        return None
 
 
 def _violation(limits: LimitsConfig, spec: TenantSpec, present: Sequence[TenantSpec]) -> str | None:

@@ -36,6 +36,9 @@ class Reason(enum.Enum):
     NOT_WRITABLE = "not-writable"
     TOO_MANY = "too-many-requests"
     NOT_ALLOWED = "not-allowed"
+    """The peer may never do this, unless its limits or its role change."""
+    LIMIT_REACHED = "limit-reached"
+    """The tenants of the user reserve all that its limits allow."""
     BAD_FIELD = "bad-field"
 
 

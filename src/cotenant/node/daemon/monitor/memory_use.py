@@ -110,6 +110,7 @@ class MemoryAttribution:
         for key, use in uses.items():
             self._judge(present[key], use, now, is_reconnecting=key in reconnecting)
         self._reported = {key: bypass for key, bypass in self._reported.items() if key in present}
+        self._excess_readings = {key: count for key, count in self._excess_readings.items() if key in present}
         self._ledgers.set_foreign(self._gpu, sum(self.foreign.values()), self.unmatched_bytes)
 
     def _match(self, held_bytes: Mapping[int, int | None], attached: Iterable[int]) -> None:

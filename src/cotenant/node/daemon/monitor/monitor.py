@@ -399,6 +399,7 @@ class DeviceMonitor:
                 expected_ns = detector.check(page, busy_ns, now, limits)
                 if expected_ns is not None:
                     self._post(TenantHung(*key, self._latest_kernel(key), expected_ns, detector.waited_ns))
+                    break  # the event may have ended the tenant and its other processes
 
     def _use_pct(self, process: AttachedProcess, reading: DeviceReading) -> int:
         """Return the device's utilization by a process; the total utilization if the device reports no processes."""
