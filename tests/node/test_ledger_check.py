@@ -300,6 +300,29 @@ def test_end_of_the_owner_does_not_hide_shared_memory(sharing: Sharing) -> None:
     assert sharing.held() == (0, 0)
 
 
+@pytest.mark.parametrize("is_observed", [True, False])
+def test_memory_of_an_ended_owner_counts_once_for_the_tenant_that_has_it_open(
+    sharing: Sharing, is_observed: bool
+) -> None:
+    """Also if the device is read between the end of the owner and the release of its other memory."""
+    exporter, _, other = sharing.hooks
+    if is_observed:
+        sharing.settle()
+    exporter.write(allocated_bytes=1000)
+    exporter.share(0, ShareRole.EXPORT, 7, 600)
+    other.share(0, ShareRole.IMPORT, 7, 0)
+    if is_observed:
+        sharing.settle()
+    owner, user = sharing.sleepers[0].pid, sharing.sleepers[2].pid
+    sharing.end(0)
+    sharing.settle({owner: 1000, user: 600})
+    assert sharing.held() == (1000, 0)
+    sharing.settle({user: 600})
+    assert sharing.held() == (0, 600)
+    sharing.settle({user: 600})
+    assert sharing.held() == (0, 600)
+
+
 def test_freed_export_counts_for_the_tenant_that_has_it_open(sharing: Sharing) -> None:
     exporter, sibling, other = sharing.hooks
     exporter.write(allocated_bytes=1000)

@@ -115,6 +115,16 @@ class _Device:
                 importers.setdefault(key, set()).add(line.tenant)
         return importers
 
+    def left_behind(self) -> dict[int, _Orphan]:
+        """Return by key what ended processes exported, whether the device has released their own memory or not."""
+        of_ended = {
+            key: _Orphan((slot, account.generation), size_bytes)
+            for slot, account in self.accounts.items()
+            for process in account.ended
+            for key, size_bytes in process.exports.items()
+        }
+        return of_ended | self.orphans
+
     def owned(self) -> Iterator[tuple[int, int, _Line, ShareRole]]:
         """Yield key, size, process and role of what the first process that used a key exported.
 
@@ -174,7 +184,7 @@ class LiveLedgers:
             return
         ledger = read_ledger_page(pages)
         if ledger.generation == line.generation:
-            line.ledger = ledger
+            self.observe(gpu, index, ledger)  # it may have exported memory since the last reading
         account = device.account(line.tenant)
         if account is not None and line.ledger is not None:
             account.denied += line.ledger.denied
@@ -380,7 +390,7 @@ class LiveLedgers:
             key for line in device.lines.values() if line.tenant[0] == slot for key, _ in line.shares(ShareRole.IMPORT)
         }
         of_others = {key: size for key, size, line, _ in device.owned() if line.tenant[0] != slot}
-        of_ended = {key: orphan.bytes for key, orphan in device.orphans.items() if orphan.tenant[0] != slot}
+        of_ended = {key: orphan.bytes for key, orphan in device.left_behind().items() if orphan.tenant[0] != slot}
         return min(sum(({**of_others, **of_ended}).get(key, 0) for key in opened), MAX_BYTES)
 
     def _unattributed_bytes(self, device: _Device, line: _Line) -> int:
@@ -390,7 +400,7 @@ class LiveLedgers:
         """
         if line.ledger is None:
             return 0
-        sizes = {key: orphan.bytes for key, orphan in device.orphans.items()}
+        sizes = {key: orphan.bytes for key, orphan in device.left_behind().items()}
         sizes |= {key: size for key, size, _, _ in device.owned()}
         opened = {key for key, _ in line.shares(ShareRole.IMPORT)}
         freed = {key for key, _ in line.shares(ShareRole.ORPHANED)} & device.importers().keys()

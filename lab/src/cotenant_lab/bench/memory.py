@@ -238,8 +238,12 @@ class _MemorySetup:
         devices = read_activity(self._directories).gpus
         return devices[0].ledger if devices else None
 
-    def _largest_difference(self) -> int:
-        """Return the largest difference between ledger and device in a tenant's memory on the device."""
+    def _present_difference(self) -> int:
+        """Return the difference between ledger and device in the memory of all tenants on the device.
+
+        It is not compared by tenant: memory that a killed process had exported counts for a tenant that has it open,
+        and the device's accounts name the tenant that allocated it.
+        """
         slots = {row.tenant.name: row.tenant.grant.slot for row in list_tenants(self._directories).tenants}
         snapshot = self._ledger()
         counters = {
@@ -250,13 +254,13 @@ class _MemorySetup:
             account = snapshot.accounts.get(slots.get(tenant.name, -1)) if snapshot is not None else None
             managed = sum(line.managed_bytes for line in account.lines) if account is not None else 0
             held = account.held_bytes - managed if account is not None else 0
-            difference = max(difference, abs(held - counters.get(tenant.name, 0)))
-        return difference
+            difference += held - counters.get(tenant.name, 0)
+        return abs(difference)
 
     def _difference(self) -> int:
         """Return the difference after the memory of killed processes was released, or after a time limit."""
         end_ns = self._clock.now() + round(_SETTLED_S * 1e9)
-        while (difference := self._largest_difference()) and self._clock.now() < end_ns:
+        while (difference := self._present_difference()) and self._clock.now() < end_ns:
             pause(_LOOK_S)
         return difference
 

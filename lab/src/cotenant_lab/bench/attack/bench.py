@@ -21,7 +21,7 @@ from cotenant_lab.bench.attack.setup import NODE_FLAGS, QUOTA_BYTES, AttackerPro
 ROUNDS: Final = 5
 MODES: Final = ("slices", "mps")
 LARGEST_RATIO: Final = 1.2
-_REPEATS: Final = 2
+_REPEATS: Final = 1
 _SAMPLE_S: Final = 0.05
 _READY_S: Final = 30.0
 _AFTER_DETECTION_NS: Final = 10**9
