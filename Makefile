@@ -9,7 +9,7 @@ NATIVE := CMakeLists.txt $(shell find native -name '*.c' -o -name '*.h' -o -name
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-attack test-fast coverage soak test-gpu native-test check docs reference man wheel release lock clean
+.PHONY: help setup demo test test-lab test-attack test-fast coverage soak test-gpu native-test check docs reference man wheel release lock clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
@@ -41,9 +41,13 @@ demo: $(VENV)/.installed ## run a service and a training job on one software GPU
 TEST_WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist worksteal
 
-test: $(VENV)/.installed ## run every test, including the C tests under ASan and UBSan
-	@echo "test: running every test with $(TEST_WORKERS) workers"
-	@$(PYTEST)
+test: $(VENV)/.installed ## run the tests of the product, including the C tests under ASan and UBSan
+	@echo "test: running the tests of the product with $(TEST_WORKERS) workers"
+	@$(PYTEST) --ignore=tests/lab
+
+test-lab: $(VENV)/.installed ## run the tests of cotenant-lab: benches, studies and baselines
+	@echo "test-lab: running the tests of cotenant-lab with $(TEST_WORKERS) workers"
+	@$(PYTEST) tests/lab
 
 test-attack: $(VENV)/.installed ## run every attack of a hostile tenant, and every command as other users
 	@echo "test-attack: running every attack, and every command as other users, with 2 workers"
