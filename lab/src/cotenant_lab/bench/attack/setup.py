@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -51,6 +52,7 @@ _SERVED: Final = 5
 _SERVING_S: Final = 10.0
 _CLEAR_S: Final = 5.0
 _LOOK_S: Final = 0.02
+_MEMORY_FILES: Final = "/dev/shm"  # noqa: S108  mkstemp creates the file safely
 
 
 class AttackerProcess:
@@ -130,6 +132,7 @@ class AttackSetup(NodeSite):
         super().__init__(home, PRESET, [*NODE_FLAGS, "--mps", "on" if mps else "off"])
         self.mps = mps
         self.origin_ns = self.clock.now()
+        self._log_in_memory = _log_in_memory(home / "service.log")
         served = ["cotenant_lab.programs.service", str(home / "service.log"), str(PERIOD_US), str(self.origin_ns)]
         served += [str(KERNELS), str(KERNEL_NS)]
         self.service = TenantProgram(self, _SERVICE, ["--online", "--memory", "2GiB"], served)
@@ -167,6 +170,8 @@ class AttackSetup(NodeSite):
         self._tail.close()
         super().__exit__(kind, error, traceback)
         self._end_mps()
+        if self._log_in_memory is not None:
+            self._log_in_memory.unlink(missing_ok=True)
 
     def _end_mps(self) -> None:
         """End the MPS daemons of this device, which a node that died has left."""
@@ -337,3 +342,14 @@ def raise_priority(pid: int) -> None:
 def _threads(pid: int) -> Iterator[int]:
     with contextlib.suppress(OSError):
         yield from (int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir())
+
+
+def _log_in_memory(log: Path) -> Path | None:
+    """Make the service's log a file in memory: otherwise a busy disk delays the service when it writes a line."""
+    try:
+        descriptor, name = tempfile.mkstemp(prefix="cotenant-attack-", dir=_MEMORY_FILES)
+    except OSError:
+        return None
+    os.close(descriptor)
+    log.symlink_to(name)
+    return Path(name)

@@ -61,7 +61,7 @@ class AttackContext:
     @property
     def has_time(self) -> bool:
         """Whether the attack has time left."""
-        return monotonic_ns() < self._end_ns
+        return monotonic_ns() < self._end_ns and not self.is_ordered("stop")
 
     def step(self) -> None:
         """Work like a well-behaved tenant for a millisecond."""
