@@ -408,7 +408,12 @@ def test_process_that_forks_while_it_is_killed_leaves_nothing(registry: Registry
     try:
         until(lambda: not members())
     finally:
-        for pid in members():
+        stopped: set[int] = set()
+        while remaining := set(members()) - stopped:  # they may still start others
+            for pid in remaining:
+                os.kill(pid, signal.SIGSTOP)
+            stopped |= remaining
+        for pid in stopped:
             os.kill(pid, signal.SIGKILL)
 
 

@@ -146,11 +146,16 @@ class ProcessTree:
         found: dict[int, None] = {}
         pending = list(roots)
         for parent in pending:
-            for child in self._children(parent):
+            for child in self.children(parent):
                 if child not in found and len(found) < _PROCESSES_LIMIT:
                     found[child] = None
                     pending.append(child)
         return list(found)
+
+    def is_stopped(self, pid: int) -> bool:
+        """Return whether a process is stopped or has ended."""
+        stat = self.stat(pid)
+        return stat is None or stat.state in (*STOPPED, *ENDED)
 
     def processes_in(self, cgroup: str) -> list[int]:
         """Return the processes of a cgroup and of the cgroups below it."""
@@ -162,7 +167,8 @@ class ProcessTree:
                     pids += map(int, file.read_text().split())
         return pids
 
-    def _children(self, pid: int) -> list[int]:
+    def children(self, pid: int) -> list[int]:
+        """Return the children of a process."""
         children: list[int] = []
         with contextlib.suppress(OSError, ValueError):
             for task in (self._proc / str(pid) / "task").iterdir():

@@ -26,7 +26,7 @@ from cotenant.node.daemon.proc import ENDED, STOPPED, ProcessTree, container_of,
 from cotenant.node.model.admission import Reason, Reject
 from cotenant.node.model.peer import NO_DESCRIPTOR, PeerIdentity
 from cotenant.node.ports import Attachment, PageListener, ProcessPage, TenantKey
-from cotenant.runner.clock import monotonic_ns, unix_ns
+from cotenant.runner.clock import monotonic_ns, pause, unix_ns
 from cotenant.runner.live_loop import READ
 from cotenant.units.instant import SECOND_NS, Instant
 
@@ -40,8 +40,11 @@ _GENERATION_NS: Final = (
     1 << 24
 )  # a restarted node continues with later generations unless 60 processes attach per second
 _GENERATIONS: Final = 1 << 32
-_KILL_ROUNDS: Final = 8
+_STOP_LIMIT_NS: Final = SECOND_NS
+"""The longest search for descendants of a tenant that is killed; the node does nothing else meanwhile."""
+_STOP_LOOK_S: Final = 0.001
 _DEPARTED_KEPT: Final = 64
+_HIGHEST_PRIORITY: Final = -20
 
 
 class DescriptorWatcher(Protocol):
@@ -372,39 +375,86 @@ class LiveProcesses:
             is_user = supervisor.pid in self.device_holders or any(root.pid == supervisor.pid for root in roots)
             if is_user or not keep_supervisor:
                 roots.append(supervisor)
-        spared = {os.getpid(), *([] if supervisor is None or supervisor in roots else [supervisor.pid])}
-        stopped: dict[int, int] = {}  # by number: a pidfd
+        stopped: dict[int, int] = {}  # by number: a pidfd of a process that was sent SIGSTOP
         try:
             for root in roots:
+                stopped[root.pid] = os.dup(root.pidfd)
                 _send(root.pidfd, signal.SIGSTOP)
-            for _ in range(_KILL_ROUNDS):
-                if not self._stop_others(tenant, spared, stopped):
-                    break
-            for pidfd in (*(root.pidfd for root in roots), *stopped.values()):
+            if supervisor is not None and supervisor not in roots:
+                self._stop_children(tenant, supervisor.pid, stopped)
+            self._stop_all(tenant, stopped)
+            for pidfd in stopped.values():
                 _send(pidfd, signal.SIGKILL)
         except PermissionError:
             self._report(f"cannot end all processes of the tenant in slot {tenant[0]}: one belongs to another user")
+        except OSError as error:
+            self._report(f"cannot end all processes of the tenant in slot {tenant[0]}: {error.strerror}")
         finally:
             for pidfd in stopped.values():
                 os.close(pidfd)
         self._kill_container(tenant)
 
-    def _stop_others(self, tenant: TenantKey, spared: set[int], stopped: dict[int, int]) -> bool:
-        """Stop further processes of a tenant and add their pidfds; return whether there were any."""
-        roots = {root.pid for root in self._roots() if root.tenant == tenant}
+    def _stop_all(self, tenant: TenantKey, stopped: dict[int, int]) -> None:
+        """Stop the descendants of stopped processes and other processes of the tenant.
+
+        A process that was sent SIGSTOP starts no further fork(). It may be inside one, so its children are complete
+        only when it has stopped.
+        """
+        end_ns = monotonic_ns() + _STOP_LIMIT_NS
+        self._stop_unrelated(tenant, stopped)
+        running = list(stopped)
+        while running and monotonic_ns() < end_ns:
+            with _high_priority():
+                for pid in running:  # grows
+                    running += self._stop_children(tenant, pid, stopped)
+                running += self._stop_unrelated(tenant, stopped)
+            has_stopped = [pid for pid in running if self._tree.is_stopped(pid)]
+            running = [pid for pid in running if pid not in has_stopped]
+            running += [child for pid in has_stopped for child in self._stop_children(tenant, pid, stopped)]
+            if running:
+                pause(_STOP_LOOK_S)
+
+    def _stop_children(self, tenant: TenantKey, parent: int, stopped: dict[int, int]) -> list[int]:
+        """Send SIGSTOP to the children of a tenant's process, except those that joined for another tenant."""
+        roots = {root.pid: root.tenant for root in self._roots()}
+        supervisor = self._supervisors.get(tenant)
+        spared = (os.getpid(), -1 if supervisor is None else supervisor.pid)
+        found = []
+        for child in self._tree.children(parent):
+            if child in stopped or child in spared or roots.get(child, tenant) != tenant:
+                continue
+            before = self._tree.stat(child)
+            pidfd = None if before is None or before.parent != parent else pidfd_of(child)
+            if before is None or pidfd is None:
+                continue
+            after = self._tree.stat(child)
+            if after is None or (after.parent, after.start_ticks) != (parent, before.start_ticks):
+                os.close(pidfd)
+                continue
+            stopped[child] = pidfd
+            found.append(child)
+            _send(pidfd, signal.SIGSTOP)
+        return found
+
+    def _stop_unrelated(self, tenant: TenantKey, stopped: dict[int, int]) -> list[int]:
+        """Send SIGSTOP to processes whose parents have ended.
+
+        The node has seen them as descendants before, or they are in a container of this tenant alone.
+        """
+        supervisor = self._supervisors.get(tenant)
         remembered = [pid for pid, (_, owner) in self._remembered.items() if owner == tenant]
         container = self._sole_container(tenant)
         contained = self._tree.processes_in(container) if container else []
-        is_new = False
-        for pid in dict.fromkeys([*self._tree.descendants([*roots, *remembered]), *remembered, *contained]):
-            if pid in spared or pid in stopped or pid in roots:
+        found = []
+        for pid in dict.fromkeys([*remembered, *contained]):
+            if pid in stopped or (supervisor is not None and pid == supervisor.pid):
                 continue
             pidfd = self._open_own(pid, tenant)
             if pidfd is not None:
                 stopped[pid] = pidfd
+                found.append(pid)
                 _send(pidfd, signal.SIGSTOP)
-                is_new = True
-        return is_new
+        return found
 
     def _open_own(self, pid: int, tenant: TenantKey) -> int | None:
         """Return a pidfd of a process if it is the tenant's, also after the descriptor was opened."""
@@ -491,6 +541,19 @@ class LiveProcesses:
     def _roots(self) -> Iterator[_Root]:
         yield from self.attached()
         yield from self._supervisors.values()
+
+
+@contextlib.contextmanager
+def _high_priority() -> Iterator[None]:
+    """Raise the priority of this thread where that is permitted: processes that only start others must not win."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, _HIGHEST_PRIORITY)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, 0, before)
 
 
 def _send(pidfd: int, number: int) -> None:
