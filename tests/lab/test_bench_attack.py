@@ -8,6 +8,7 @@ import msgspec
 
 from cotenant_lab.bench.attack.attacks import ATTACKS
 from cotenant_lab.bench.attack.bench import MODES, PHASES, AttackRun, summarize
+from cotenant_lab.bench.attack.stalls import corrected, stalled_ns
 
 DOCS = Path(__file__).parents[2] / "docs"
 QUIET = AttackRun(
@@ -77,3 +78,13 @@ def test_every_uncontained_attack_is_documented() -> None:
 def test_bypass_that_the_driver_refused_needs_no_detection() -> None:
     report = summarize(ATTACKS, [run_of(attack="bypass-path", refused=True)], 1, MODES)
     assert (report.undetected, report.refused, report.met["bypass_detected_s_max"]) == (0, 1, True)
+
+
+def test_stalls_of_processors_do_not_count_as_latency() -> None:
+    stalls = [(10, 14), (12, 20), (30, 31), (90, 200)]
+    assert stalled_ns(stalls, 0, 100) == 10 + 1 + 10
+    assert stalled_ns(stalls, 13, 15) == 2
+    latencies = corrected({1: 40, 2: 25, 3: 5}, {1: 0, 2: 100, 3: 300}, stalls, 10)
+    assert latencies == {1: 40 - 11, 2: 10, 3: 5}
+    waiting = corrected({1: 40, 2: 35}, {1: 0, 2: 25}, stalls, 10)
+    assert waiting == {1: 40 - 11, 2: 35 - 11}, "the second request waits for the first"

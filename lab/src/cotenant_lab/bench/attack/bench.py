@@ -16,12 +16,12 @@ from cotenant.node.model.log_event import LogEvent, LogEventKind, LogLevel
 from cotenant.runner.clock import monotonic_ns, pause
 from cotenant.workload.player import quantile
 from cotenant_lab.bench.attack.attacks import ATTACKS, Attack
-from cotenant_lab.bench.attack.setup import NODE_FLAGS, QUOTA_BYTES, AttackerProcess, AttackSetup
+from cotenant_lab.bench.attack.setup import NODE_FLAGS, QUOTA_BYTES, REQUEST_NS, AttackerProcess, AttackSetup
+from cotenant_lab.bench.attack.stalls import StallRecorder, corrected, stalled_ns
 
 ROUNDS: Final = 5
 MODES: Final = ("slices", "mps")
 LARGEST_RATIO: Final = 1.2
-_REPEATS: Final = 1
 _SAMPLE_S: Final = 0.05
 _READY_S: Final = 30.0
 _START_S: Final = 10.0
@@ -84,9 +84,8 @@ class AttackRun(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the driver refused the memory that a bypass requested, so that there was nothing to detect."""
     bytes_past_quota: int = 0
     """Device memory beyond the quota one second after the detection, or at the end if there is none."""
-    repeats: int = 0
-    """How often the run was repeated because its p99 alone was too high: harm by an attack is reproducible, a delay by
-    another machine on the same host is not."""
+    stalled_ms: float = 0.0
+    """For how long a processor of this machine stood still during the run; latencies do not contain this time."""
 
     @property
     def is_harmed(self) -> bool:
@@ -142,8 +141,9 @@ class AttackReport(msgspec.Struct, frozen=True, kw_only=True):
     uncontained: list[str]
     """Attacks that harmed the online tenant and that the hardware cannot contain."""
     not_started: list[str]
-    repeated: int
-    """Runs that were repeated because their p99 alone was too high; without repetitions each would count as harmed."""
+    stalled_ms_p50: float
+    stalled_ms_max: float
+    """For how long a processor of this machine stood still during a run."""
     ratio_p50: float
     ratio_p90: float
     ratio_p99: float
@@ -162,23 +162,26 @@ def bench_attack(
     """Run each attack `rounds` times under each mode, while a service runs without pause."""
     attacks = [attack for attack in ATTACKS if not only or attack.name in only]
     # Both modes run concurrently: most of the time is waiting for processes to start.
-    with ThreadPoolExecutor(len(modes)) as pool:
-        parts = [pool.submit(_run_mode, attacks, rounds, mode, report) for mode in modes]
+    with (
+        tempfile.TemporaryDirectory(prefix="cotenant-stalls-") as home,
+        StallRecorder(Path(home)) as recorder,
+        ThreadPoolExecutor(len(modes)) as pool,
+    ):
+        parts = [pool.submit(_run_mode, attacks, rounds, AttackSites(mode, PHASES, recorder), report) for mode in modes]
         runs = [run for part in parts for run in part.result()]
     return summarize(attacks, runs, rounds, modes)
 
 
-def _run_mode(attacks: Sequence[Attack], rounds: int, mode: str, report: ReportLine) -> list[AttackRun]:
+def _run_mode(attacks: Sequence[Attack], rounds: int, sites: AttackSites, report: ReportLine) -> list[AttackRun]:
     runs: list[AttackRun] = []
-    sites = AttackSites(mode)
     try:
         for number in range(rounds):
             for place, attack in enumerate(attacks, 1):
                 is_last = place == len(attacks)
                 following = attacks[place % len(attacks)] if not is_last or number + 1 < rounds else None
-                run = sites.run(attack, number, following)
+                run = sites.run_once(attack, number, following)
                 runs.append(run)
-                report(f"{mode}, round {number + 1} of {rounds}, {place} of {len(attacks)}: {describe(run)}")
+                report(f"{run.mode}, round {number + 1} of {rounds}, {place} of {len(attacks)}: {describe(run)}")
     finally:
         sites.close()
     return runs
@@ -211,22 +214,15 @@ def describe(run: AttackRun) -> str:
 class AttackSites:
     """The setup in which attacks run one after the other; replaced when an attack has damaged it."""
 
-    def __init__(self, mode: str, phases: Phases = PHASES) -> None:
+    def __init__(self, mode: str, phases: Phases = PHASES, recorder: StallRecorder | None = None) -> None:
         """Start nothing yet."""
         self._mode = mode
+        self._recorder = recorder
         self._phases = phases
         self._stack = contextlib.ExitStack()
         self._setup: AttackSetup | None = None
         self._number = 0
         self._prepared: AttackerProcess | None = None
-
-    def run(self, attack: Attack, round_number: int, following: Attack | None = None) -> AttackRun:
-        """Run one attack; repeat it if only its p99 is too high. `following` is prepared meanwhile."""
-        runs = [self.run_once(attack, round_number, following)]
-        is_excused = attack.reason(mps=self._mode == "mps")
-        while runs[-1].is_harmed and not runs[-1].has_failed and not is_excused and len(runs) <= _REPEATS:
-            runs.append(self.run_once(attack, round_number, following))
-        return msgspec.structs.replace(runs[-1], repeats=len(runs) - 1)
 
     def run_once(self, attack: Attack, round_number: int, following: Attack | None = None) -> AttackRun:
         """Run one attack in a setup that no earlier attack has damaged."""
@@ -237,7 +233,7 @@ class AttackSites:
         attacker = self._attacker(attack)
         if following is not None and not attack.damages:
             self._prepared = self._start(following)
-        run = run_attack(setup, attack, attacker, round_number, self._phases)
+        run = run_attack(setup, attack, attacker, round_number, self._phases, self._recorder)
         if (
             attack.damages
             or run.node_died
@@ -273,7 +269,12 @@ class AttackSites:
 
 
 def run_attack(
-    setup: AttackSetup, attack: Attack, attacker: AttackerProcess, round_number: int, phases: Phases
+    setup: AttackSetup,
+    attack: Attack,
+    attacker: AttackerProcess,
+    round_number: int,
+    phases: Phases,
+    recorder: StallRecorder | None = None,
 ) -> AttackRun:
     """Measure the service with the attacker as a well-behaved neighbour, then while it attacks."""
     node_pid = setup.node_pid
@@ -301,7 +302,14 @@ def run_attack(
     done = [note for note in attacker.notes() if note["what"] == "done"]
     events = setup.new_events()
     detected_s, past_bytes = _detection(attack, attacker.notes("bypass"), events, samples)
-    p99 = [quantile(sorted(one.values()) or [0], 0.99) / 1e6 for one in (baseline, attacked)]
+    stalls = [] if recorder is None else recorder.read()
+    due = setup.due_instants([*baseline, *attacked])
+    latencies_ns = corrected(baseline | attacked, due, stalls, REQUEST_NS)
+    p99 = [
+        quantile(sorted(latencies_ns[number] for number in numbers) or [0], 0.99) / 1e6
+        for numbers in (baseline, attacked)
+    ]
+    begin, end = setup.due_instants([before, last]).values()
     return AttackRun(
         attack=attack.name,
         mode="mps" if setup.mps else "slices",
@@ -324,6 +332,7 @@ def run_attack(
         detected_s=detected_s,
         refused=bool(attacker.notes("bypass-refused")),
         bytes_past_quota=past_bytes,
+        stalled_ms=stalled_ns(stalls, begin, end) / 1e6,
     )
 
 
@@ -376,6 +385,7 @@ def summarize(attacks: Sequence[Attack], runs: Sequence[AttackRun], rounds: int,
     bypasses = [run for run in runs if by_name[run.attack].is_bypass and run.started and not run.refused]
     detected_s = [PHASES.bypass_s if run.detected_s is None else run.detected_s for run in bypasses]
     ratios = sorted(run.ratio for run in runs) or [0.0]
+    stalled = sorted(run.stalled_ms for run in runs) or [0.0]
     not_started = sorted({run.attack for run in runs if not run.started})
     report = AttackReport(
         rounds=rounds,
@@ -390,7 +400,8 @@ def summarize(attacks: Sequence[Attack], runs: Sequence[AttackRun], rounds: int,
         bytes_past_quota_1s_after_detection=max((run.bytes_past_quota for run in runs), default=0),
         uncontained=sorted({run.attack for run in harmed if reasons[run.attack, run.mode]}),
         not_started=not_started,
-        repeated=sum(run.repeats > 0 for run in runs),
+        stalled_ms_p50=_quantile(stalled, 0.5),
+        stalled_ms_max=stalled[-1],
         ratio_p50=_quantile(ratios, 0.5),
         ratio_p90=_quantile(ratios, 0.9),
         ratio_p99=_quantile(ratios, 0.99),

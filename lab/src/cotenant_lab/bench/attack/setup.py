@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -37,6 +37,7 @@ PERIOD_US: Final = 30_000
 KERNELS: Final = 20
 KERNEL_NS: Final = 1_000_000
 """A request takes 20 ms on an idle device: long enough that the host's own delays are small in comparison."""
+REQUEST_NS: Final = KERNELS * KERNEL_NS
 QUOTA_BYTES: Final = 1 << 30
 _QUOTA: Final = "1GiB"
 NODE_FLAGS: Final = (
@@ -265,6 +266,10 @@ class AttackSetup(NodeSite):
             if first <= number <= last:
                 found[number] = took_ns
         return found
+
+    def due_instants(self, numbers: Iterable[int]) -> dict[int, int]:
+        """Return when requests are due."""
+        return {number: self.origin_ns + number * PERIOD_US * 1000 for number in numbers}
 
     def last_served(self) -> int:
         """Return the number of the last request that was answered."""

@@ -26,7 +26,7 @@ def show_attack(console: Console, report: AttackReport) -> None:
     console.print(
         f"p99 over that with a well-behaved neighbour: median {report.ratio_p50:.2f}, 90 % {report.ratio_p90:.2f}, "
         f"99 % {report.ratio_p99:.2f}, largest {report.ratio_max:.2f}; "
-        f"{report.repeated} runs were repeated because of it"
+        f"without stalls of this machine's processors, median {report.stalled_ms_p50:.0f} ms per run"
     )
     for result in report.results:
         if result.uncontained and result.harmed:
