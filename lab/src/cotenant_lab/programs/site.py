@@ -117,16 +117,20 @@ class NodeSite:
         self._node: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        """Start the device and the node."""
+        """Start the device, the node and what else `start` starts."""
         for directory in (self.directories.runtime, self.directories.state):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         manage.create(self.gpus, self._preset, 1, context_bytes=CONTEXT_BYTES)
         try:
-            self.start_node()
+            self.start()
         except CotenantError:
             self.__exit__(None, None, None)
             raise
         return self
+
+    def start(self) -> None:
+        """Start what runs on the device; `__exit__` stops it if this fails."""
+        self.start_node()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import msgspec
 
@@ -142,23 +142,18 @@ class AttackSetup(NodeSite):
         self._event_log: EventLog | None = None
         self._scheduled_pid = 0
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
         """Start everything, and give every user access to the device."""
-        super().__enter__()
-        try:
-            for path in (self.home, self.directories.runtime, self.gpus):
-                path.chmod(path.stat().st_mode | 0o055)
-            manage.socket_of(self.gpus, 0).chmod(0o666)
-            make_shim(self.home / "shim", self.driver, find_nvml(manage.env(self.gpus)))
-            (self.home / "shim").chmod(0o755)
-            self.service.start()
-            self._start_victim()
-            self.await_service()
-            raise_priority(manage.inspect(self.gpus, 0)["pid"])
-        except CotenantError:
-            self.__exit__(None, None, None)
-            raise
-        return self
+        super().start()
+        for path in (self.home, self.directories.runtime, self.gpus):
+            path.chmod(path.stat().st_mode | 0o055)
+        manage.socket_of(self.gpus, 0).chmod(0o666)
+        make_shim(self.home / "shim", self.driver, find_nvml(manage.env(self.gpus)))
+        (self.home / "shim").chmod(0o755)
+        self.service.start()
+        self._start_victim()
+        self.await_service()
+        raise_priority(manage.inspect(self.gpus, 0)["pid"])
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
