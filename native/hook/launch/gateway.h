@@ -12,6 +12,9 @@ struct ct_launch;
 
 /* Accessed with the session's lock held. */
 struct ct_gateway {
+    /* The gate and the process's gate page both begin at a page boundary. A processor takes a load from one for a load of
+     * what was just stored at the same offset of the other, and delays it, which costs 5 ns per launch. */
+    char offset_in_page[2048];
     struct ct_gate gate;
     struct ct_instant instant;
     /* to decide whether a wait for one stream is a wait for all work, and whether only one thread launches */
