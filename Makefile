@@ -9,7 +9,7 @@ NATIVE := CMakeLists.txt $(shell find native -name '*.c' -o -name '*.h' -o -name
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-lab test-attack test-fast coverage soak test-gpu native-test check docs reference man wheel release lock clean
+.PHONY: help setup demo test test-lab test-attack test-kubernetes test-fast coverage soak test-gpu native-test check docs reference man wheel release lock clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
@@ -53,14 +53,20 @@ test-attack: $(VENV)/.installed ## run every attack of a hostile tenant, and eve
 	@echo "test-attack: running every attack, and every command as other users, with 2 workers"
 	@$(BIN)/python -m pytest --quiet --numprocesses 2 --dist worksteal -m attack tests/attack tests/access
 
+# The first run builds Kubernetes, containerd and runc from Go modules, which takes a quarter of an hour on two cores.
+test-kubernetes: $(VENV)/.installed ## run the tests on a real Kubernetes cluster (as root; builds it first)
+	@echo "test-kubernetes: building what is missing, then running tests on a real cluster"
+	@$(BIN)/python -m cotenant_lab.kubernetes build
+	@$(BIN)/python -m pytest --quiet -m kubernetes tests/kubernetes
+
 # Tests that start no process: state machines, policies, formats, predictors, simulators.
 test-fast: $(VENV)/.installed ## run the tests of pure code (under a minute)
 	@echo "test-fast: running tests that start no process, with $(TEST_WORKERS) workers"
-	@COTENANT_EXAMPLES=20 $(PYTEST) --quiet -m "not live and not slow and not attack" --ignore=tests/lab --ignore=tests/lint
+	@COTENANT_EXAMPLES=20 $(PYTEST) --quiet -m "not live and not slow and not attack and not kubernetes" --ignore=tests/lab --ignore=tests/lint
 
 coverage: $(VENV)/.installed ## print how much of the product the tests of pure code execute
 	@echo "coverage: running tests that start no process under coverage"
-	@COTENANT_EXAMPLES=20 $(PYTEST) --quiet -m "not live and not slow and not attack" --ignore=tests/lint \
+	@COTENANT_EXAMPLES=20 $(PYTEST) --quiet -m "not live and not slow and not attack and not kubernetes" --ignore=tests/lint \
 		--cov=cotenant --cov-report=term:skip-covered
 
 # The same tests with as many examples, kills and rounds as fit into an hour or two.
@@ -114,7 +120,7 @@ release: $(VENV)/.installed ## build wheel and sdist of product and lab into dis
 lock: $(BIN)/python ## pin every dependency in requirements.lock
 	@echo "lock: pinning into requirements.lock"
 	@$(BIN)/python -m pip install --quiet uv
-	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra dev --extra serve --generate-hashes --no-annotate \
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra dev --extra serve --extra kubernetes --generate-hashes --no-annotate \
 		--no-emit-index-url --no-emit-find-links $(LOCK_OPTIONS) --output-file requirements.lock pyproject.toml
 
 clean: ## remove what was built; .venv stays

@@ -303,7 +303,7 @@ def refuse(_: FakeNode, connection: Connection) -> None:
 
 
 def violate(_: FakeNode, connection: Connection) -> None:
-    connection.send({"type": "protocol-violation", "detail": "this node speaks version 10 of the protocol, not 9"})
+    connection.send({"type": "protocol-violation", "detail": "this node speaks version 11 of the protocol, not 10"})
 
 
 def send_garbage(_: FakeNode, connection: Connection) -> None:
@@ -316,12 +316,12 @@ def send_huge_frame(_: FakeNode, connection: Connection) -> None:
 
 def send_another_version(node: FakeNode, connection: Connection) -> None:
     node.add(connection)
-    node.send_attached(connection, version=10)
+    node.send_attached(connection, version=11)
 
 
 def send_without_pages(node: FakeNode, connection: Connection) -> None:
     node.add(connection)
-    connection.send({"type": "attached", "version": 9, "slot": 3, "generation": 17, "gpu": 0, "index": 0})
+    connection.send({"type": "attached", "version": 10, "slot": 3, "generation": 17, "gpu": 0, "index": 0})
 
 
 def send_wrong_index(node: FakeNode, connection: Connection) -> None:
@@ -333,7 +333,7 @@ def send_foreign_pages(node: FakeNode, connection: Connection) -> None:
     """Send files that are not the node's pages."""
     node.add(connection)
     descriptors = [os.open("/dev/zero", os.O_RDONLY) for _ in range(3)]
-    answer: dict[str, Any] = {"type": "attached", "version": 9, "slot": 3, "generation": 17, "gpu": 0, "index": 0}
+    answer: dict[str, Any] = {"type": "attached", "version": 10, "slot": 3, "generation": 17, "gpu": 0, "index": 0}
     connection.send({**answer, "process_generation": 1, "epoch": 1, "environment": {}}, descriptors)
     for descriptor in descriptors:
         os.close(descriptor)
@@ -341,7 +341,7 @@ def send_foreign_pages(node: FakeNode, connection: Connection) -> None:
 
 ANSWERS: dict[str, tuple[Answer, str]] = {
     "refusal": (refuse, "the node refused it: COTENANT_KIND is 'x'; use online or offline"),
-    "violation": (violate, "the node refused the request: this node speaks version 10 of the protocol, not 9"),
+    "violation": (violate, "the node refused the request: this node speaks version 11 of the protocol, not 10"),
     "garbage": (send_garbage, "the node's answer cannot be read"),
     "huge frame": (send_huge_frame, "the node's answer cannot be read"),
     "another version": (send_another_version, "the node speaks another version of the protocol"),

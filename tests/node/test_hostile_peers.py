@@ -104,7 +104,11 @@ def test_permissions_of_sockets_and_directories(
     assert stat.S_IMODE(directories.tenant_socket.stat().st_mode) == 0o666
     assert stat.S_IMODE(directories.operator_socket.stat().st_mode) == mode
     assert stat.S_IMODE(directories.runtime.stat().st_mode) == 0o755
-    for path in (path for path in directories.runtime.iterdir() if path.is_dir()):
+    assert [path.name for path in directories.tenant_directory.iterdir()] == ["tenant.sock"]
+    assert stat.S_IMODE(directories.tenant_directory.stat().st_mode) == 0o755, "containers of all users mount it"
+    for path in directories.runtime.iterdir():
+        if not path.is_dir() or path == directories.tenant_directory:
+            continue
         assert stat.S_IMODE(path.stat().st_mode) == 0o700, path
     assert stat.S_IMODE(directories.token_key.stat().st_mode) == 0o600
     assert stat.S_IMODE(directories.state.stat().st_mode) == 0o700

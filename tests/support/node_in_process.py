@@ -97,6 +97,7 @@ class InProcessNode:
         operators: OperatorsConfig = NO_OPERATORS,
         limits: tuple[LimitsConfig, ...] = (),
         burst: int = 10**9,
+        do_pods_need_grant: bool = False,
     ) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="ct-", dir="/tmp"))
         self.directories = Directories(self.home, self.home)
@@ -121,6 +122,7 @@ class InProcessNode:
             self.processes,
             Access(operators, limits, os.geteuid()),
             self.tokens,
+            do_pods_need_grant,
         )
         sockets = ListeningSockets(listen(self.path, 0o666), listen(self.directories.operator_socket, 0o666))
         self._operator_socket = sockets.operator
@@ -169,7 +171,7 @@ class InProcessNode:
             self.clock.now(),
             self.machine.turn,
             self.machine.settings.slots,
-            [],
+            list(self.machine.settings.gpus),
             self.loop.turn_ns.histogram(),
             self.machine.rules,
             self.machine.watches(),

@@ -33,6 +33,7 @@ from cotenant.node.model.admission import Reason, Reject
 from cotenant.node.model.control import AdjustCause, Adjustment, ControlLimits, OnlineShareSetpoint
 from cotenant.node.model.event import (
     SLOTS_LIMIT,
+    DisruptionAnnounced,
     Event,
     EvictionRequested,
     GateChange,
@@ -122,6 +123,7 @@ def specs(draw: st.DrawFn) -> TenantSpec:
         draw(amounts),
         draw(st.sampled_from(Limit)),
         draw(st.none() | task_uses),
+        draw(st.sampled_from(["", "0f1e-22", "0f1e-22/33-44"])),
     )
 
 
@@ -215,6 +217,7 @@ events: st.SearchStrategy[Event] = st.one_of(
     st.builds(TenantDrained, small, small),
     st.builds(MemoryRequested, small, small, amounts, st.lists(st.tuples(small, amounts), max_size=3).map(tuple)),
     st.builds(EvictionRequested, small, small, st.booleans(), st.lists(names, max_size=3).map(tuple), amounts),
+    st.builds(DisruptionAnnounced, small, small, st.booleans(), small, small, st.booleans(), amounts),
     st.builds(QuitRequested, small, amounts),
     st.builds(TenantSuspended, small, st.booleans(), texts),
     st.builds(TenantRestored, small, st.booleans(), texts),

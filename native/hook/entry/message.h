@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { CT_MESSAGE_VERSION = 9, CT_FRAME_MAX_BYTES = 64 << 10, CT_FRAME_LENGTH_BYTES = 4 };
+enum { CT_MESSAGE_VERSION = 10, CT_FRAME_MAX_BYTES = 64 << 10, CT_FRAME_LENGTH_BYTES = 4 };
 
 /* ---- writing ------------------------------------------------------------------------------------------------------ */
 

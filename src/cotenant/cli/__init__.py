@@ -64,6 +64,9 @@ COMMANDS: Final[dict[str, tuple[CommandEntry, ...]]] = {
         CommandEntry("jobs", "jobs", "List the jobs of a cluster."),
         CommandEntry("cancel", "jobs", "Cancel jobs of a cluster."),
     ),
+    "Kubernetes": (
+        CommandEntry("kubernetes", "kubernetes", "Run the parts of cotenant in a Kubernetes cluster, and check them."),
+    ),
     "Simulation": (
         CommandEntry("simulate", "simulate", "Run a scenario under a simulated clock."),
         CommandEntry("replay", "simulate", "Replay a journal and compare every decision with the recorded one."),

@@ -17,6 +17,7 @@ from cotenant.cluster.model.event import (
     NodeDrained,
     NodeGone,
     NodeReport,
+    PoolSet,
     QuotaSet,
     StartJob,
     StopJob,
@@ -58,6 +59,8 @@ def _describe_request(event: ClusterEvent) -> str:
             return f"{spec.user} submits {spec.name}: {_spec(spec)}"
         case JobCancelled(job=job):
             return f"{job} is wanted no more"
+        case PoolSet(pool=pool, nodes=nodes):
+            return f"pool {pool} has {counted(len(nodes), 'node')}"
         case QuotaSet(quota=quota):
             return f"{quota.user} may have {counted(quota.gpus, 'GPU')} at weight {quota.weight}"
         case _:

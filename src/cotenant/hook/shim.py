@@ -55,6 +55,11 @@ def null_driver() -> Path:
     return _installed(f"{_PREFIX}idle-{__version__}.so")
 
 
+def image_check() -> Path:
+    """Return the program with which a container runtime finds out whether an image can load the hook."""
+    return _installed(f"cotenant-image-check-{__version__}")
+
+
 def _installed(name: str) -> Path:
     path = Path(_native.__file__).parent / "_hook" / name
     if not path.exists():

@@ -29,6 +29,7 @@ from cotenant.node.model.action import (
 )
 from cotenant.node.model.control import Adjustment
 from cotenant.node.model.event import (
+    DisruptionAnnounced,
     Event,
     EvictionRequested,
     GateChange,
@@ -256,6 +257,8 @@ def _measurement(event: Event) -> str:
             return f"control proposes for GPU {adjustment.gpu} online share {describe_adjustment(adjustment)}"
         case TenantDrained(slot=slot, generation=generation):
             return f"slot {slot}/{generation} is drained"
+        case DisruptionAnnounced(slot=slot, generation=generation, is_deleted=is_deleted):
+            return f"the pod of slot {slot}/{generation} {'is deleted' if is_deleted else 'is marked as disrupted'}"
         case _:
             return _memory_or_daemon(event)
 

@@ -33,6 +33,14 @@ class Directories(msgspec.Struct, frozen=True):
         return self.runtime / "tenant.sock"
 
     @property
+    def tenant_directory(self) -> Path:
+        """A directory with a link to the tenant socket and nothing else, to be mounted in containers.
+
+        A container that has mounted the socket itself would keep the socket of a node that has ended.
+        """
+        return self.runtime / "tenant"
+
+    @property
     def operator_socket(self) -> Path:
         """The Unix socket at which operators may do everything."""
         return self.runtime / "operator.sock"
@@ -41,6 +49,11 @@ class Directories(msgspec.Struct, frozen=True):
     def token_key(self) -> Path:
         """The key of the tokens of tenants, in a directory that only the node's user may enter."""
         return self.runtime / "private" / "token.key"
+
+    @property
+    def revoked_tokens(self) -> Path:
+        """The tokens of pods that were revoked."""
+        return self.runtime / "private" / "revoked.json"
 
     @property
     def lock(self) -> Path:
@@ -271,3 +284,17 @@ def listen(path: Path, mode: int, group_id: int = -1) -> socket.socket:
     path.chmod(mode)
     listener.listen(256)
     return listener
+
+
+def link_socket(path: Path, directory: Path) -> None:
+    """Create a link to a socket in a directory that everybody may enter, or replace the link to an earlier socket."""
+    try:
+        directory.mkdir(mode=0o755, exist_ok=True)
+        directory.chmod(0o755)
+        temporary = directory / f".{path.name}"
+        temporary.unlink(missing_ok=True)
+        os.link(path, temporary)
+        temporary.replace(directory / path.name)
+        temporary.unlink(missing_ok=True)  # a rename between two links to the same file leaves both
+    except OSError as error:
+        raise WorldError(f"cannot link {path} in {directory}: {error.strerror}; repair the directory") from None

@@ -19,10 +19,19 @@ from cotenant.node.model.control import OnlineShareSetpoint
 from cotenant.node.model.event import Detail, Ending, GateChange
 from cotenant.node.model.gpu import Gpu
 from cotenant.node.model.protection import GpuWatch
-from cotenant.node.model.tenant import Amount, Departure, Name, Priority, SharePpm, TenantSpec, TenantView
+from cotenant.node.model.tenant import (
+    Amount,
+    Departure,
+    Name,
+    PodText,
+    Priority,
+    SharePpm,
+    TenantSpec,
+    TenantView,
+)
 from cotenant.units.histogram import Histogram
 
-VERSION: Final = 9
+VERSION: Final = 10
 FRAME_LIMIT_BYTES: Final = 64 << 10
 """The largest frame that a peer may send; the node's answers may be larger."""
 ANSWER_LIMIT_BYTES: Final = 32 << 20
@@ -90,6 +99,43 @@ class IssueToken(Message, frozen=True, tag="issue-token"):
     version: int
     spec: TenantSpec
     valid_ns: Amount
+
+
+class IssuePodToken(Message, frozen=True, tag="issue-pod-token"):
+    """Request for a token with which all processes of the pod in `spec.pod` belong to one tenant with this spec.
+
+    It is valid until it is revoked, also over restarts of the node. The same spec always has the same token.
+    """
+
+    version: int
+    spec: TenantSpec
+
+
+class RevokePodToken(Message, frozen=True, tag="revoke-pod-token"):
+    """Request that no process may join with this token of a pod any more; attached processes stay."""
+
+    version: int
+    token: Text
+
+
+class AnswerPod(Message, frozen=True, tag="answer-pod"):
+    """The spec with which the processes of a waiting pod join, or (`refusal` not empty) why they may not."""
+
+    version: int
+    pod: PodText
+    spec: TenantSpec | None
+    refusal: Detail = ""
+
+
+class AnnounceDisruption(Message, frozen=True, tag="announce-disruption"):
+    """The pod of a tenant that awaits a notice is being deleted, or (`is_deleted` false) the node may end it."""
+
+    version: int
+    slot: int
+    generation: int
+    is_deleted: bool
+    grace_ns: Amount = 0
+    """Time until the kubelet kills the program of a deleted pod."""
 
 
 class Leave(Message, frozen=True, tag="leave"):
@@ -258,6 +304,10 @@ class Token(Message, frozen=True, tag="token"):
     token: str
 
 
+class Done(Message, frozen=True, tag="done"):
+    """The request was carried out."""
+
+
 class Refusal(Message, frozen=True, tag="refusal"):
     """The request was refused."""
 
@@ -297,6 +347,8 @@ class TenantList(Message, frozen=True, tag="tenant-list"):
     """Online shares of the devices on which they are adjusted."""
     is_restricted: bool = False
     """Whether only the tenants of the caller are listed."""
+    waiting_pods: list[str] = []
+    """The uids of pods whose processes wait for `answer-pod`; for operators only."""
 
 
 class NodeStatus(Message, frozen=True, tag="node-status"):
@@ -363,7 +415,7 @@ class Restore(Message, frozen=True, tag="restore"):
     """Move the program's memory back to the device."""
 
 
-Command: TypeAlias = Pause | SetPriority | SetShare | SetObjective | SetRules | EvictTenants
+Command: TypeAlias = Pause | SetPriority | SetShare | SetObjective | SetRules | EvictTenants | AnnounceDisruption
 """A request that changes something while the node runs."""
 ServiceRequest: TypeAlias = GetStatus | Reload
 """A request about the daemon itself."""
@@ -371,7 +423,7 @@ ParentReport: TypeAlias = Leave | Quit | SuspendResult | RestoreResult | Restart
 """A message of a tenant's parent about its own tenant."""
 TenantRequest: TypeAlias = Join | Resume | Attach | OwnGrant | ListTenants | GetSnapshot | GetStatus | ParentReport
 """A message that every peer may send."""
-OperatorRequest: TypeAlias = Command | IssueToken | Reload
+OperatorRequest: TypeAlias = Command | IssueToken | IssuePodToken | RevokePodToken | AnswerPod | Reload
 """A request that only operators may send."""
 Request: TypeAlias = TenantRequest | OperatorRequest
 Push: TypeAlias = Signal | Suspend | Restore
@@ -383,6 +435,7 @@ Answer: TypeAlias = (
     | OwnGrantAnswer
     | Activity
     | Token
+    | Done
     | Refusal
     | SlotReleased
     | Confirmation

@@ -30,6 +30,8 @@ Label = Annotated[str, msgspec.Meta(max_length=128)]
 Text = Annotated[str, msgspec.Meta(max_length=TEXT_LIMIT)]
 Gang = Annotated[int, msgspec.Meta(ge=1, le=GANG_LIMIT)]
 Priority = Annotated[int, msgspec.Meta(ge=-100, le=100)]
+QueuePriority = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
+"""Priority of a waiting job: any 32-bit number, as the value of a PriorityClass of Kubernetes."""
 Weight = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 """Fair-share weight of a user."""
 
@@ -43,6 +45,8 @@ class GpuCondition(enum.Enum):
     OVERLIMIT = "overlimit"
     """The node evicts offline work from the GPU."""
     DISABLED = "disabled"
+    UNREPORTED = "of a silent node"
+    """The node sent no report for too long; a report never has this value."""
 
 
 class OnlineUse(Value, frozen=True):
@@ -93,7 +97,7 @@ class JobSpec(Value, frozen=True):
     """GPU types that the job can use; empty: any."""
     min_share_ppm: Part = 0
     """The job is not started on a GPU that offers a smaller part of its SMs."""
-    priority: Priority = 0
+    priority: QueuePriority = 0
     """Higher goes first; a job is never preempted by a job of higher priority."""
     avoid: tuple[Name, ...] = ()
     """Online tenants with which it must not share a GPU, and groups of jobs with which it must not share a node."""
@@ -104,6 +108,12 @@ class JobSpec(Value, frozen=True):
     """Working directory, where the job also keeps what it needs to continue after an eviction."""
     retries: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 3
     """Failures of its program that are retried; an eviction does not count as a failure."""
+    gang: Label = ""
+    """Jobs with the same gang are started together, on any nodes, or not at all; empty: none."""
+    gang_size: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
+    """Jobs of the gang that must exist before any of them is started."""
+    pool: Label = ""
+    """Set of nodes (`PoolSet`) to which the job is restricted; empty: any node."""
 
 
 class JobState(enum.Enum):

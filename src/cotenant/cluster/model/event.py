@@ -62,6 +62,8 @@ class NodeDrained(Value, frozen=True, tag="node-drained"):
     node: Name
     on: bool
     peer: int = 0
+    keeps_jobs: bool = False
+    """Whether the jobs of the node stay; it only gets no new ones."""
 
 
 class JobSubmitted(Value, frozen=True, tag="job-submitted"):
@@ -83,6 +85,13 @@ class QuotaSet(Value, frozen=True, tag="quota-set"):
 
     quota: Quota
     peer: int = 0
+
+
+class PoolSet(Value, frozen=True, tag="pool-set"):
+    """The nodes of a pool. A pool without nodes is forgotten; jobs that name it wait."""
+
+    pool: Name
+    nodes: tuple[Name, ...]
 
 
 class ClusterWoke(Value, frozen=True, tag="cluster-woke"):
@@ -192,6 +201,8 @@ class ClusterRestored(Value, frozen=True, tag="cluster-restored"):
     them."""
     no_round_before: Instant = 0
     """Earliest next round of a cluster that lost a part of its journal: attempts may run that it does not know."""
+    pools: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Nodes of each pool."""
 
 
 ClusterEvent: TypeAlias = (
@@ -203,5 +214,6 @@ ClusterEvent: TypeAlias = (
     | JobSubmitted
     | JobCancelled
     | QuotaSet
+    | PoolSet
     | ClusterWoke
 )

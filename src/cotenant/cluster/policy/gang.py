@@ -7,6 +7,7 @@ hours of waiting, a node is reserved until enough of its GPUs are free.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import sqrt
 from typing import Final
 
@@ -38,6 +39,39 @@ def place_gangs(inputs: Round, jobs: Array, is_free: Array, price: Array) -> lis
         elif inputs.jobs.waited_ns[job] >= patience_ns:
             unplaced.append(kind)
     _keep_nodes(inputs, unplaced, is_free)
+    return pairings
+
+
+def place_together(inputs: Round, gangs: Sequence[Sequence[int]], is_free: Array) -> list[Pairing]:
+    """Place each list of jobs as a whole, on any nodes, or not at all, and update `is_free`.
+
+    For the first one that has waited beyond the patience without enough GPUs, the free GPUs that suit it are
+    reserved: they stay free in this round.
+    """
+    if not gangs:
+        return []
+    nodes = _Nodes(inputs, is_free, np.zeros(inputs.weight.shape[1], np.float32))
+    needed = inputs.job_kinds.gpus[inputs.jobs.kind]
+    patience_ns = patience_in(0 if inputs.sizes is None else len(inputs.sizes))
+    pairings: list[Pairing] = []
+    unplaced: list[Sequence[int]] = []
+    for jobs in gangs:
+        taken: list[Pairing] = []
+        for job in sorted(jobs, key=lambda job: -int(needed[job])):  # the largest first: the smallest fit anywhere
+            kind = int(inputs.jobs.kind[job])
+            gpus = nodes.take(kind)
+            if not gpus:
+                nodes.release([gpu for pairing in taken for gpu in pairing.gpus])
+                if inputs.jobs.waited_ns[list(jobs)].max() >= patience_ns:
+                    unplaced.append(jobs)
+                taken = []
+                break
+            taken.append(Pairing(job, gpus, float(inputs.weight[kind, inputs.gpus.kind[list(gpus)]].min())))
+        pairings += taken
+    for jobs in unplaced[:1]:
+        kinds = inputs.jobs.kind[list(jobs)]
+        suits = (inputs.weight[kinds] > 0).any(axis=0)[inputs.gpus.kind] & is_free
+        is_free[np.flatnonzero(suits)[: int(needed[list(jobs)].sum())]] = False
     return pairings
 
 
@@ -91,6 +125,13 @@ class _Nodes:
         for changed in self._changed.values():
             changed.append(node)
         return gpus
+
+    def release(self, gpus: Sequence[int]) -> None:
+        """Make GPUs that were taken free again."""
+        self._is_free[list(gpus)] = True
+        changed_nodes = np.searchsorted(self._names, self._round.gpus.node[list(gpus)]).tolist()
+        for changed in self._changed.values():
+            changed.extend(changed_nodes)
 
     def _fresh(self, kind: int) -> Array:
         """Return the value of each node for this kind; only nodes from which GPUs were taken are computed anew."""

@@ -24,6 +24,7 @@ from cotenant.cluster.model.event import (
     NodeGone,
     NodeReport,
     NodeSnapshot,
+    PoolSet,
     QuotaSet,
 )
 from cotenant.cluster.state.attempts import ClusterState
@@ -56,6 +57,7 @@ class ClusterMachine(ClusterState):
             NodeGone: nodes.gone,
             NodeDrained: nodes.drained,
             QuotaSet: self._quota,
+            PoolSet: self._pool,
             ClusterStarted: self._started,
             ClusterRestored: self._restored,
         }
@@ -149,6 +151,7 @@ class ClusterMachine(ClusterState):
             job_table.users.accounted_at,
             inventory.priced(),
             self.no_round_before,
+            tuple((pool, tuple(sorted(nodes))) for pool, nodes in sorted(inventory.pools.items())),
         )
 
     def _restored(self, event: ClusterRestored, now: Instant) -> list[ClusterAction]:
@@ -161,6 +164,8 @@ class ClusterMachine(ClusterState):
         users, inventory = self.job_table.users, self.inventory
         users.quotas = {quota.user: quota for quota in event.quotas}
         users.used, users.accounted_at = dict(event.used), event.accounted
+        for pool, nodes in event.pools:
+            inventory.set_pool(pool, nodes)
         for saved in event.nodes:
             node = Node(saved.node, saved.epoch, saved.gpus, saved.last_report)
             node.is_drained, node.is_silent, node.strays = saved.is_drained, saved.is_silent, saved.strays
@@ -256,3 +261,8 @@ class ClusterMachine(ClusterState):
         self.job_table.users.quotas[event.quota.user] = event.quota
         self.request_early_round(now)
         return self.answer(event.peer)
+
+    def _pool(self, event: PoolSet, now: Instant) -> list[ClusterAction]:
+        self.inventory.set_pool(event.pool, event.nodes)
+        self.request_early_round(now)
+        return []

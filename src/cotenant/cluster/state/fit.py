@@ -14,6 +14,8 @@ def why_not(inventory: ClusterInventory, job_table: JobTable, job: Job, node: No
         return f"it needs {spec.gpus} GPUs"
     if job.state is JobState.WAITING and job_table.users.remaining(spec.user) < spec.gpus:
         return f"the quota of {spec.user} is held"
+    if spec.pool and spec.pool not in node.pools:
+        return "the job is restricted to other nodes"
     for gpu in gpus:
         if gpu >= len(node.gpus) or not inventory.open[node.base + gpu]:
             return "it is not open"

@@ -113,6 +113,14 @@ def _user_checks(state: ClusterState) -> list[tuple[str, object, object]]:
         ("GPUs of users", state.job_table.users.held, {user: gpus for user, gpus in held.items() if gpus}),
         ("names that are avoided", state.inventory.avoided, dict(avoided)),
         ("particular jobs", sorted(state.job_table.particular), sorted(job.spec.name for job in particular)),
+        (
+            "gangs",
+            {gang: sorted(members) for gang, members in state.job_table.gangs.items()},
+            {
+                gang: sorted(job.spec.name for job in alive if job.spec.gang == gang)
+                for gang in {job.spec.gang for job in alive if job.spec.gang}
+            },
+        ),
         ("silent nodes", state.silent, sum(node.is_silent for node in _nodes(state))),
     ]
 
@@ -135,7 +143,10 @@ def _inventory_checks(state: ClusterState) -> list[tuple[str, object, object]]:
             [] if inventory.is_stale else kinds,
             []
             if inventory.is_stale
-            else [gpu_kind(node.gpus[gpu], inventory.avoided, exact=inventory.is_small) for node, gpu in gpus],
+            else [
+                gpu_kind(node.gpus[gpu], inventory.avoided, exact=inventory.is_small, pools=node.pools)
+                for node, gpu in gpus
+            ],
         ),
         (
             "prices of kinds without GPUs",

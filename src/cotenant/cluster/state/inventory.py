@@ -37,6 +37,7 @@ class Node:
         "is_silent",
         "last_report",
         "name",
+        "pools",
         "rank",
         "strays",
     )
@@ -54,6 +55,8 @@ class Node:
         """By GPU: the job to which it is allocated, or for which it is reserved."""
         self.strays: tuple[int, ...] = ()
         """GPUs on which attempts run that are not wanted here."""
+        self.pools: tuple[str, ...] = ()
+        """Pools to which it belongs, in the order of their names."""
         self.base = 0
         self.rank = 0
 
@@ -80,6 +83,8 @@ class ClusterInventory:
         """Price of each kind in the last round; 0 for a kind without GPUs."""
         self.avoided: dict[str, int] = {}
         """Online tenants with which unfinished jobs must not share a GPU, with the number of such jobs."""
+        self.pools: dict[str, frozenset[str]] = {}
+        """Names of the nodes of each pool; a node that has not joined yet may be among them."""
         self.is_stale = False
         """Whether kinds must be computed anew before they are used."""
 
@@ -94,11 +99,12 @@ class ClusterInventory:
         """Add a node."""
         was_small = self.is_small
         self.nodes[node.name] = node
+        node.pools = self._pools_of(node.name)
         node.rank = len(self.ranked)
         node.base = len(self.kind)
         self.ranked.append(node)
         for report in node.gpus:
-            self.kind.append(self._enter(report))
+            self.kind.append(self._enter(report, node))
             self.rank.append(node.rank)
             self.open.append(0)
         self.refresh(node)
@@ -125,7 +131,7 @@ class ClusterInventory:
 
     def _update_gpu(self, node: Node, index: int, report: GpuReport) -> bool:
         position = node.base + index
-        kind = gpu_kind(report, self.avoided, exact=self.is_small)
+        kind = gpu_kind(report, self.avoided, exact=self.is_small, pools=node.pools)
         new_number = self.kind_of.get(kind)
         old_number = self.kind[position]
         if new_number != old_number:
@@ -155,6 +161,19 @@ class ClusterInventory:
             else:
                 del self.avoided[name]
 
+    def set_pool(self, pool: str, nodes: Iterable[str]) -> None:
+        """Set the nodes of a pool; a pool without nodes is forgotten."""
+        self.pools[pool] = frozenset(nodes)
+        if not self.pools[pool]:
+            del self.pools[pool]
+        for node in self.ranked:
+            pools = self._pools_of(node.name)
+            if pools != node.pools:
+                node.pools, self.is_stale = pools, True
+
+    def _pools_of(self, node: str) -> tuple[str, ...]:
+        return tuple(sorted(pool for pool, nodes in self.pools.items() if node in nodes))
+
     def settle(self) -> None:
         """Recompute kinds if they are stale, and remove kinds without GPUs if there are many."""
         if self.is_stale:
@@ -163,7 +182,7 @@ class ClusterInventory:
             exact = self.is_small
             for node in self.ranked:
                 for index, report in enumerate(node.gpus):
-                    kind = gpu_kind(report, self.avoided, exact=exact)
+                    kind = gpu_kind(report, self.avoided, exact=exact, pools=node.pools)
                     if self.kind_of.get(kind) != self.kind[node.base + index]:
                         self._drop(self.kind[node.base + index])
                         self.kind[node.base + index] = self._enter_kind(kind)
@@ -173,8 +192,8 @@ class ClusterInventory:
     def _is_free(self, node: Node, index: int) -> bool:
         return index not in node.busy and index not in node.strays and node.takes_jobs
 
-    def _enter(self, report: GpuReport) -> int:
-        return self._enter_kind(gpu_kind(report, self.avoided, exact=self.is_small))
+    def _enter(self, report: GpuReport, node: Node) -> int:
+        return self._enter_kind(gpu_kind(report, self.avoided, exact=self.is_small, pools=node.pools))
 
     def _enter_kind(self, kind: GpuKind) -> int:
         number = self.kind_of.get(kind)

@@ -209,6 +209,8 @@ class JobTable:
         """Characters in the specifications of all jobs."""
         self.particular: dict[str, Job] = {}
         """Jobs on a node that have a group or avoid one."""
+        self.gangs: dict[str, dict[str, Job]] = {}
+        """Unfinished jobs of each gang, by name."""
         self.users = Users()
         self.next_number = 0
         self.kinds: list[JobKind] = []
@@ -243,6 +245,8 @@ class JobTable:
             return
         if job.spec.avoid:
             self._inventory.avoid(job.spec.avoid, 1)
+        if job.spec.gang:
+            self.gangs.setdefault(job.spec.gang, {})[job.spec.name] = job
         self._take_row(job)
         self._queue(job)
 
@@ -256,6 +260,10 @@ class JobTable:
             self.over[job.spec.name] = job
             if job.spec.avoid:
                 self._inventory.avoid(job.spec.avoid, -1)
+            if job.spec.gang:
+                del self.gangs[job.spec.gang][job.spec.name]
+                if not self.gangs[job.spec.gang]:
+                    del self.gangs[job.spec.gang]
             self._free_row(job)
         else:
             self._queue(job)

@@ -31,6 +31,8 @@ class GpuKind(NamedTuple):
     online: tuple[UseKey, ...]
     named: tuple[str, ...]
     """Online tenants with which some job must not share a GPU."""
+    pools: tuple[str, ...] = ()
+    """Pools to which its node belongs."""
 
 
 class JobKind(NamedTuple):
@@ -44,10 +46,11 @@ class JobKind(NamedTuple):
     min_share_ppm: int
     avoid: tuple[str, ...]
     group: str
+    pool: str = ""
 
 
-def gpu_kind(report: GpuReport, avoided: Mapping[str, int], *, exact: bool) -> GpuKind:
-    """Return the kind of a GPU."""
+def gpu_kind(report: GpuReport, avoided: Mapping[str, int], *, exact: bool, pools: tuple[str, ...] = ()) -> GpuKind:
+    """Return the kind of a GPU whose node belongs to these pools."""
     online = report.online
     uses: tuple[UseKey, ...] = ()
     named: tuple[str, ...] = ()
@@ -60,14 +63,22 @@ def gpu_kind(report: GpuReport, avoided: Mapping[str, int], *, exact: bool) -> G
         step = report.memory_bytes // _MEMORY_STEPS or 1
         free_bytes -= free_bytes % step
     step = WHOLE_PPM // _OFFER_STEPS
-    return GpuKind(report.type, report.offer_ppm // step * step, free_bytes, uses, named)
+    return GpuKind(report.type, report.offer_ppm // step * step, free_bytes, uses, named, pools)
 
 
 def job_kind(spec: JobSpec, *, was_tried: bool) -> JobKind:
     """Return the kind of a job. A job without a profile that never ran has no learned corrections."""
     profile = spec.profile or (spec.name if was_tried else "")
     return JobKind(
-        spec.use, profile, spec.memory_bytes, spec.gpus, spec.types, spec.min_share_ppm, spec.avoid, spec.group
+        spec.use,
+        profile,
+        spec.memory_bytes,
+        spec.gpus,
+        spec.types,
+        spec.min_share_ppm,
+        spec.avoid,
+        spec.group,
+        spec.pool,
     )
 
 

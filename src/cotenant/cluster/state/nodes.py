@@ -76,7 +76,7 @@ class Nodes:
         if node.is_drained != event.on:
             node.is_drained = event.on
             self._release_reservations(node)
-            if event.on:
+            if event.on and not event.keeps_jobs:
                 for job in node.attempts.values():
                     actions += state.stop(job, "its node is drained", now)
             if state.inventory.refresh(node):

@@ -155,6 +155,8 @@ def possible_pairs(jobs: Sequence[JobKind], gpus: Sequence[GpuKind]) -> Array:
             if kind.types not in fits:
                 fits[kind.types] = np.isin(types, kind.types)
             possible[row] &= fits[kind.types]
+        if kind.pool:
+            possible[row] &= [kind.pool in gpu.pools for gpu in gpus]
         if kind.avoid:
             possible[row] &= [not any(name in gpu.named for name in kind.avoid) for gpu in gpus]
     return possible

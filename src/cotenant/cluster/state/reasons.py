@@ -10,6 +10,7 @@ import numpy as np
 
 from cotenant.cluster.model.cluster import GpuCondition, JobState
 from cotenant.cluster.state.attempts import ClusterState
+from cotenant.cluster.state.gangs import gang_needs, missing_members
 from cotenant.cluster.state.inventory import Node
 from cotenant.cluster.state.jobs import Job
 from cotenant.cluster.state.kinds import GpuKind, JobKind
@@ -45,10 +46,14 @@ class Reasons:
                 )
             held = counted(users.held.get(spec.user, 0), "GPU")
             return f"{spec.user} holds {held} of a quota of {quota}{previous}"
+        if spec.gang and (missing := missing_members(self._state.job_table, spec.gang)):
+            return missing + previous
         if job.kind not in self._of_kind:
             if len(self._of_kind) >= _KINDS_LIMIT:
                 return _TURN + previous
             self._of_kind[job.kind] = self._why_not_kinds(self._state.job_table.kinds[job.kind])
+        if spec.gang and self._of_kind[job.kind] == _TURN:
+            return gang_needs(self._state.job_table, spec.gang) + previous
         return self._of_kind[job.kind] + previous
 
     def is_only_its_turn(self, job: Job) -> bool:
@@ -105,6 +110,8 @@ def why_not_kind(job: JobKind, gpu: GpuKind) -> str:
         return "with too little memory free"
     if job.min_share_ppm > gpu.offer_ppm:
         return "with too small a share on offer"
+    if job.pool and job.pool not in gpu.pools:
+        return "on nodes that its node selector, affinity or tolerations exclude"
     if any(name in gpu.named for name in job.avoid):
         return "with an online tenant that it avoids"
     return ""

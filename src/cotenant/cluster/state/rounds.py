@@ -13,8 +13,10 @@ import numpy as np
 from cotenant.cluster.model.cluster import JobState
 from cotenant.cluster.model.event import Answer, ClusterAction, StartJob, StopJob
 from cotenant.cluster.policy import ROUNDS
-from cotenant.cluster.policy.round import GpuKinds, Gpus, JobKinds, Jobs, Round, RoundPlan, priority_factors
+from cotenant.cluster.policy.round import GpuKinds, Gpus, JobKinds, Jobs, Pairing, Round, RoundPlan, priority_factors
 from cotenant.cluster.state.fit import why_not
+from cotenant.cluster.state.gangs import complete_gangs, is_startable, plan_with_gangs
+from cotenant.cluster.state.inventory import Node
 from cotenant.cluster.state.jobs import Job
 from cotenant.cluster.state.pair_weights import WeightTable
 from cotenant.cluster.state.queue_window import eligible_rows
@@ -74,6 +76,8 @@ def plan_round(machine: ClusterState, prepared: PreparedRound) -> RoundPlan:
     If prices of the last round were too high and left GPUs unused, plan again without them.
     """
     plan = ROUNDS[machine.settings.place].plan
+    if machine.job_table.gangs and any(job.spec.gang for job in prepared.jobs):
+        return plan_with_gangs(plan, prepared.round, [job.spec.gang for job in prepared.jobs])
     planned = plan(prepared.round)
     if prepared.round.price is not None and planned.value < _NEAR * planned.bound:
         planned = plan(prepared.round._replace(price=None))
@@ -84,7 +88,7 @@ def prepare_round(machine: ClusterState, now: Instant) -> PreparedRound | None:
     """Return the jobs that may be started or moved, and the open GPUs; None: there is nothing to decide."""
     inventory, job_table, settings = machine.inventory, machine.job_table, machine.settings
     gpus = np.flatnonzero(np.frombuffer(inventory.open, np.uint8)) if len(inventory) else np.zeros(0, np.int64)
-    rows = eligible_rows(machine, gpus, now)
+    rows = complete_gangs(machine.job_table, eligible_rows(machine, gpus, now))
     running = _movable(machine, now) if settings.moves_limit and len(rows) < len(gpus) else []
     if not len(gpus) or not len(rows) + len(running):
         return None
@@ -135,14 +139,16 @@ def commit(machine: ClusterState, prepared: PreparedRound, planned: RoundPlan, n
     """Carry out the pairings that are still valid and discard the others."""
     inventory = machine.inventory
     actions: list[ClusterAction] = []
-    for pairing in planned.pairings:
-        job = prepared.jobs[pairing.job]
-        positions = [int(prepared.gpus[gpu]) for gpu in pairing.gpus]
-        node = inventory.ranked[inventory.rank[positions[0]]]
-        gpus = tuple(sorted(gpu - node.base for gpu in positions))
-        if any(inventory.rank[gpu] != node.rank for gpu in positions) or why_not(
-            inventory, machine.job_table, job, node, gpus
-        ):
+    started_gangs: dict[str, bool] = {}
+    placements = [_placement(machine, prepared, pairing) for pairing in planned.pairings]
+    for job, node, gpus in placements:
+        gang = job.spec.gang
+        if gang and gang not in started_gangs:
+            started_gangs[gang] = is_startable(
+                inventory, machine.job_table, [placement for placement in placements if placement[0].spec.gang == gang]
+            )
+        is_discarded = not started_gangs[gang] if gang else bool(why_not(inventory, machine.job_table, job, node, gpus))
+        if is_discarded:
             machine.discarded += 1
         elif job.state is JobState.WAITING:
             machine.placed += 1
@@ -160,6 +166,16 @@ def commit(machine: ClusterState, prepared: PreparedRound, planned: RoundPlan, n
     return actions
 
 
+def _placement(machine: ClusterState, prepared: PreparedRound, pairing: Pairing) -> tuple[Job, Node, tuple[int, ...]]:
+    """Return the job, node and GPUs of a pairing; no GPUs if those are on several nodes."""
+    inventory = machine.inventory
+    positions = [int(prepared.gpus[gpu]) for gpu in pairing.gpus]
+    node = inventory.ranked[inventory.rank[positions[0]]]
+    is_one_node = all(inventory.rank[gpu] == node.rank for gpu in positions)
+    gpus = tuple(sorted(gpu - node.base for gpu in positions)) if is_one_node else ()
+    return prepared.jobs[pairing.job], node, gpus
+
+
 def _movable(machine: ClusterState, now: Instant) -> list[Job]:
     """Return the jobs that have run on one GPU for at least a round, so that their speed is known.
 
@@ -175,6 +191,7 @@ def _movable(machine: ClusterState, now: Instant) -> list[Job]:
         for job in node.attempts.values()
         if job.state is JobState.RUNNING
         and job.spec.gpus == 1
+        and not job.spec.gang
         and job.started <= since
         and job.gpus[0] < len(node.gpus)
     ]

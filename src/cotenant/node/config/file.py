@@ -111,6 +111,13 @@ class NodeConfig(Section, frozen=True):
             description="a tenant whose objective no GPU is predicted to meet: admit it and warn, or refuse it",
         ),
     ] = "warn"
+    pods: Annotated[
+        str,
+        Meta(
+            pattern=r"^(any|granted)\Z",
+            description="processes in Kubernetes pods may join like all others (any), or only with a claim (granted)",
+        ),
+    ] = "any"
 
     def settings(
         self,

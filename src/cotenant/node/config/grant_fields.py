@@ -17,6 +17,8 @@ from cotenant.units.toml import decode_quantity, explain_value
 
 FIELDS: Final = ("kind", "priority", "slo", "memory", "share", "task", "name")
 TOKEN_FIELD: Final = "token"  # noqa: S105  the name of the field
+_SOCKET_FIELD: Final = "socket"
+"""Only the hook reads it."""
 _BARE_NUMBER: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
 
 
@@ -31,6 +33,8 @@ def merge_fields(fields: Mapping[str, str], grant: str) -> dict[str, str]:
         if not text or text.startswith("#"):
             continue
         key, equals, value = (part.strip() for part in text.partition("="))
+        if equals and key == _SOCKET_FIELD:
+            continue
         if not equals or key not in (*FIELDS, TOKEN_FIELD):
             known = ", ".join((*FIELDS, TOKEN_FIELD))
             raise ConfigError("COTENANT_GRANT", text[:80], f"line {number} must be key = value, with one of {known}")

@@ -105,6 +105,9 @@ class ProtectConfig(Section, frozen=True):
     online_first: Annotated[
         DurationNs, Meta(description="how long offline tenants wait for online ones to return after an MPS server died")
     ] = DurationNs(PROTECT.online_first_ns)
+    pod_notice: Annotated[
+        DurationNs, Meta(description="how long a pod's tenant waits, paused, for its eviction before the node ends it")
+    ] = DurationNs(PROTECT.pod_notice_ns)
     probe: Annotated[
         str,
         Meta(

@@ -13,13 +13,15 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from cotenant.errors import ConfigError, PeerError
+from cotenant.errors import ConfigError, PeerError, WorldError
 from cotenant.gate.grant import Grant
 from cotenant.node import wire
 from cotenant.node.config.grant_fields import TOKEN_FIELD, merge_fields, spec_of_fields
 from cotenant.node.daemon.access import Access
 from cotenant.node.daemon.connection import AttachedAt, PeerConnection, close_descriptor
-from cotenant.node.daemon.tokens import Tokens
+from cotenant.node.daemon.proc import pod_of
+from cotenant.node.daemon.tokens import LOOKUP_TOKEN, POD_TOKEN_PREFIX, Tokens
+from cotenant.node.daemon.waiting_pods import WaitingAttach, WaitingPods
 from cotenant.node.model.action import SignalKind
 from cotenant.node.model.admission import Reason, Reject
 from cotenant.node.model.event import Event, PeerLost, TenantJoined, TenantLeft, TenantResumed, TenantSuspended
@@ -33,6 +35,12 @@ PROCESSES_PER_TENANT: Final = 64
 PROCESSES_PER_USER: Final = 192
 """Of the 256 processes of a device, so that one user cannot keep out all others."""
 _VISIBLE_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
+_OTHER_POD: Final = "COTENANT_TOKEN belongs to another pod; a claim is of one pod, so give each pod a claim of its own"
+_NO_ANSWER: Final = "no kubelet plugin has said what this pod may use; see the log of: cotenant kubernetes plugin"
+NEEDS_GRANT: Final = (
+    "a process in a Kubernetes pod joins with the grant of a resource claim (node.pods = granted); "
+    "give the container a claim for a GPU, and do not change COTENANT_GRANT"
+)
 
 
 class NodeServices(NamedTuple):
@@ -49,6 +57,8 @@ class NodeServices(NamedTuple):
     processes: Processes
     access: Access
     tokens: Tokens
+    do_pods_need_grant: bool = False
+    """Whether a process in a Kubernetes pod may only join with what an operator granted to its pod."""
 
 
 class Replies(NamedTuple):
@@ -66,14 +76,6 @@ class Replies(NamedTuple):
     """Returns why a user's limits forbid a join."""
 
 
-class _Waiting(NamedTuple):
-    """An attach that waits until its tenant has joined."""
-
-    connection: PeerConnection
-    message: wire.Attach
-    descriptor: int
-
-
 class _Member:
     """A tenant whose processes joined by themselves."""
 
@@ -89,7 +91,7 @@ class _Member:
         self.token = ""
         self.tenant: TenantKey | None = None
         self.is_pending = True
-        self.waiting: list[_Waiting] = []
+        self.waiting: list[WaitingAttach] = []
 
     def may_take(self, peer: PeerIdentity, fields: Mapping[str, str]) -> bool:
         """Return whether a process that the registry does not know yet belongs to this tenant, which joins now."""
@@ -112,16 +114,16 @@ class Attaching:
         self._services = services
         self._replies = replies
         self._members: dict[int, _Member] = {}
+        self.pods = WaitingPods()
 
     # -- an attach -------------------------------------------------------------------------------------------------
 
     def handle(self, connection: PeerConnection, message: wire.Attach, descriptor: int) -> None:
         """Attach a process; it owns the descriptor of its pages from now on."""
-        waiting = _Waiting(connection, message, descriptor)
+        waiting = WaitingAttach(connection, message, descriptor)
         try:
             fields = merge_fields(message.fields, message.grant)
-            token = message.token or fields.get(TOKEN_FIELD, "")
-            fields.pop(TOKEN_FIELD, None)
+            token = self._token_of(message.token, fields.pop(TOKEN_FIELD, ""))
             found = self._find(connection.identity, fields, token)
             if isinstance(found, _Member):
                 self._add(found, waiting)
@@ -133,6 +135,11 @@ class Attaching:
                 self._join(waiting, fields, token)
         except ConfigError as error:
             self._refuse(waiting, Reject(Reason.BAD_FIELD, str(error)))
+
+    def _token_of(self, own: str, granted: str) -> str:
+        """Return the token that counts: the process's own, unless its tenant has left and the grant has another."""
+        parsed = self._services.tokens.read(own) if own and granted else None
+        return granted if not own or (parsed is not None and self._view(parsed.tenant) is None) else own
 
     def _find(self, peer: PeerIdentity, fields: Mapping[str, str], token: str) -> TenantView | _Member | Reject | None:
         """Return the tenant of a process by token, ancestors, container or process group; None: a new one."""
@@ -157,6 +164,8 @@ class Attaching:
         return None
 
     def _find_by_token(self, peer: PeerIdentity, token: str) -> TenantView | _Member | Reject | None:
+        if token == LOOKUP_TOKEN or token.startswith(POD_TOKEN_PREFIX):
+            return self._find_of_pod(peer, token)
         parsed = self._services.tokens.read(token)
         if parsed is None:
             for member in self._members.values():
@@ -168,7 +177,36 @@ class Attaching:
             return None
         if view.tenant.uid != peer.uid and not self._shares_container(parsed.tenant, peer):
             return Reject(Reason.NOT_ALLOWED, "COTENANT_TOKEN belongs to a tenant of another user; unset it")
+        if view.tenant.spec.pod and view.tenant.spec.pod_uid != pod_of(peer.cgroup):
+            return Reject(Reason.NOT_ALLOWED, _OTHER_POD)
         return self._member_or_view(view, peer, is_self_joined=parsed.is_self_joined)
+
+    def _find_of_pod(self, peer: PeerIdentity, token: str) -> TenantView | _Member | Reject | None:
+        """Return the tenant of a pod, whatever the user of the process; None: it has none yet."""
+        pod = pod_of(peer.cgroup)
+        if token != LOOKUP_TOKEN:
+            spec = self._services.tokens.read_of_pod(token)
+            if spec is None:
+                return None
+            if spec.pod_uid != pod:
+                return Reject(Reason.NOT_ALLOWED, _OTHER_POD)
+            if self._services.tokens.is_revoked(token):
+                return Reject(Reason.NOT_ALLOWED, "the claim of this pod was released, so its processes may not join")
+            pod = spec.pod
+        elif not pod:
+            return Reject(
+                Reason.NOT_ALLOWED, "this grant is for processes in a Kubernetes pod"
+            )
+        for member in self._members.values():
+            if member.spec.pod == pod:
+                return member
+        for view in self._services.tenants():  # after a restart of the node
+            if not view.connected and view.tenant.spec.pod == pod:
+                found = self._member_or_view(view, peer, is_self_joined=True)
+                if isinstance(found, _Member):
+                    found.uid = view.tenant.uid  # the containers of a pod may have several users
+                return found
+        return None
 
     def _shares_container(self, tenant: TenantKey | None, peer: PeerIdentity) -> bool:
         return tenant is not None and self._services.processes.shares_container(tenant, peer)
@@ -183,7 +221,7 @@ class Attaching:
             self._members[member.number] = member
         return view if member is None else member
 
-    def _add(self, member: _Member, waiting: _Waiting) -> None:
+    def _add(self, member: _Member, waiting: WaitingAttach) -> None:
         """Attach a process to a tenant that joined by itself, now or when it has its slot."""
         if not member.is_pending:
             view = None if member.tenant is None else self._view(member.tenant)
@@ -201,23 +239,34 @@ class Attaching:
             pid = waiting.connection.identity.pid if view is None else view.tenant.pid
             self._replies.post(TenantResumed(member.number, pid, member.uid, *member.tenant))
 
-    def _join(self, waiting: _Waiting, fields: Mapping[str, str], token: str) -> None:
+    def _join(self, waiting: WaitingAttach, fields: Mapping[str, str], token: str) -> None:
         """Make a process join as a new tenant."""
         peer, message = waiting.connection.identity, waiting.message
+        if token == LOOKUP_TOKEN:
+            self._wait_for_pod(waiting, pod_of(peer.cgroup))
+            return
         is_known = bool(token) and self._services.tokens.read(token) is not None  # of a tenant that has left
-        spec = self._services.tokens.take(token, self._replies.now())
+        spec = self._services.tokens.take(token, self._replies.now()) or self._services.tokens.read_of_pod(token)
         if token and not is_known and spec is None:
             detail = "COTENANT_TOKEN is not valid: it was used, has expired, or the node restarted; ask for another"
             self._refuse(waiting, Reject(Reason.NOT_ALLOWED, detail))
             return
         if spec is None:
+            if self._services.do_pods_need_grant and pod_of(peer.cgroup):
+                self._refuse(waiting, Reject(Reason.NOT_ALLOWED, NEEDS_GRANT))
+                return
             spec = spec_of_fields(fields, message.command, self._device_named(peer, message.visible))
             objection = self._replies.objection(peer, spec)
             if objection is not None:
                 self._refuse(waiting, objection)
                 return
-        elif not spec.command:
-            spec = msgspec.structs.replace(spec, command=message.command[:COMMAND_LIMIT])
+        self._begin(waiting, spec, fields, token)
+
+    def _begin(self, waiting: WaitingAttach, spec: TenantSpec, fields: Mapping[str, str], token: str) -> None:
+        """Let a new tenant join for a process."""
+        peer = waiting.connection.identity
+        if not spec.command:
+            spec = msgspec.structs.replace(spec, command=waiting.message.command[:COMMAND_LIMIT])
         member = _Member(self._replies.next_number(), peer, spec, fields)
         member.token = token
         self._members[member.number] = member
@@ -225,6 +274,51 @@ class Attaching:
         waiting.connection.awaits_tenant = True
         self._services.on_join(spec)
         self._replies.post(TenantJoined(member.number, peer.pid, peer.uid, spec))
+
+    # -- pods --------------------------------------------------------------------------------------------------------
+
+    def _wait_for_pod(self, waiting: WaitingAttach, pod: str) -> None:
+        if self.pods.add(pod, waiting, self._replies.now()):
+            waiting.connection.awaits_tenant = True
+        else:
+            self._refuse(waiting, Reject(Reason.QUEUE_FULL, "too many pods wait for the kubelet plugin; try again"))
+
+    def answer_operator(
+        self, request: wire.IssuePodToken | wire.RevokePodToken | wire.AnswerPod
+    ) -> wire.Token | wire.Done | wire.Refusal:
+        """Carry out a request about the grants of pods."""
+        tokens = self._services.tokens
+        try:
+            match request:
+                case wire.IssuePodToken(spec=spec) if spec.pod:
+                    return wire.Token(tokens.issue_for_pod(spec))
+                case wire.RevokePodToken(token=token) if tokens.read_of_pod(token) is not None:
+                    tokens.revoke_of_pod(token)
+                case wire.AnswerPod(pod=pod, spec=answer, refusal=refusal) if answer is None or answer.pod_uid == pod:
+                    self._pod_answered(pod, answer, refusal)
+                case wire.RevokePodToken():
+                    pass  # of a key that is gone, so it is not valid
+                case _:
+                    return wire.Refusal(Reject(Reason.BAD_FIELD, "spec.pod must be the uid of the pod"))
+        except WorldError as error:
+            return wire.Refusal(Reject(Reason.NOT_WRITABLE, str(error)))
+        return wire.Done()
+
+    def _pod_answered(self, pod: str, spec: TenantSpec | None, refusal: str) -> None:
+        for waiting in self.pods.take(pod):
+            waiting.connection.awaits_tenant = False
+            found = self._find_of_pod(waiting.connection.identity, LOOKUP_TOKEN)
+            if spec is None or refusal:
+                self._refuse(waiting, Reject(Reason.NOT_ALLOWED, refusal or _NO_ANSWER))
+            elif isinstance(found, _Member):
+                self._add(found, waiting)
+            else:
+                self._begin(waiting, spec, {}, LOOKUP_TOKEN)
+
+    def refuse_unanswered(self, now: Instant) -> None:
+        """Refuse the processes of pods about which no operator has answered in time."""
+        for pod in self.pods.expired(now):
+            self._pod_answered(pod, None, "")
 
     def _device_named(self, peer: PeerIdentity, visible: str) -> str:
         """Return the node's name of the device that a process sees first; empty: any.
@@ -238,7 +332,7 @@ class Attaching:
         gpus = enumerate(self._services.gpus())
         return next((gpu.names(index)[0] for index, gpu in gpus if any(gpu.is_called(n, index) for n in names)), "")
 
-    def _attach(self, waiting: _Waiting, tenant: Tenant) -> None:
+    def _attach(self, waiting: WaitingAttach, tenant: Tenant) -> None:
         """Attach a process to a tenant that has a slot."""
         connection, message, grant = waiting.connection, waiting.message, tenant.grant
         connection.awaits_tenant = False
@@ -285,7 +379,7 @@ class Attaching:
         token = self._services.tokens.of_tenant((grant.slot, grant.generation), is_self_joined=is_self_joined)
         return {**self._services.environment(grant), "COTENANT_TENANT": name, "COTENANT_TOKEN": token}
 
-    def _refuse(self, waiting: _Waiting, reject: Reject) -> None:
+    def _refuse(self, waiting: WaitingAttach, reject: Reject) -> None:
         close_descriptor(waiting.descriptor)
         waiting.connection.awaits_tenant = False
         self._replies.refuse(waiting.connection, reject)
@@ -346,6 +440,8 @@ class Attaching:
         if not connection.awaits_tenant:
             return
         connection.awaits_tenant = False
+        for attach in self.pods.remove(connection):
+            close_descriptor(attach.descriptor)
         for member in list(self._members.values()):
             for entry in [entry for entry in member.waiting if entry.connection is connection]:
                 close_descriptor(entry.descriptor)

@@ -12,12 +12,15 @@ import socket
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
+import msgspec
+
 from cotenant.errors import PeerError
 from cotenant.gate.grant import Grant
 from cotenant.gate.rules import GateRules
 from cotenant.node import wire
-from cotenant.node.daemon.attaching import Attaching, NodeServices, Replies
+from cotenant.node.daemon.attaching import NEEDS_GRANT, Attaching, NodeServices, Replies
 from cotenant.node.daemon.connection import PeerConnection, close_descriptor
+from cotenant.node.daemon.proc import pod_of
 from cotenant.node.daemon.rate_limit import Rate
 from cotenant.node.daemon.request_events import command_event, parent_event
 from cotenant.node.daemon.views import restrict_activity, restrict_list
@@ -201,16 +204,14 @@ class LiveListener:
 
     def next_wakeup(self) -> Instant | None:
         """Return the earliest instant at which a peer's deadline or its wait for its allowance ends."""
-        deadline = next(iter(self._deadlines.values()), None)
-        if not self._throttled:
-            return deadline
-        allowed = min(self._throttled.values())
-        return allowed if deadline is None else min(deadline, allowed)
+        deadlines = (next(iter(self._deadlines.values()), None), self._attaching.pods.next_wakeup())
+        return min((at for at in (*deadlines, *self._throttled.values()) if at is not None), default=None)
 
     def wake(self, now: Instant) -> None:
         """Close the connections whose deadline has passed, and read again from peers that waited."""
         for number in [number for number, deadline in self._deadlines.items() if now >= deadline]:
             self._drop(self._peers[number], "no complete request arrived in time")
+        self._attaching.refuse_unanswered(now)
         for number in [number for number, allowed in self._throttled.items() if now >= allowed]:
             self._throttled.pop(number, None)
             if connection := self._peers.get(number):
@@ -362,6 +363,8 @@ class LiveListener:
         match request:
             case wire.IssueToken(spec=spec, valid_ns=valid_ns):
                 self._handle_issue(peer, spec, valid_ns)
+            case wire.IssuePodToken() | wire.RevokePodToken() | wire.AnswerPod():
+                self._send(peer, self._attaching.answer_operator(request))
             case wire.ListTenants():
                 self._send(peer, self._visible_list(peer))
             case wire.GetSnapshot():
@@ -377,6 +380,7 @@ class LiveListener:
                 | wire.SetObjective()
                 | wire.SetRules()
                 | wire.EvictTenants()
+                | wire.AnnounceDisruption()
             ):
                 self._loop.post(command_event(peer, request))
             case _:
@@ -404,7 +408,10 @@ class LiveListener:
         """Post a join that the user's limits allow; a peer has no deadline while it waits for the decision."""
         if peer.attached is not None or peer.awaits_tenant:
             raise PeerError("a process of a tenant cannot join")
+        is_ungranted = self._services.do_pods_need_grant and bool(pod_of(peer.identity.cgroup))
         objection = self._objection(peer.identity, spec)
+        if is_ungranted or spec.pod:
+            objection = Reject(Reason.NOT_ALLOWED, NEEDS_GRANT)
         if objection is not None:
             self._refuse(peer, objection)
             return
@@ -456,7 +463,7 @@ class LiveListener:
     def _visible_list(self, peer: PeerConnection) -> wire.TenantList:
         full = self._services.tenant_list()
         if peer.is_operator:
-            return full
+            return msgspec.structs.replace(full, waiting_pods=self._attaching.pods.uids())
         own = self._own_keys(peer, (view.tenant for view in full.tenants))
         departed = () if peer.identity.is_foreign else (departure.tenant for departure in full.departed)
         return restrict_list(full, own, self._own_keys(peer, departed))

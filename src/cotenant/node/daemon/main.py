@@ -90,7 +90,8 @@ def serve_node(config: Config, directories: Directories, log: NodeLog, source: C
         on_join=find_gpus,
         processes=monitoring.processes,
         access=access,
-        tokens=Tokens(load_key(directories.token_key)),
+        tokens=Tokens(load_key(directories.token_key), directories.revoked_tokens),
+        do_pods_need_grant=config.node.pods == "granted",
     )
     server = LiveListener(loop, clock, guard.listen(), services, connections)
     ports = NodePorts(server, pages, gates, monitoring.ledgers, monitoring.enforcer())

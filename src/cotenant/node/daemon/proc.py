@@ -24,6 +24,15 @@ _CONTAINER: Final = re.compile(
 """The directory of one container in the cgroups of Docker, Podman, containerd, CRI-O, LXC and systemd-nspawn."""
 
 
+_POD: Final = re.compile(
+    r"^(?:[A-Za-z0-9._]+-)*pod(?P<uid>[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?$"
+)
+"""The directory of a Kubernetes pod, as the kubelet names it with either cgroup driver; systemd's has underscores.
+
+A static pod has a hash of 32 digits instead of a uid.
+"""
+
+
 class ProcessStat(NamedTuple):
     """State, parent, process group and start time of a process."""
 
@@ -59,6 +68,15 @@ def container_of(cgroup: str) -> str:
         if _CONTAINER.match(parts[depth - 1]):
             return "/".join(parts[:depth])
     return ""
+
+
+def pod_of(cgroup: str) -> str:
+    """Return the uid of the Kubernetes pod in a cgroup path; empty if the path is not in a pod.
+
+    The outermost directory counts: a container may be allowed to create directories below its own.
+    """
+    found = (match["uid"] for part in cgroup.split("/") if (match := _POD.match(part)) is not None)
+    return next(found, "").replace("_", "-")
 
 
 def pidfd_of(pid: int) -> int | None:

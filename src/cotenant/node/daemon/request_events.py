@@ -5,6 +5,7 @@ from __future__ import annotations
 from cotenant.node import wire
 from cotenant.node.daemon.connection import PeerConnection
 from cotenant.node.model.event import (
+    DisruptionAnnounced,
     Event,
     EvictionRequested,
     ObjectiveChanged,
@@ -36,6 +37,8 @@ def command_event(peer: PeerConnection, command: wire.Command) -> Event:
             return RulesChanged(peer.number, peer.is_operator, change)
         case wire.EvictTenants(names=names, grace_ns=grace_ns):
             return EvictionRequested(*origin, tuple(names), grace_ns)
+        case wire.AnnounceDisruption(slot=slot, generation=generation, is_deleted=is_deleted, grace_ns=grace_ns):
+            return DisruptionAnnounced(*origin, slot, generation, is_deleted, grace_ns)
 
 
 def parent_event(peer: int, message: wire.ParentReport) -> Event:

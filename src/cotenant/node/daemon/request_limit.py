@@ -9,6 +9,7 @@ from typing import Final
 from cotenant.node.daemon.rate_limit import Rate
 from cotenant.node.model.admission import Reason, Reject
 from cotenant.node.model.event import (
+    DisruptionAnnounced,
     Event,
     EvictionRequested,
     NodeReported,
@@ -47,6 +48,7 @@ _OF_USER: Final = (
     ShareChanged,
     ObjectiveChanged,
     EvictionRequested,
+    DisruptionAnnounced,
 )
 _OF_PEER: Final = (TenantSuspended, TenantRestored, TenantRestarted, QuitRequested)
 

@@ -22,7 +22,7 @@ from cotenant.node.daemon.observer import TurnObserver
 from cotenant.node.daemon.rediscovery import Rediscovery
 from cotenant.node.daemon.request_limit import DroppedRequests, RequestLimiter
 from cotenant.node.daemon.systemd import ServiceManager
-from cotenant.node.directories import Directories, listen
+from cotenant.node.directories import Directories, link_socket, listen
 from cotenant.node.model.admission import Reject
 from cotenant.node.model.event import Event, NodeStopping, SettingsChanged
 from cotenant.node.model.protection import OnBypass
@@ -85,10 +85,12 @@ class NodeGuard:
 
     def listen(self) -> ListeningSockets:
         """Return the listening sockets; everybody may connect to the tenants'."""
-        return ListeningSockets(
+        sockets = ListeningSockets(
             listen(self._directories.tenant_socket, 0o666),
             listen(self._directories.operator_socket, *self._access.socket_mode()),
         )
+        link_socket(self._directories.tenant_socket, self._directories.tenant_directory)
+        return sockets
 
     def begin(
         self,

@@ -297,6 +297,20 @@ class EvictionRequested(Value, frozen=True, tag="eviction-requested"):
     grace_ns: Amount = 0
 
 
+class DisruptionAnnounced(Value, frozen=True, tag="disruption-announced"):
+    """An operator has announced that the pod of a tenant is disrupted; `uid` and `is_owner` as in `TenantsPaused`."""
+
+    peer: int
+    uid: int
+    is_owner: bool
+    slot: int
+    generation: int
+    is_deleted: bool
+    """Whether the pod is being deleted, so that its kubelet sends the signals; else the node may send them."""
+    grace_ns: Amount = 0
+    """Time until the kubelet kills the program."""
+
+
 class QuitRequested(Value, frozen=True, tag="quit-requested"):
     """A tenant's parent was asked to end its program."""
 
@@ -388,6 +402,7 @@ Event: TypeAlias = (
     | MemoryRequested
     | MemoryBypassed
     | EvictionRequested
+    | DisruptionAnnounced
     | QuitRequested
     | TenantSuspended
     | TenantRestored

@@ -108,6 +108,8 @@ class Lifecycle(Value, frozen=True):
     """Whether its memory is on the host: it then holds neither device memory nor reservations."""
     held_bytes: int = 0
     """Device memory that it held when its suspension began; 0: unknown."""
+    awaits_notice: bool = False
+    """Whether the phase waits until an operator has announced the disruption of its pod."""
 
 
 class OnPressure(enum.Enum):
@@ -174,3 +176,5 @@ class ProtectLimits(Value, frozen=True):
     """How long an online tenant waits to join while offline tenants free memory, and a parent may take to suspend."""
     online_first_ns: Duration = 10 * SECOND_NS
     """After an MPS server died, how long offline tenants wait for the online tenants that were there."""
+    pod_notice_ns: Duration = 10 * SECOND_NS
+    """How long a tenant in a pod is paused until its pod is evicted, before the node ends it by itself."""

@@ -21,6 +21,8 @@ COMMAND_LIMIT: Final = 512
 ENDING_LIMIT: Final = 256
 NAME_PATTERN: Final = r"^([A-Za-z0-9][A-Za-z0-9._-]*)?\Z"  # not $, which lets a newline follow
 GPU_PATTERN: Final = r"^[A-Za-z0-9:._/-]*\Z"
+POD_LIMIT: Final = 128
+POD_PATTERN: Final = r"^([A-Za-z0-9][A-Za-z0-9-]*(/[A-Za-z0-9][A-Za-z0-9-]*)?)?\Z"
 NEIGHBOURS_LIMIT: Final = 15
 """Larger counts are reported as this one, so that a join changes nothing for the tenants of a full device."""
 _LARGEST: Final = (1 << 63) - 1
@@ -30,6 +32,7 @@ Amount = Annotated[int, msgspec.Meta(ge=0, le=_LARGEST)]
 SharePpm = Annotated[int, msgspec.Meta(ge=0, le=WHOLE_PPM)]
 Name = Annotated[str, msgspec.Meta(max_length=NAME_LIMIT, pattern=NAME_PATTERN)]
 GpuName = Annotated[str, msgspec.Meta(max_length=NAME_LIMIT, pattern=GPU_PATTERN)]
+PodText = Annotated[str, msgspec.Meta(max_length=POD_LIMIT, pattern=POD_PATTERN)]
 CommandText = Annotated[str, msgspec.Meta(max_length=COMMAND_LIMIT)]
 
 
@@ -54,6 +57,13 @@ class TenantSpec(Value, frozen=True):
     """How its share limits its compute."""
     use: TaskUse | None = None
     """Device use according to its profile; None: not measured yet."""
+    pod: PodText = ""
+    """The uid of its Kubernetes pod, and after a slash that of its claim. Only an operator can set it."""
+
+    @property
+    def pod_uid(self) -> str:
+        """Return the uid of its Kubernetes pod; empty: it is in none."""
+        return self.pod.partition("/")[0]
 
     def __post_init__(self) -> None:
         """Reject contradictory requests, whatever their origin."""

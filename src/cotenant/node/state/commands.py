@@ -9,6 +9,7 @@ from cotenant.gate.rules import Limit
 from cotenant.node.model.action import NO_PEER, Action, Refuse
 from cotenant.node.model.admission import Reason, Reject
 from cotenant.node.model.event import (
+    DisruptionAnnounced,
     EvictionRequested,
     ObjectiveChanged,
     PriorityChanged,
@@ -67,6 +68,17 @@ class OperatorCommands:
         for tenant in tenants:
             actions += self._exits.begin(tenant.grant.slot, why, now, grace_ns=event.grace_ns, may_restart=False)
         return [*actions, self._registry.confirm(event.peer, *tenants)]
+
+    def announce(self, event: DisruptionAnnounced, now: Instant) -> list[Action]:
+        """Continue the exit of a tenant whose pod is evicted; a tenant that has left meanwhile is no error."""
+        tenant = self._registry.of_slot(event.slot, event.generation)
+        if tenant is None:
+            return [self._registry.confirm(event.peer)]
+        found = self._registry.find_tenant(tenant.name, event.uid, is_owner=event.is_owner)
+        if isinstance(found, Reject):
+            return [Refuse(self._context.turn, event.peer, found)]
+        actions = self._exits.announced(tenant, now, is_deleted=event.is_deleted, grace_ns=event.grace_ns)
+        return [*actions, self._registry.confirm(event.peer, tenant)]
 
     def set_priority(self, event: PriorityChanged, now: Instant) -> list[Action]:
         """Change a tenant's priority."""

@@ -16,6 +16,7 @@ from cotenant.node.model.action import NO_PEER, Action, RecordPlacement, Refuse,
 from cotenant.node.model.admission import Plan, Reason, Reject
 from cotenant.node.model.event import (
     DEPARTED_LIMIT,
+    DisruptionAnnounced,
     Event,
     EvictionRequested,
     GpuFaulted,
@@ -96,6 +97,7 @@ class NodeMachine:
                 handler(RulesChanged, commands.set_rules),
                 handler(OnlineShareProposed, online_shares.adjust),
                 handler(EvictionRequested, commands.evict),
+                handler(DisruptionAnnounced, commands.announce),
                 handler(QuitRequested, self._quit),
                 handler(GpusFound, self._gpus_found),
                 handler(GpuSampled, devices.sampled),

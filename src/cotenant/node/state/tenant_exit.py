@@ -50,6 +50,8 @@ class TenantExits:
         tenant = self._with_cause(
             tenant, why, now, grace_ns or tenant.spec.grace_ns or limits.grace_ns, may_restart=may_restart
         )
+        if tenant.spec.pod:
+            return self._await_notice(tenant, now)
         if not drain or tenant.grant.gpu == NO_GPU:
             return self._terminate(tenant, now)
         return self._step(tenant, ExitPhase.DRAINING, now, now + limits.drain_ns)
@@ -107,6 +109,23 @@ class TenantExits:
         self._registry.set_lifecycle(tenant, shorter)
         return []
 
+    def _await_notice(self, tenant: Tenant, now: Instant) -> list[Action]:
+        """Pause the tenant of a pod until an operator has asked Kubernetes to evict the pod, for a limited time.
+
+        A signal before that would count as a failure of the pod's job.
+        """
+        until_ns = now + self._context.settings.limits.pod_notice_ns
+        return self._step(tenant, ExitPhase.DRAINING, now, until_ns, ignores_drain=True, awaits_notice=True)
+
+    def announced(self, tenant: Tenant, now: Instant, *, is_deleted: bool, grace_ns: Duration) -> list[Action]:
+        """Continue the exit of a tenant whose pod is deleted by its kubelet, or may be signalled by the node."""
+        if not tenant.lifecycle.awaits_notice:
+            return []
+        if not is_deleted:
+            return self._terminate(tenant, now)
+        is_connected = tenant.grant.slot in self._registry.peer_of
+        return self._step(tenant, ExitPhase.TERMINATING, now, now + grace_ns if is_connected else NEVER)
+
     # -- progress --------------------------------------------------------------------------------------------------
 
     def drained(self, tenant: Tenant, now: Instant) -> list[Action]:
@@ -138,6 +157,8 @@ class TenantExits:
                 return self._terminate(tenant, now)
             case ExitPhase.KILLED:
                 return self._kill(tenant, now)
+            case ExitPhase.DRAINING if tenant.lifecycle.awaits_notice:
+                return self._await_notice(tenant, now)
             case phase:
                 wait_ns = (
                     max(limits.drain_ns, limits.fault_grace_ns) if tenant.lifecycle.ignores_drain else limits.drain_ns
@@ -151,7 +172,7 @@ class TenantExits:
     def restarted(self, tenant: Tenant, now: Instant) -> list[Action]:
         """Handle a restarted program: a fault of the old program does not concern the new one."""
         lifecycle = tenant.lifecycle
-        if lifecycle.phase is ExitPhase.DRAINING and lifecycle.ignores_drain:
+        if lifecycle.phase is ExitPhase.DRAINING and lifecycle.ignores_drain and not lifecycle.awaits_notice:
             self._registry.set_lifecycle(tenant, Lifecycle(since_ns=now, turn=self._context.turn))
             return []
         return self.resumed(tenant, now)
@@ -159,9 +180,17 @@ class TenantExits:
     # -- phases -----------------------------------------------------------------------------------------------------
 
     def _step(
-        self, tenant: Tenant, phase: ExitPhase, now: Instant, until_ns: Instant, *, ignores_drain: bool = False
+        self,
+        tenant: Tenant,
+        phase: ExitPhase,
+        now: Instant,
+        until_ns: Instant,
+        *,
+        ignores_drain: bool = False,
+        awaits_notice: bool = False,
     ) -> list[Action]:
-        changed = {"phase": phase, "since_ns": now, "until_ns": until_ns, "ignores_drain": ignores_drain}
+        flags = {"ignores_drain": ignores_drain, "awaits_notice": awaits_notice}
+        changed = {"phase": phase, "since_ns": now, "until_ns": until_ns, **flags}
         self._registry.set_lifecycle(tenant, msgspec.structs.replace(tenant.lifecycle, **changed))
         return []
 
@@ -184,6 +213,7 @@ class TenantExits:
         since_ns = lifecycle.since_ns if lifecycle.phase is ExitPhase.KILLED else now
         wait_ns = max(self._context.settings.limits.obey_ns, min(max(now - since_ns, _MIN_REPEAT_NS), _MAX_REPEAT_NS))
         killed = {"phase": ExitPhase.KILLED, "since_ns": since_ns, "until_ns": now + wait_ns, "ignores_drain": False}
+        killed |= {"awaits_notice": False}
         self._registry.set_lifecycle(tenant, msgspec.structs.replace(lifecycle, **killed))
         return [self._kill_action(tenant)]
 

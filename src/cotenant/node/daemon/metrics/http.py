@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, TypeAlias
 
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -36,6 +36,8 @@ _HINT: Final = b"cotenant: the metrics are at /metrics\n"
 
 
 MakePage: TypeAlias = Callable[[], Iterator[bytes]]
+MakeText: TypeAlias = Callable[[], tuple[str, str]]
+"""Returns a status line, such as "200 OK", and a text."""
 
 
 class _Client:
@@ -55,9 +57,15 @@ class MetricsListener:
     """Accepts connections, reads a request head, answers and closes."""
 
     def __init__(
-        self, loop: IoLoop, clock: Clock, listener: socket.socket, page: Callable[[], Iterator[bytes]]
+        self,
+        loop: IoLoop,
+        clock: Clock,
+        listener: socket.socket,
+        page: MakePage,
+        texts: Mapping[str, MakeText] | None = None,
     ) -> None:
-        """Serve on this listening socket the chunks that `page` yields."""
+        """Serve on this listening socket the chunks that `page` yields, and `texts` at further paths."""
+        self._texts = {path.encode(): text for path, text in (texts or {}).items()}
         self._loop = loop
         self._clock = clock
         self._listener = listener
@@ -150,7 +158,11 @@ class MetricsListener:
             return "400 Bad Request", _PLAIN_TEXT, b""
         if words[0] not in (b"GET", b"HEAD"):
             return "405 Method Not Allowed", _PLAIN_TEXT, b""
-        if words[1].split(b"?", 1)[0] != b"/metrics":
+        path = words[1].split(b"?", 1)[0]
+        if path in self._texts:
+            status, text = self._texts[path]()
+            return status, _PLAIN_TEXT, text.encode()
+        if path != b"/metrics":
             return "404 Not Found", _PLAIN_TEXT, _HINT
         return _OK, CONTENT_TYPE_LATEST, b"" if words[0] == b"HEAD" else None
 

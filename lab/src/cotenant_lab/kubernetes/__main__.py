@@ -1,0 +1,58 @@
+"""`python -m cotenant_lab.kubernetes build|up|remove`: build the programs, run a cluster, remove old clusters."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+
+from cotenant.errors import ConfigError, CotenantError
+from cotenant_lab.kubernetes import binaries, leftovers
+from cotenant_lab.kubernetes.cluster import TEMPORARY, TestCluster
+
+
+def main() -> int:
+    """Run one of the commands and return its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m cotenant_lab.kubernetes", description=__doc__)
+    parser.add_argument("command", choices=["build", "up", "remove"])
+    parser.add_argument("--nodes", type=int, default=1, help="up: number of nodes, 1 to 100 (default 1)")
+    parser.add_argument("--image", type=Path, action="append", default=[], help="up: docker archive to import")
+    options = parser.parse_args()
+    try:
+        if options.command == "build":
+            binaries.build(list(binaries.MODULES), _report)
+            binaries.build_pause(_report)
+        elif options.command == "remove":
+            for name in leftovers.remove_abandoned(TEMPORARY):
+                print(f"removed {name}")
+        else:
+            _up(options)
+    except CotenantError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _up(options: argparse.Namespace) -> None:
+    if not 1 <= options.nodes <= 100:
+        raise ConfigError("--nodes", options.nodes, "choose 1 to 100")
+    for image in options.image:
+        if not image.is_file():
+            raise ConfigError("--image", str(image), "is not a file: name a docker archive")
+    stopping = (signal.SIGINT, signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_BLOCK, stopping)
+    with TestCluster(options.nodes, images=options.image, report=_report) as cluster:
+        print(f"export KUBECONFIG={cluster.kubeconfig}")
+        print(f"logs: {cluster.logs}; Ctrl-C removes the cluster", flush=True)
+        signal.sigwait(stopping)
+    for text in cluster.leftovers():
+        print(f"left: {text}")
+
+
+def _report(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""Placement controller: the cluster state machine behind the Kubernetes API."""

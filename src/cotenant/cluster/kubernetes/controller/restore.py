@@ -1,0 +1,170 @@
+"""Rebuild the state machine from the lists of the API.
+
+A gated pod waits. A gated pod with a pinned claim was about to be released when the previous controller ended: its
+start is continued if its GPU is still free and healthy, and if every waiting member of its gang has a claim. A pod
+without gate and with a pinned claim is where the claim says. Nothing else is needed, so there is no journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from cotenant.cluster.kubernetes.controller.constraints import constraint_of
+from cotenant.cluster.kubernetes.controller.manifests import PinnedGpus
+from cotenant.cluster.kubernetes.controller.mapping import instant_of, job_spec
+from cotenant.cluster.kubernetes.controller.objects import Claim, Pod
+from cotenant.cluster.kubernetes.controller.placement import EPOCH, Placement
+from cotenant.cluster.kubernetes.controller.starts import Phase, Start
+from cotenant.cluster.model.cluster import Attempt, ClusterSettings, GpuCondition, JobReport, JobSpec, JobState
+from cotenant.cluster.model.event import ClusterRestored, JobSnapshot, NodeSnapshot
+from cotenant.errors import ConfigError
+from cotenant.units.instant import Instant
+
+
+class RestoredState(NamedTuple):
+    """State for the machine, and what has to be done before it runs."""
+
+    event: ClusterRestored
+    drained: tuple[str, ...]
+    unused_claims: tuple[Claim, ...]
+    """Claims of gated pods whose start is not continued."""
+
+
+def restore(
+    placement: Placement, settings: ClusterSettings, learned: tuple[tuple[str, str, int, int], ...], now: Instant
+) -> RestoredState:
+    """Return the state that the collected objects imply, and register the starts in `placement`.
+
+    `now` is in Unix nanoseconds, so that the creation of a pod is an instant of the same clock.
+    """
+    view, fleet = placement.view, placement.fleet
+    pods = sorted(view.pods.values(), key=lambda pod: (pod.metadata.creation_timestamp, pod.key))
+    specs = {pod.uid: spec for pod in pods if (spec := _spec(placement, pod)) is not None}
+    taken: set[tuple[str, int]] = set()
+    starts = _released(placement, pods, specs, taken)
+    begun = _begun(placement, pods, specs, taken)
+    snapshots = []
+    for pod in pods:
+        spec = specs.get(pod.uid)
+        start = starts.get(pod.uid) or begun.get(pod.uid)
+        if spec is None or (start is None and not pod.is_gated):
+            continue
+        view.submit(pod.uid, spec)
+        snapshots.append(_snapshot(pod, spec, start, len(snapshots) + 1, now))
+        if start is not None:
+            start.attempt = Attempt(spec.name, len(snapshots))
+            placement.starts.adopt(start)
+    drained = tuple(name for name in fleet.nodes if fleet.is_closed(name))
+    nodes = tuple(
+        NodeSnapshot(record.name, EPOCH, now, record.gpus, is_drained=record.name in set(drained))
+        for record in sorted(fleet.nodes.values(), key=lambda record: record.name)
+    )
+    unused = [
+        view.claims[pod.uid]
+        for pod in pods
+        if pod.is_gated and pod.uid in view.claims and pod.uid not in begun and pod.uid not in starts
+    ]
+    event = ClusterRestored(
+        settings,
+        nodes,
+        tuple(snapshots),
+        (),
+        next_round=now,
+        learned=learned,
+        next_attempt=len(snapshots) + 1,
+        accounted=now,
+        pools=tuple(fleet.changed_pools()),
+    )
+    return RestoredState(event, drained, tuple(unused))
+
+
+def _spec(placement: Placement, pod: Pod) -> JobSpec | None:
+    if not pod.is_gated and not pod.is_offline:
+        return None
+    try:
+        return job_spec(pod, placement.fleet.pool(constraint_of(pod)) if pod.is_gated else "")
+    except ConfigError as error:
+        placement.view.errors[pod.uid] = f"the annotation {error}"
+        return None
+
+
+def _released(
+    placement: Placement, pods: Iterable[Pod], specs: dict[str, JobSpec], taken: set[tuple[str, int]]
+) -> dict[str, Start]:
+    """Return the starts of pods without gate; of two on one GPU, the second is left to the reports of its node."""
+    starts = {}
+    for pod in pods:
+        claim = placement.view.claims.get(pod.uid)
+        if pod.is_gated or claim is None or pod.uid not in specs:
+            continue
+        start = _start_of(placement, pod, claim, specs[pod.uid], taken)
+        if start is not None:
+            start.phase = Phase.RELEASED
+            starts[pod.uid] = start
+    return starts
+
+
+def _begun(
+    placement: Placement, pods: Iterable[Pod], specs: dict[str, JobSpec], taken: set[tuple[str, int]]
+) -> dict[str, Start]:
+    """Return the starts of gated pods that have a claim and are to be continued."""
+    starts: dict[str, Start] = {}
+    gated: dict[str, list[Pod]] = {}
+    for pod in pods:
+        if pod.is_gated and pod.uid in specs:
+            gated.setdefault(specs[pod.uid].gang or pod.uid, []).append(pod)
+    for members in gated.values():
+        tentative = set(taken)
+        found = [
+            _start_of(placement, pod, claim, specs[pod.uid], tentative, must_be_open=True)
+            for pod in members
+            if (claim := placement.view.claims.get(pod.uid)) is not None
+        ]
+        complete = [start for start in found if start is not None]
+        if len(complete) < len(members):
+            continue
+        taken |= tentative
+        for start in complete:
+            start.phase = Phase.CLAIMED
+            starts[start.uid] = start
+    return starts
+
+
+def _start_of(
+    placement: Placement,
+    pod: Pod,
+    claim: Claim,
+    spec: JobSpec,
+    taken: set[tuple[str, int]],
+    *,
+    must_be_open: bool = False,
+) -> Start | None:
+    """Return the start that a claim records; None if its GPUs are unknown, held by another pod, or not open."""
+    record = placement.fleet.nodes.get(claim.node)
+    if record is None:
+        return None
+    gpus = tuple(record.position_of_uuid[uuid] for uuid in claim.gpu_uuids if uuid in record.position_of_uuid)
+    places = {(record.name, gpu) for gpu in gpus}
+    if len(places) != spec.gpus or places & taken:
+        return None
+    if must_be_open:
+        is_healthy = all(record.gpus[gpu].condition is GpuCondition.HEALTHY for gpu in gpus)
+        holders = {gpu for uid, tenant in record.tenants.items() if uid != pod.uid for gpu in tenant.gpus}
+        if not is_healthy or placement.fleet.is_closed(claim.node) or holders.intersection(claim.gpu_uuids):
+            return None
+    taken |= places
+    pinned = PinnedGpus(claim.node, claim.gpu_uuids, min(record.gpus[gpu].free_bytes for gpu in gpus))
+    start = Start(pod.uid, Attempt(spec.name, 0), claim.node, tuple(sorted(gpus)), pinned)
+    start.gang, start.claim = spec.gang, claim
+    return start
+
+
+def _snapshot(pod: Pod, spec: JobSpec, start: Start | None, number: int, now: Instant) -> JobSnapshot:
+    created = min(instant_of(pod.metadata.creation_timestamp) or now, now)
+    if start is None:
+        return JobSnapshot(JobReport(spec, JobState.WAITING, created), since=created)
+    is_released = start.phase is Phase.RELEASED
+    state = JobState.RUNNING if is_released else JobState.STARTING
+    report = JobReport(spec, state, created, number, start.node, start.gpus, started=now)
+    return JobSnapshot(report, since=now, is_known=is_released)

@@ -1,0 +1,159 @@
+"""Translate a pod: its request becomes the name of a claim, claims of its containers, a gate and annotations."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+import msgspec
+
+from cotenant.cluster.kubernetes import names
+from cotenant.cluster.kubernetes.webhook import hami
+from cotenant.cluster.kubernetes.webhook.objects import JsonObject, join_path, list_at, object_at, text_at
+from cotenant.cluster.kubernetes.webhook.pod_request import (
+    Allocation,
+    ContainerIndex,
+    GpuRequest,
+    WebhookSettings,
+    annotation_path,
+    annotations_of,
+    container_at,
+    is_translated,
+    read_request,
+)
+from cotenant.errors import ConfigError
+from cotenant.gate.grant import Kind
+
+_SUFFIX: Final = re.compile(rf"[0-9a-f]{{{names.CLAIM_SUFFIX_DIGITS}}}")
+
+
+class Translation(NamedTuple):
+    """A pod or a Job as it should be, and what its user should know."""
+
+    object: JsonObject
+    warnings: tuple[str, ...] = ()
+
+
+def translate_pod(pod: JsonObject, suffix: str, settings: WebhookSettings) -> Translation:
+    """Return the pod as it should be created; `suffix` makes the name of its claim unique.
+
+    A translated pod is returned as it is, so that the webhook may be called again for the same pod.
+    """
+    request = read_request(pod, settings, of_job=is_of_job(pod))
+    if request is None:
+        return Translation(pod)
+    _check_node_name(pod, request)
+    translated: JsonObject = msgspec.json.decode(msgspec.json.encode(pod))
+    metadata, spec = translated.setdefault("metadata", {}), translated["spec"]
+    metadata["annotations"] = {**annotations_of(pod), **request.annotations}
+    if settings.allocation is Allocation.CLAIM:
+        _add_claim(pod, metadata, spec, suffix)
+    for container in request.containers:
+        _translate_container(container_at(translated, container), request, settings.allocation)
+    if request.kind is Kind.OFFLINE:
+        gates = list_at(spec, "schedulingGates", "spec")
+        if all(gate.get("name") != names.GATE for gate in gates):
+            spec["schedulingGates"] = [*gates, {"name": names.GATE}]
+    return Translation(translated, tuple(_warnings(pod, request)))
+
+
+def validate_pod(pod: JsonObject, settings: WebhookSettings) -> None:
+    """Raise ConfigError unless a pod needs no translation, or was translated and not changed since."""
+    request = read_request(pod, settings, of_job=is_of_job(pod))
+    if request is None:
+        return
+    if translate_pod(pod, "0" * names.CLAIM_SUFFIX_DIGITS, settings).object != pod:
+        annotation = names.ANNOTATION_KIND
+        remedy = (
+            "the pod was not translated, or another admission webhook changed it afterwards; "
+            "check the MutatingWebhookConfiguration of cotenant and its reinvocationPolicy"
+        )
+        raise ConfigError(annotation_path(annotation, ""), request.kind.value, remedy)
+
+
+def validate_pod_update(old: JsonObject, new: JsonObject) -> None:
+    """Raise ConfigError if an update changes what the claim of a pod was made from."""
+    if not is_translated(old):
+        return
+    before, after = annotations_of(old), annotations_of(new)
+    for name in names.ANNOTATIONS:
+        if before.get(name) != after.get(name):
+            remedy = "cannot change after the pod was created, because its claim is immutable; create the pod again"
+            raise ConfigError(annotation_path(name, ""), after.get(name), remedy)
+    old_claim, new_claim = _claim_label(old), _claim_label(new)
+    if old_claim != new_claim:
+        remedy = f"cannot change; it names the claim of the pod, {old_claim}"
+        raise ConfigError(join_path("metadata.labels", names.LABEL_CLAIM), new_claim, remedy)
+
+
+def is_of_job(pod: JsonObject) -> bool:
+    """Return whether a Job creates the pod."""
+    owners = list_at(object_at(pod, "metadata"), "ownerReferences", "metadata")
+    return any(owner.get("kind") == "Job" and owner.get("controller") is True for owner in owners)
+
+
+def _claim_label(pod: JsonObject) -> str:
+    labels = object_at(object_at(pod, "metadata"), "labels", "metadata")
+    return text_at(labels, names.LABEL_CLAIM, "metadata.labels")
+
+
+def _check_node_name(pod: JsonObject, request: GpuRequest) -> None:
+    node = text_at(object_at(pod, "spec"), "nodeName", "spec")
+    if node:
+        remedy = f"a pod of kind {request.kind.value} must pass the scheduler to get its GPU; use spec.nodeSelector"
+        raise ConfigError("spec.nodeName", node, remedy)
+
+
+def _add_claim(pod: JsonObject, metadata: JsonObject, spec: JsonObject, suffix: str) -> None:
+    """Add the name of the claim, or check the one that an earlier call added."""
+    prefix = text_at(metadata, "name", "metadata") or text_at(metadata, "generateName", "metadata")
+    claim = _claim_label(pod)
+    if claim:
+        start = names.claim_name(prefix, "")
+        if not claim.startswith(start) or not _SUFFIX.fullmatch(claim[len(start) :]):
+            remedy = "names the claim of another pod; remove this label and the entry gpu of spec.resourceClaims"
+            raise ConfigError(join_path("metadata.labels", names.LABEL_CLAIM), claim, remedy)
+    else:
+        claim = names.claim_name(prefix, suffix)
+    entry = {"name": names.POD_CLAIM, "resourceClaimName": claim}
+    entries = list_at(spec, "resourceClaims", "spec")
+    for index, existing in enumerate(entries):
+        if existing.get("name") == names.POD_CLAIM and existing != entry:
+            remedy = (
+                "is the name of the claim that the annotations or resources of the pod ask for; "
+                "rename this claim, or remove the annotations of cotenant"
+            )
+            raise ConfigError(f"spec.resourceClaims[{index}].name", names.POD_CLAIM, remedy)
+    if entry not in entries:
+        spec["resourceClaims"] = [*entries, entry]
+    metadata["labels"] = {**object_at(metadata, "labels", "metadata"), names.LABEL_CLAIM: claim}
+
+
+def _translate_container(container: JsonObject, request: GpuRequest, allocation: Allocation) -> None:
+    resources = dict(object_at(container, "resources"))
+    for kind in ("limits", "requests"):
+        amounts = {name: value for name, value in object_at(resources, kind).items() if name not in hami.TRANSLATED}
+        if allocation is Allocation.DEVICE_PLUGIN:
+            amounts[names.EXTENDED_RESOURCE] = str(request.gpus)
+        if amounts or object_at(resources, kind):
+            resources[kind] = amounts
+    if allocation is Allocation.CLAIM:
+        claims = list_at(resources, "claims")
+        if all(claim.get("name") != names.POD_CLAIM for claim in claims):
+            resources["claims"] = [*claims, {"name": names.POD_CLAIM}]
+    container["resources"] = resources
+
+
+def _warnings(pod: JsonObject, request: GpuRequest) -> list[str]:
+    """Return what the user should know about a pod that is accepted."""
+    return [
+        f"{container.path('')}.securityContext.privileged = true: the container can reach every GPU of its node, "
+        "whatever its claim says"
+        for container in request.containers
+        if _is_privileged(pod, container)
+    ]
+
+
+def _is_privileged(pod: JsonObject, container: ContainerIndex) -> bool:
+    context = object_at(container_at(pod, container), "securityContext", container.path(""))
+    return context.get("privileged") is True
