@@ -53,6 +53,10 @@ def test_a_check_of_a_broken_cluster_shows_remedies_and_ends_with_1(tmp_path: Pa
         (["webhook", "--allocation", "magic"], 2, "--allocation = 'magic': choose claim or device-plugin"),
         (["webhook", "--port", "70000"], 2, "--port = '70000': write a port from 0 to 65535"),
         (["webhook", "--port", "x"], 2, "--port = 'x': write a whole number"),
+        (["controller", "--fair", "maybe"], 2, "--fair = 'maybe': choose yes or no"),
+        (["controller", "--round", "10"], 2, "--round = '10': write a number and a unit"),
+        (["controller", "--workers", "-1"], 2, "--workers = '-1': write a whole number"),
+        (["plugin", "--places", "x"], 2, "--places = 'x': write a whole number"),
         (["webhook"], 75, "no Kubernetes API is configured"),
     ],
 )

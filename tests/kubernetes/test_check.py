@@ -223,6 +223,7 @@ def test_a_node_with_sockets_cdi_and_containerd_has_no_problem(short_path: Path)
 
 def test_the_problems_of_a_node_are_found(short_path: Path) -> None:
     config = short_path / "config.toml"
+    found: dict[str, list[CheckResult]] = {}
     for text, level, what in (
         ('[plugins."io.containerd.grpc.v1.cri"]\nenable_cdi = false', Level.BAD, "enable_cdi = false"),
         ("version = 2", Level.NOTE, "does not set enable_cdi"),

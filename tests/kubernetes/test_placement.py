@@ -145,6 +145,7 @@ def test_an_online_pod_gets_an_unpinned_claim() -> None:
             "exactly": {
                 "deviceClassName": names.DEVICE_CLASS,
                 "allocationMode": "ExactCount",
+                "tolerations": [{"key": "cotenant.dev/no-offline", "operator": "Exists"}],
                 "count": 1,
                 "capacity": {"requests": {"memory": "2048Mi", "share": "30"}},
             },

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cotenant.cluster.kubernetes.names import ANNOTATIONS
 from cotenant.cluster.kubernetes.webhook.hami import TRANSLATED
 from cotenant.cluster.kubernetes.webhook.json_patch import difference
-from cotenant.cluster.kubernetes.webhook.pod_request import Allocation, WebhookSettings
+from cotenant.cluster.kubernetes.webhook.pod_request import AllocationMode, WebhookSettings
 from cotenant.cluster.kubernetes.webhook.review import mutate, validate
 from cotenant.errors import PeerError
 from tests.support.admission_reviews import RESOURCES, answer_of, apply_patch, patch_of, review_of
@@ -58,7 +58,10 @@ PODS = st.fixed_dictionaries(
     }
 )
 SETTINGS = st.builds(
-    WebhookSettings, st.sampled_from(Allocation), st.booleans(), st.sampled_from([(), (1 << 34,), (1 << 34, 1 << 35)])
+    WebhookSettings,
+    st.sampled_from(AllocationMode),
+    st.booleans(),
+    st.sampled_from([(), (1 << 34,), (1 << 34, 1 << 35)]),
 )
 
 
@@ -87,7 +90,7 @@ def test_an_accepted_pod_is_stable_and_valid(value: Any, settings: WebhookSettin
             resources = container.get("resources") or {}
             amounts = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
             left = {name for name, amount in amounts.items() if name in TRANSLATED and amount not in ("0", 0, None)}
-            assert left <= ({"cotenant.dev/gpu"} if settings.allocation is Allocation.DEVICE_PLUGIN else set())
+            assert left <= ({"cotenant.dev/gpu"} if settings.allocation is AllocationMode.DEVICE_PLUGIN else set())
 
 
 @given(JSON, JSON)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cotenant.cluster.kubernetes.webhook.pod_request import Allocation, WebhookSettings
+from cotenant.cluster.kubernetes.webhook.pod_request import AllocationMode, WebhookSettings
 from cotenant.cluster.kubernetes.webhook.review import mutate, validate
 from tests.support.admission_reviews import answer_of, mutated, patch_of, refusal_of, review_of
 
@@ -131,16 +131,16 @@ def test_a_pod_that_names_claims_of_its_own_is_left_alone() -> None:
     assert mutated("Pod", value) == value
 
 
-@pytest.mark.parametrize("allocation", list(Allocation))
+@pytest.mark.parametrize("allocation", list(AllocationMode))
 @pytest.mark.parametrize(
     "value",
     [
-        pod({"kind": "offline", "memory": "2GiB", "gang": "g", "gang-size": "2"}),
+        pod({"kind": "offline", "memory": "2GiB", "priority": "8"}),
         pod(limits={"nvidia.com/gpumem": 1024, "nvidia.com/gpu": 1}),
         of_job(pod(limits={"nvidia.com/gpucores": 30})),
     ],
 )
-def test_a_second_call_changes_nothing_and_the_result_is_valid(value: Any, allocation: Allocation) -> None:
+def test_a_second_call_changes_nothing_and_the_result_is_valid(value: Any, allocation: AllocationMode) -> None:
     settings = WebhookSettings(allocation=allocation)
     once = mutated("Pod", value, settings)
     assert once != value
@@ -163,12 +163,13 @@ def test_a_sidecar_that_another_webhook_adds_later_gets_no_claim() -> None:
 
 
 def test_the_device_plugin_serves_clusters_without_claims() -> None:
-    settings = WebhookSettings(allocation=Allocation.DEVICE_PLUGIN)
+    settings = WebhookSettings(allocation=AllocationMode.DEVICE_PLUGIN)
     translated = mutated("Pod", pod({"kind": "offline"}, {"nvidia.com/gpumem": 1024, "nvidia.com/gpu": 2}), settings)
     amounts = {"cotenant.dev/gpu": "2"}
     assert translated["spec"]["containers"][0]["resources"] == {"limits": amounts, "requests": amounts}
-    assert "resourceClaims" not in translated["spec"]
-    assert translated["spec"]["schedulingGates"] == [{"name": "cotenant.dev/round"}]
+    assert not {"resourceClaims", "schedulingGates"} & set(translated["spec"])
+    gang = pod({"kind": "offline", "gang": "g", "gang-size": "2"})
+    assert "needs placement rounds, which this cluster does not have" in refusal_of("Pod", gang, settings)
 
 
 def test_an_init_container_with_the_same_request_uses_the_same_claim() -> None:

@@ -125,7 +125,9 @@ def test_a_certificate_that_does_not_load_is_refused_and_the_old_one_stays(serve
     connection.close()
 
 
-def test_peers_that_do_not_speak_tls_delay_nobody(server: WebhookServer, capfd: pytest.CaptureFixture[str]) -> None:
+def test_peers_that_do_not_speak_tls_delay_no_other_peer(
+    server: WebhookServer, capfd: pytest.CaptureFixture[str]
+) -> None:
     address: Any = ("127.0.0.1", server.server_address[1])
     silent = [socket.create_connection(address) for _ in range(20)]
     with socket.create_connection(address) as plain:

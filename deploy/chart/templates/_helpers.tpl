@@ -52,7 +52,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- define "cotenant.podAsks" -}}
 {{- $pod := . -}}
 (has({{ $pod }}.metadata) && has({{ $pod }}.metadata.annotations) && {{ $pod }}.metadata.annotations.exists(name, name.startsWith("cotenant.dev/")))
-{{- printf " || (has(%s.metadata) && has(%s.metadata.labels) && \"cotenant.dev/claim\" in %s.metadata.labels)" $pod $pod $pod }}
+{{- printf " || (has(%s.metadata) && has(%s.metadata.labels) && %s.metadata.labels.exists(name, name.startsWith(\"cotenant.dev/\")))" $pod $pod $pod }}
 {{- printf " || (has(%s.spec.schedulingGates) && %s.spec.schedulingGates.exists(gate, gate.name == \"cotenant.dev/round\"))" $pod $pod }}
 {{- printf " || %s.spec.containers.exists(c, %s)" $pod (include "cotenant.containerAsks" .) }}
 {{- printf " || (has(%s.spec.initContainers) && %s.spec.initContainers.exists(c, %s))" $pod $pod (include "cotenant.containerAsks" .) }}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from cotenant.cli.command import configure, find, group, output, print_json, print_line
+from cotenant.cli.kubernetes import add_namespace, show_pod_explanation
 from cotenant.cli.parser import Parser
 from cotenant.errors import ConfigError
 from cotenant.units.text import parse_duration
@@ -24,7 +25,9 @@ def configure_events(parser: Parser) -> None:
 
 def configure_explain(parser: Parser) -> None:
     configure(parser, _explain, "directories", json=True)
-    parser.add_argument("name", metavar="NAME", help="The tenant; also one that has left or was refused.")
+    about = "The tenant; also one that has left or was refused. Or `pod NAME`: a pod of a Kubernetes cluster."
+    parser.add_argument("names", nargs="+", metavar="NAME", help=about)
+    add_namespace(parser)
 
 
 def _events(options: argparse.Namespace) -> int:
@@ -48,10 +51,14 @@ def _events(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
+    if len(options.names) > 1:
+        if options.names[0] != "pod" or len(options.names) > 2:
+            raise ConfigError("NAME", " ".join(options.names), "write the name of a tenant, or: pod NAME")
+        return show_pod_explanation(options, options.names[1])
     from cotenant.cli.render.explain import show_explanation
     from cotenant.node.client.explain import explain, explanation_json
 
-    explanation = explain(find(options)[1], options.name, print_line)
+    explanation = explain(find(options)[1], options.names[0], print_line)
     if options.json:
         print_json(explanation_json(explanation))
     else:

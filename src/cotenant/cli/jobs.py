@@ -22,6 +22,7 @@ from cotenant.cli.command import (
     program_of,
     whole_number,
 )
+from cotenant.cli.kubernetes import add_cluster, show_jobs
 from cotenant.cli.parser import Parser
 
 
@@ -67,6 +68,7 @@ def configure_jobs(parser: Parser) -> None:
     selection.add_argument("--active", action="store_true", help="Only jobs that have not ended.")
     about = "Refresh every second, until interrupted."
     group(parser, "Output").add_argument("-w", "--watch", action="store_true", help=about)
+    add_cluster(parser, "List the Jobs of a Kubernetes cluster that use a GPU of cotenant.")
 
 
 def configure_cancel(parser: Parser) -> None:
@@ -147,6 +149,8 @@ def _wait(reports: Any, name: str) -> Any:
 
 
 def _jobs(options: argparse.Namespace) -> int:
+    if options.all_nodes:
+        return show_jobs(options, options.names, watch=options.watch)
     from cotenant.cli.render.cluster import jobs_json, jobs_table
     from cotenant.cluster.daemon import commands as client
 

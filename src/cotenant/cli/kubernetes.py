@@ -1,10 +1,12 @@
-"""`cotenant kubernetes`: run the kubelet plugin, the controller and the webhook, and check a cluster."""
+"""`cotenant kubernetes`, and the commands that also show a Kubernetes cluster: ps, top, jobs and explain."""
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
-from contextlib import closing
+from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +23,7 @@ from cotenant.cli.command import (
 )
 from cotenant.cli.parser import Parser
 from cotenant.errors import ConfigError
-from cotenant.units.text import parse_duration
+from cotenant.units.text import parse_duration, parse_share
 
 NAMESPACE: Final = "cotenant"
 """The namespace in which the chart is installed unless another is named."""
@@ -55,13 +57,124 @@ def api_client(options: argparse.Namespace) -> Any:
     return ApiClient(load_api_config(options.kubeconfig, options.context))
 
 
+def add_cluster(parser: Parser, about: str) -> None:
+    """Add -A, with which a command is about a Kubernetes cluster, and the flags that say which one."""
+    add_api(parser)
+    access = group(parser, "Kubernetes API")
+    access.add_argument("-A", "--all-nodes", action="store_true", help=about)
+    access.add_argument("-n", "--namespace", default="", metavar="NAME", help="With -A: only this namespace.")
+
+
+def add_namespace(parser: Parser) -> None:
+    """Add the flags that name a pod's namespace and cluster."""
+    add_api(parser)
+    about = "Namespace of the pod (default: that of the kubeconfig)."
+    group(parser, "Kubernetes API").add_argument("-n", "--namespace", default="", metavar="NAME", help=about)
+
+
+def show_pods(options: argparse.Namespace) -> int:
+    """Carry out `cotenant ps -A`."""
+    from cotenant.cli.render.kubernetes_views import pods_table
+    from cotenant.cluster.kubernetes.views import read_cluster
+    from cotenant.runner.clock import unix_ns
+
+    with closing(api_client(options)) as client:
+        views = read_cluster(client, options.namespace).pod_views(with_ended=options.all)
+    if options.json:
+        print_json({"pods": views})
+    else:
+        output().print(pods_table(views, unix_ns()))
+    return 0
+
+
+def show_gpus(options: argparse.Namespace, periods: int | None) -> int:
+    """Carry out `cotenant top -A`, this many times; None: until interrupted."""
+    from cotenant.cli.render.kubernetes_views import gpus_table
+    from cotenant.cluster.kubernetes.views import read_cluster
+    from cotenant.runner.clock import unix_ns
+
+    with closing(api_client(options)) as client:
+        return _refresh(
+            lambda: read_cluster(client, options.namespace).gpu_views(unix_ns()),
+            lambda views: print_json({"gpus": views}) if options.json else None,
+            gpus_table,
+            periods,
+            is_live=not options.json,
+        )
+
+
+def show_jobs(options: argparse.Namespace, wanted: Sequence[str], *, watch: bool) -> int:
+    """Carry out `cotenant jobs -A`."""
+    from cotenant.cli.render.kubernetes_views import jobs_table
+    from cotenant.cluster.kubernetes.views import JobView, read_jobs
+    from cotenant.runner.clock import unix_ns
+
+    def read(client: Any) -> list[JobView]:
+        views = read_jobs(client, options.namespace)
+        chosen = [view for view in views if not wanted or view.name in wanted]
+        return [view for view in chosen if not options.active or view.succeeded < view.completions]
+
+    with closing(api_client(options)) as client:
+        return _refresh(
+            lambda: read(client),
+            lambda views: print_json({"jobs": views}) if options.json else None,
+            lambda views: jobs_table(views, unix_ns()),
+            None if watch else 1,
+            is_live=not options.json,
+        )
+
+
+def show_pod_explanation(options: argparse.Namespace, name: str) -> int:
+    """Carry out `cotenant explain pod`."""
+    from cotenant.cli.render.kubernetes_views import print_explanation
+    from cotenant.cluster.kubernetes.views import explain_pod
+
+    with closing(api_client(options)) as client:
+        explanation = explain_pod(client, options.namespace or client.config.namespace, name)
+    if options.json:
+        print_json(explanation)
+    else:
+        print_explanation(output(), explanation)
+    return 0
+
+
+def _refresh(
+    read: Callable[[], Any],
+    print_record: Callable[[Any], None],
+    render: Callable[[Any], Any],
+    periods: int | None,
+    *,
+    is_live: bool,
+) -> int:
+    """Read and show something once per second, in place on a terminal."""
+    from rich.live import Live
+
+    from cotenant.runner.clock import pause
+
+    console = output()
+    live_view = is_live and console.is_terminal and periods != 1
+    with Live(console=console, auto_refresh=False) if live_view else nullcontext() as live:
+        for period in itertools.count(1):
+            value = read()
+            if live is not None:
+                live.update(render(value), refresh=True)
+            elif is_live:
+                console.print(render(value))
+            else:
+                print_record(value)
+            if period == periods:
+                break
+            pause(1.0)
+    return 0
+
+
 def _configure_plugin(verbs: Any) -> None:
     about = "Run the kubelet plugin of a node: DRA driver or device plugin, container edits and reports."
     parser = add_command(verbs, "plugin", about, _plugin, "directories")
     add_api(parser)
     node = group(parser, "Node")
     about = "Name of the Kubernetes node (default: $NODE_NAME)."
-    node.add_argument("--node-name", default="", metavar="NAME", help=about)
+    node.add_argument("--node-name", default="", metavar="NODE_NAME", help=about)
     about = "How GPUs are offered: dra, device-plugin, or auto (default), the first of both that the cluster supports."
     node.add_argument("--mode", default="auto", metavar="MODE", help=about)
     about = "Offline tenants that may share a GPU, with the DRA driver (default 1)."
@@ -87,15 +200,28 @@ def _configure_controller(verbs: Any) -> None:
     placement.add_argument("--round", default="10s", metavar="DURATION", help=about)
     about = "Placement policy, as of `cotenant cluster plan` (default match)."
     placement.add_argument("--place", default="match", metavar="POLICY", help=about)
-    about = "Namespaces that received less GPU time go first."
-    placement.add_argument("--fair", action="store_true", help=about)
+    about = "Whether namespaces that received less GPU time go first: yes or no (default no)."
+    placement.add_argument("--fair", default="no", metavar="FAIR", help=about)
+    about = "Slowdown of online work beyond which a pair is not placed together (default 20%%)."
+    placement.add_argument("--slowdown-limit", default="20%", metavar="PERCENT", help=about)
+    about = "A node without a report for this time gets no more pods (default 2min)."
+    placement.add_argument("--node-lease", default="2min", metavar="DURATION", help=about)
+    about = "A placed pod of a Job that kube-scheduler cannot bind for this time is evicted (default 1min)."
+    placement.add_argument("--unschedulable-after", default="1min", metavar="DURATION", help=about)
+    requests = group(parser, "Requests to the API")
+    for flag, default, about in (
+        ("--requests-per-second", "100", "Requests per second on average"),
+        ("--request-burst", "200", "Requests that may be sent at once after a pause"),
+        ("--reports-per-second", "20", "Conditions and events per second on average"),
+        ("--workers", "8", "Requests at a time"),
+    ):
+        requests.add_argument(flag, default=default, metavar="N", help=f"{about} (default {default}).")
     own = group(parser, "Controller")
-    about = "Namespace for the Lease and the learned predictions (default: that of the pod, else cotenant)."
+    about = "Namespace for the Lease and the learned predictions (default: that of the pod or the kubeconfig)."
     own.add_argument("-n", "--namespace", default="", metavar="NAME", help=about)
-    about = "Name under which the Lease is held (default: the host name)."
-    own.add_argument("--identity", default="", metavar="NAME", help=about)
-    about = "Address for Prometheus metrics and probes; empty: none (default 0.0.0.0:9408)."
-    own.add_argument("--metrics", default="0.0.0.0:9408", metavar="ADDRESS", help=about)
+    about = "HOST:PORT of /metrics and /healthz; empty: none (default)."
+    own.add_argument("--metrics", default="", metavar="METRICS", help=about)
+    own.add_argument("--log", default="text", metavar="LOG", help="Lines of the log: text or json (default text).")
 
 
 def _configure_webhook(verbs: Any) -> None:
@@ -171,22 +297,29 @@ def _controller(options: argparse.Namespace) -> int:
         kubeconfig=options.kubeconfig,
         context=options.context,
         namespace=options.namespace,
-        identity=options.identity,
-        metrics=options.metrics,
         round_ns=parse_duration(options.round, field="--round"),
         place=options.place,
-        fair=options.fair,
+        slowdown_limit_ppm=parse_share(options.slowdown_limit, field="--slowdown-limit"),
+        fair=_choice("--fair", options.fair, ("yes", "no")) == "yes",
+        node_lease_ns=parse_duration(options.node_lease, field="--node-lease"),
+        unschedulable_ns=parse_duration(options.unschedulable_after, field="--unschedulable-after"),
+        requests_per_second=whole_number("--requests-per-second", options.requests_per_second),
+        request_burst=whole_number("--request-burst", options.request_burst),
+        reports_per_second=whole_number("--reports-per-second", options.reports_per_second),
+        workers=whole_number("--workers", options.workers),
+        metrics=options.metrics,
+        log=_choice("--log", options.log, ("text", "json")),
     )
-    return serve_controller(controller)
+    serve_controller(controller)
+    return 0
 
 
 def _webhook(options: argparse.Namespace) -> int:
     need_packages("cotenant kubernetes webhook", _REMEDY, "cryptography", "yaml")
     from cotenant.cluster.kubernetes.webhook.main import WebhookOptions, serve_webhook
-    from cotenant.cluster.kubernetes.webhook.pod_request import Allocation
+    from cotenant.cluster.kubernetes.webhook.pod_request import AllocationMode
 
-    if options.allocation not in _ALLOCATIONS:
-        raise ConfigError("--allocation", options.allocation, f"choose {' or '.join(_ALLOCATIONS)}")
+    allocation = AllocationMode(_choice("--allocation", options.allocation, _ALLOCATIONS))
     port = whole_number("--port", options.port)
     if port > 65535:
         raise ConfigError("--port", options.port, "write a port from 0 to 65535")
@@ -199,11 +332,17 @@ def _webhook(options: argparse.Namespace) -> int:
             configuration=options.configuration,
             secret=options.secret,
             certificate_directory=options.certificate_directory,
-            allocation=Allocation(options.allocation),
+            allocation=allocation,
             translate_plain_gpu=options.translate_plain_gpu,
         )
         serve_webhook(client, webhook, print_line)
     return 0
+
+
+def _choice(flag: str, text: str, choices: Sequence[str]) -> str:
+    if text not in choices:
+        raise ConfigError(flag, text, f"choose {' or '.join(choices)}")
+    return text
 
 
 def _own_namespace(client: Any) -> str:

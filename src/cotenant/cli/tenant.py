@@ -24,6 +24,7 @@ from cotenant.cli.command import (
     print_line,
     program_of,
 )
+from cotenant.cli.kubernetes import add_cluster, show_pods
 from cotenant.cli.parser import Parser
 from cotenant.errors import ConfigError
 from cotenant.gate.grant import Kind
@@ -58,6 +59,7 @@ def configure_ps(parser: Parser) -> None:
     configure(parser, _ps, "directories", json=True)
     about = "Include tenants that have left, and how they ended."
     group(parser, "Output").add_argument("-a", "--all", action="store_true", help=about)
+    add_cluster(parser, "List the pods of all nodes of a Kubernetes cluster.")
 
 
 def configure_pause(parser: Parser) -> None:
@@ -149,6 +151,8 @@ def _ps(options: argparse.Namespace) -> int:
     from cotenant.cli.render.tenants import accounts_of, show_tenants, tenants_json
     from cotenant.node.client.connection import list_tenants, read_activity
 
+    if options.all_nodes:
+        return show_pods(options)
     directories = find(options)[1]
     registry, activity = list_tenants(directories), read_activity(directories)
     accounts, served = accounts_of(activity), served_so_far(activity, registry)

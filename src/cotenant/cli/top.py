@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from cotenant.cli.command import RESTRICTED, configure, find, group, output, print_json, print_line
+from cotenant.cli.kubernetes import add_cluster, show_gpus
 from cotenant.cli.parser import Parser
 from cotenant.cli.render.requests import ServedBySlot, requests_table, served_json
 from cotenant.cli.render.tables import capped, table
@@ -55,12 +56,15 @@ def configure_top(parser: Parser) -> None:
     format_group.add_argument("--once", action="store_true", help="Show one second and exit; the default with --json.")
     about = "Show N seconds and exit (default: until interrupted)."
     format_group.add_argument("--seconds", type=int, metavar="N", help=about)
+    add_cluster(parser, "Show the GPUs of all nodes of a Kubernetes cluster.")
 
 
 def _top(options: argparse.Namespace) -> int:
     if options.seconds is not None and (options.seconds < 1 or options.once):
         raise ConfigError("--seconds", options.seconds, "write a whole number of at least 1, without --once")
     once = options.once or (options.json and options.seconds is None)
+    if options.all_nodes:
+        return show_gpus(options, 1 if once else options.seconds)
     activities = watch(find(options)[1], 1 if once else options.seconds, print_line)
     console = output()
     if options.json:

@@ -28,6 +28,7 @@ _OWN_FLAGS: Final = {
     "server": ("quick",),
     "cluster": ("quick",),
     "match": ("quick",),
+    "kubernetes": ("quick",),
 }
 """Flags that only some of the benches accept."""
 
@@ -39,7 +40,8 @@ def add_commands(commands: Any) -> None:
         "fill: pairs of measured kernel streams under each sharing mode; faults: requests lost to injected faults; "
         "attack: an online tenant while an offline tenant attacks; memory: quotas under random allocation; "
         "limit: accuracy of compute shares; server: cost of serving; goodput: requests answered in time by policy and "
-        "load; cluster: simulation of one day of 20,000 GPUs; match: matching of jobs to GPUs"
+        "load; cluster: simulation of one day of 20,000 GPUs; match: matching of jobs to GPUs; "
+        "kubernetes: the placement controller with a real API server"
     )
     bench.add_argument("name", choices=[*_PLAIN, *_OWN_FLAGS], help=about)
     bench.add_argument(
@@ -55,7 +57,8 @@ def add_commands(commands: Any) -> None:
         action="store_true",
         default=None,
         help="fill: one pair of each family, about a minute; memory: 2,400 operations; limit: 2 s per case; "
-        "server: one round; goodput: small models, seconds; cluster: hundreds of GPUs; match: up to 1,000 jobs",
+        "server: one round; goodput: small models, seconds; cluster: hundreds of GPUs; match: up to 1,000 jobs; "
+        "kubernetes: up to 10 nodes",
     )
     sweep = "fill: also measure a curve over the bound on outstanding offline time"
     bench.add_argument("--sweep-bound", action="store_true", default=None, help=sweep)
@@ -97,6 +100,7 @@ def _bench(options: argparse.Namespace) -> int:
             "server": _bench_server,
             "cluster": _bench_cluster,
             "match": _bench_match,
+            "kubernetes": _bench_kubernetes,
         }
         return owners[options.name](options)
     return _bench_plain(options.name, options.rounds or 5, as_json=options.json)
@@ -215,6 +219,19 @@ def _bench_cluster(options: argparse.Namespace) -> int:
         print_json(report)
     else:
         show_cluster_bench(output(), report)
+    return 0
+
+
+def _bench_kubernetes(options: argparse.Namespace) -> int:
+    from cotenant_lab.bench.kubernetes import bench_kubernetes, show_kubernetes_bench
+
+    if options.rounds is not None:
+        raise ConfigError("--rounds", options.rounds, "has no meaning for `bench kubernetes`: omit it")
+    report = bench_kubernetes(print_line, quick=bool(options.quick))
+    if options.json:
+        print_json(report)
+    else:
+        show_kubernetes_bench(output(), report)
     return 0
 
 

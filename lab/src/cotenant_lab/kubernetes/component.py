@@ -64,13 +64,29 @@ class Component:
         """Return the process's number on this machine, whatever its pid namespace."""
         if self._process is None:
             raise RunFailedError(f"{self.name} has not been started")
-        return child_of(self._process.pid, self.name) if self._forks else self._process.pid
+        return self.child_pid() if self._forks else self._process.pid
+
+    def child_pid(self) -> int:
+        """Return the only child of a process that forks once, such as nsenter; wait for it if it is not there yet."""
+        children: list[str] = []
+        parent = 0 if self._process is None else self._process.pid
+
+        def has_child() -> bool:
+            with contextlib.suppress(OSError):
+                children[:] = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+            return bool(children)
+
+        wait_until(f"{self.name} has a process in its namespaces", has_child, _STOP_S, [self])
+        return int(children[0])
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal, SIGKILL if none is given; after SIGKILL wait for the end."""
         if self._process is not None and self.is_running:
-            with contextlib.suppress(ProcessLookupError):
+            try:
                 os.kill(self.pid, number)
+            except (ProcessLookupError, RunFailedError):
+                if self.is_running:
+                    raise
             if number == signal.SIGKILL:
                 self._process.wait()
 
@@ -101,19 +117,6 @@ class Component:
         except OSError:
             return "(no log)"
         return "\n".join(lines[-_LOG_LINES:])
-
-
-def child_of(pid: int, name: str) -> int:
-    """Return the only child of a process that forks once, such as nsenter; wait for it if it is not there yet."""
-    children: list[str] = []
-
-    def has_child() -> bool:
-        with contextlib.suppress(OSError):
-            children[:] = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return bool(children)
-
-    wait_until(f"{name} has a process in its namespaces", has_child, 10)
-    return int(children[0])
 
 
 def wait_until(

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from cotenant.errors import WorldError
 from cotenant_lab.errors import RunFailedError
-from cotenant_lab.kubernetes.component import Component, child_of, wait_until
+from cotenant_lab.kubernetes.component import Component, wait_until
 
 LINK_PREFIX: Final = "ctk"
 """The interface of cluster N on this machine is called ctkN."""
@@ -86,7 +86,7 @@ class NamespaceSet:
         self._holder.start()
         try:
             wait_until(f"the namespaces of {name} exist", ready.exists, 30, [self._holder])
-            self.pid = child_of(self._holder.pid, name)
+            self.pid = self._holder.child_pid()
         except BaseException:
             self.close()
             raise

@@ -19,7 +19,9 @@ _STYLES: Final = {Level.GOOD: "green", Level.NOTE: "yellow", Level.BAD: "bold re
 
 def show_results(console: Console, results: Sequence[CheckResult]) -> None:
     """Print the results as a table, then a remedy for each one that is not good."""
-    rows = [[Text(result.level.value, _STYLES[result.level]), result.check, result.what] for result in results]
+    rows: list[list[str | Text]] = [
+        [Text(result.level.value, _STYLES[result.level]), result.check, result.what] for result in results
+    ]
     console.print(table("", ["RESULT", "CHECK", "FINDING"], rows, fold=True))
     remedies = [result for result in results if result.remedy]
     for result in remedies:

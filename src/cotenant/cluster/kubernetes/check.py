@@ -307,7 +307,7 @@ def _check_bundles(plural: str, configuration: JsonObject, certificate: bytes) -
         where = f"{plural}: {webhook.get('name')}"
         if not bundle:
             is_trusted = False
-            remedy = "wait a minute for the webhook to write it, and see its log: kubectl -n cotenant logs deployment/cotenant-webhook"
+            remedy = "see the log of the webhook, which writes it: kubectl -n cotenant logs deployment/cotenant-webhook"
             yield bad(name, f"{where} has no caBundle, so that the API server cannot call it", remedy)
         elif certificate and not is_trusted_by(certificate, bundle):
             is_trusted = False
@@ -354,8 +354,7 @@ def _check_translation(client: ApiClient, options: CheckOptions) -> Iterator[Che
         remedy = "see the log of the webhook: kubectl -n cotenant logs deployment/cotenant-webhook"
         yield bad(name, f"a pod that asks for a GPU cannot be created: {error}", remedy)
         return
-    gates = [gate.get("name") for gate in list_at(object_at(created, "spec"), "schedulingGates")]
-    if names.GATE in gates:
+    if names.ANNOTATION_GPUS in object_at(object_at(created, "metadata"), "annotations"):
         yield good(name, f"pods of namespace {options.probe_namespace} are translated")
     else:
         remedy = "check webhook.namespaceSelector in the values of the chart and the labels of the namespace"

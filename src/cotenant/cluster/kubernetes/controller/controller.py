@@ -85,6 +85,7 @@ class Controller:
         self._machine_due: Instant | None = None
         self.round_ns = Recorder()
         self.first_round: Instant | None = None
+        """End of the first round."""
 
     def start(self, learned: Learned, now: Instant) -> None:
         """Rebuild the state machine from the objects collected so far, and begin."""
@@ -126,8 +127,9 @@ class Controller:
             rounds, before = self.machine.rounds, self._clock.now()
             self.post(ClusterWoke())
             if self.machine.rounds != rounds:
-                self.round_ns.record(self._clock.now() - before)
-                self.first_round = now if self.first_round is None else self.first_round
+                after = self._clock.now()
+                self.round_ns.record(after - before)
+                self.first_round = after if self.first_round is None else self.first_round
         self.dispatcher.dispatch(now)
 
     def next_wakeup(self) -> Instant | None:

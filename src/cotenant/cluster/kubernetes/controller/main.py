@@ -7,7 +7,7 @@ import gc
 import os
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from cotenant.cluster.kubernetes.api import ApiClient
@@ -77,6 +77,8 @@ class ControllerOptions(NamedTuple):
     reports_per_second: float = Limits().reports_per_second
     workers: int = Limits().in_flight
     """Requests at a time."""
+    identity: str = ""
+    """Name under which the Lease is held; empty: that of the pod, or outside a pod a name that no other process has."""
     metrics: str = ""
     """HOST:PORT of /metrics and /healthz; empty: none."""
     log: str = "text"
@@ -130,6 +132,17 @@ def serve_controller(options: ControllerOptions, config: ApiConfig | None = None
     log.report(f"the controller stopped: {reason}")
 
 
+def own_identity(environment: Mapping[str, str]) -> str:
+    """Return the name under which this process holds the Lease.
+
+    In a pod it is the pod's name: a restarted container continues the Lease of its predecessor, which has ended.
+    """
+    host = socket.gethostname()
+    if environment.get("KUBERNETES_SERVICE_HOST"):
+        return host
+    return f"{host}_{os.getpid()}_{secrets.token_hex(4)}"
+
+
 class ControllerProcess:
     """The main loop and the threads around it."""
 
@@ -159,7 +172,7 @@ class ControllerProcess:
         self.lost = False
         self._troubles: dict[str, str] = {}
         self.elected_at: Instant = 0
-        identity = f"{socket.gethostname()}_{os.getpid()}_{secrets.token_hex(4)}"
+        identity = options.identity or own_identity(os.environ)
         self._elector = Elector(
             Election(self._client, namespace, identity, unix_ns), self._client, namespace, clock, self._inbox
         )

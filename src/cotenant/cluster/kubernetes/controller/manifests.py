@@ -26,6 +26,8 @@ _MEBIBYTE: Final = 1 << 20
 _MESSAGE_LIMIT: Final = 1000
 """The API accepts 1024 bytes in the message of an event."""
 _PPM_PER_PERCENT: Final = 10_000
+TAINT_NO_OFFLINE: Final = f"{names.GROUP}/no-offline"
+"""Taint of a device that admits no new offline tenants; claims for online work tolerate it."""
 
 
 class PinnedGpus(NamedTuple):
@@ -98,17 +100,20 @@ def _pinned_requests(pod: Pod, pinned: PinnedGpus) -> list[dict[str, Any]]:
 def _open_requests(pod: Pod) -> list[dict[str, Any]]:
     annotations = pod.metadata.annotations
     capacity: dict[str, str] = {}
+    more: dict[str, Any] = {"allocationMode": "ExactCount"}
     if memory_bytes := _memory_bytes(pod):
         capacity[names.CAPACITY_MEMORY] = f"{-(-memory_bytes // _MEBIBYTE)}Mi"
     if pod.is_offline:
         capacity |= {names.CAPACITY_SHARE: "0", names.CAPACITY_OFFLINE_PLACES: "1"}
-    elif share := annotations.get(names.ANNOTATION_SHARE):
-        share_ppm = parse_share(share, field=names.ANNOTATION_SHARE)
-        capacity[names.CAPACITY_SHARE] = str(-(-share_ppm // _PPM_PER_PERCENT))
+    else:
+        more["tolerations"] = [{"key": TAINT_NO_OFFLINE, "operator": "Exists"}]
+        if share := annotations.get(names.ANNOTATION_SHARE):
+            share_ppm = parse_share(share, field=names.ANNOTATION_SHARE)
+            capacity[names.CAPACITY_SHARE] = str(-(-share_ppm // _PPM_PER_PERCENT))
     gpus = annotations.get(names.ANNOTATION_GPUS) or "1"
     if not (gpus.isascii() and gpus.isdigit() and int(gpus) > 0):
         raise ConfigError(names.ANNOTATION_GPUS, gpus, "write a positive integer")
-    return [_request("gpu", capacity, {"allocationMode": "ExactCount", "count": int(gpus)})]
+    return [_request("gpu", capacity, {**more, "count": int(gpus)})]
 
 
 def _request(name: str, capacity: dict[str, str], more: dict[str, Any]) -> dict[str, Any]:

@@ -14,8 +14,6 @@ from cotenant.units.instant import SECOND_NS, Instant
 from cotenant.units.share import WHOLE_PPM
 from cotenant.units.text import parse_size
 
-ANNOTATION_AVOID: Final = f"{names.GROUP}/avoid"
-ANNOTATION_GROUP: Final = f"{names.GROUP}/group"
 _NAME_LIMIT: Final = 128
 _GANG_SIZE_LIMIT: Final = 1000
 _PRIORITY_LIMIT: Final = (1 << 31) - 1
@@ -43,8 +41,8 @@ def job_spec(pod: Pod, pool: str) -> JobSpec:
         memory_bytes=parse_size(memory, field=names.ANNOTATION_MEMORY) if memory else 0,
         gpus=_count(annotations, names.ANNOTATION_GPUS, 1, GANG_LIMIT),
         priority=max(-_PRIORITY_LIMIT, min(pod.spec.priority, _PRIORITY_LIMIT)),
-        avoid=_list(annotations.get(ANNOTATION_AVOID, "")),
-        group=annotations.get(ANNOTATION_GROUP, "")[:_NAME_LIMIT],
+        avoid=_list(annotations.get(names.ANNOTATION_AVOID, "")),
+        group=annotations.get(names.ANNOTATION_GROUP, "")[:_NAME_LIMIT],
         retries=0,
         gang=f"{namespace}/{gang}"[:_NAME_LIMIT] if gang else "",
         gang_size=gang_size if gang else 0,

@@ -262,6 +262,7 @@ class Elector(threading.Thread):
     def close(self) -> None:
         """Stop renewing and give the Lease back."""
         self._stopped.set()
-        self.join(timeout=5.0)
+        if self.is_alive():
+            self.join(timeout=5.0)
         self._election.release()
         self._client.close()

@@ -59,7 +59,7 @@ class CertificateFiles:
             raise WorldError(f"cannot read {error.filename}: {error.strerror}; {remedy}") from None
 
     def publish(self) -> None:
-        """Do nothing: whoever renews the files also tells the API server what to trust."""
+        """Do nothing: cert-manager, which renews the files, also tells the API server what to trust."""
 
 
 class CertificateSecret:

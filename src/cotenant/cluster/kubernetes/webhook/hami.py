@@ -1,6 +1,6 @@
 """Resource names of HAMi and of NVIDIA's device plugin in the containers of a pod.
 
-The meaning is HAMi's (pkg/device/nvidia/device.go and docs/config.md of Project-HAMi/HAMi): a value in `limits` goes
+The meaning is HAMi's (pkg/device/nvidia/device.go of Project-HAMi/HAMi): a value in `limits` goes
 before one in `requests`; `nvidia.com/gpumem` is MiB and `nvidia.com/gpucores` percent of each GPU; 0 means that it is
 not set; without a number of GPUs it is 1; a container that states neither memory nor cores has its GPUs for itself.
 `nvidia.com/priority` is 0 (high) or 1 (low, which is HAMi's default).

@@ -18,7 +18,7 @@ from cotenant.cluster.kubernetes.webhook.certificate_source import (
     CertificateSource,
 )
 from cotenant.cluster.kubernetes.webhook.certificates import validity_of
-from cotenant.cluster.kubernetes.webhook.pod_request import Allocation, WebhookSettings
+from cotenant.cluster.kubernetes.webhook.pod_request import AllocationMode, WebhookSettings
 from cotenant.cluster.kubernetes.webhook.review import mutate, validate
 from cotenant.cluster.kubernetes.webhook.server import WebhookServer
 from cotenant.errors import ConfigError, CotenantError, WorldError
@@ -43,7 +43,7 @@ class WebhookOptions(msgspec.Struct, frozen=True):
     secret: str = "cotenant-webhook-certificate"  # noqa: S105  the name of a Secret
     certificate_directory: str = ""
     """Directory with tls.crt and tls.key that others renew; empty: the webhook maintains the Secret."""
-    allocation: Allocation = Allocation.CLAIM
+    allocation: AllocationMode = AllocationMode.CLAIM
     translate_plain_gpu: bool = False
 
 

@@ -11,14 +11,13 @@ from cotenant.cluster.kubernetes import names
 from cotenant.cluster.kubernetes.webhook import hami
 from cotenant.cluster.kubernetes.webhook.objects import JsonObject, join_path, list_at, object_at, text_at
 from cotenant.cluster.kubernetes.webhook.pod_request import (
-    Allocation,
+    AllocationMode,
     ContainerIndex,
     GpuRequest,
     WebhookSettings,
     annotation_path,
     annotations_of,
     container_at,
-    is_translated,
     read_request,
 )
 from cotenant.errors import ConfigError
@@ -46,11 +45,12 @@ def translate_pod(pod: JsonObject, suffix: str, settings: WebhookSettings) -> Tr
     translated: JsonObject = msgspec.json.decode(msgspec.json.encode(pod))
     metadata, spec = translated.setdefault("metadata", {}), translated["spec"]
     metadata["annotations"] = {**annotations_of(pod), **request.annotations}
-    if settings.allocation is Allocation.CLAIM:
+    metadata["labels"] = {**object_at(metadata, "labels", "metadata"), names.LABEL_KIND: request.kind.value}
+    if settings.allocation is AllocationMode.CLAIM:
         _add_claim(pod, metadata, spec, suffix)
     for container in request.containers:
         _translate_container(container_at(translated, container), request, settings.allocation)
-    if request.kind is Kind.OFFLINE:
+    if request.kind is Kind.OFFLINE and settings.allocation is AllocationMode.CLAIM:
         gates = list_at(spec, "schedulingGates", "spec")
         if all(gate.get("name") != names.GATE for gate in gates):
             spec["schedulingGates"] = [*gates, {"name": names.GATE}]
@@ -73,17 +73,17 @@ def validate_pod(pod: JsonObject, settings: WebhookSettings) -> None:
 
 def validate_pod_update(old: JsonObject, new: JsonObject) -> None:
     """Raise ConfigError if an update changes what the claim of a pod was made from."""
-    if not is_translated(old):
+    if not _label(old, names.LABEL_KIND):
         return
     before, after = annotations_of(old), annotations_of(new)
     for name in names.ANNOTATIONS:
         if before.get(name) != after.get(name):
             remedy = "cannot change after the pod was created, because its claim is immutable; create the pod again"
             raise ConfigError(annotation_path(name, ""), after.get(name), remedy)
-    old_claim, new_claim = _claim_label(old), _claim_label(new)
-    if old_claim != new_claim:
-        remedy = f"cannot change; it names the claim of the pod, {old_claim}"
-        raise ConfigError(join_path("metadata.labels", names.LABEL_CLAIM), new_claim, remedy)
+    for name in (names.LABEL_CLAIM, names.LABEL_KIND):
+        if _label(old, name) != _label(new, name):
+            remedy = f"cannot change after the pod was created; it was {_label(old, name)!r}"
+            raise ConfigError(join_path("metadata.labels", name), _label(new, name), remedy)
 
 
 def is_of_job(pod: JsonObject) -> bool:
@@ -92,9 +92,9 @@ def is_of_job(pod: JsonObject) -> bool:
     return any(owner.get("kind") == "Job" and owner.get("controller") is True for owner in owners)
 
 
-def _claim_label(pod: JsonObject) -> str:
+def _label(pod: JsonObject, name: str) -> str:
     labels = object_at(object_at(pod, "metadata"), "labels", "metadata")
-    return text_at(labels, names.LABEL_CLAIM, "metadata.labels")
+    return text_at(labels, name, "metadata.labels")
 
 
 def _check_node_name(pod: JsonObject, request: GpuRequest) -> None:
@@ -107,7 +107,7 @@ def _check_node_name(pod: JsonObject, request: GpuRequest) -> None:
 def _add_claim(pod: JsonObject, metadata: JsonObject, spec: JsonObject, suffix: str) -> None:
     """Add the name of the claim, or check the one that an earlier call added."""
     prefix = text_at(metadata, "name", "metadata") or text_at(metadata, "generateName", "metadata")
-    claim = _claim_label(pod)
+    claim = _label(pod, names.LABEL_CLAIM)
     if claim:
         start = names.claim_name(prefix, "")
         if not claim.startswith(start) or not _SUFFIX.fullmatch(claim[len(start) :]):
@@ -129,15 +129,15 @@ def _add_claim(pod: JsonObject, metadata: JsonObject, spec: JsonObject, suffix: 
     metadata["labels"] = {**object_at(metadata, "labels", "metadata"), names.LABEL_CLAIM: claim}
 
 
-def _translate_container(container: JsonObject, request: GpuRequest, allocation: Allocation) -> None:
+def _translate_container(container: JsonObject, request: GpuRequest, allocation: AllocationMode) -> None:
     resources = dict(object_at(container, "resources"))
     for kind in ("limits", "requests"):
         amounts = {name: value for name, value in object_at(resources, kind).items() if name not in hami.TRANSLATED}
-        if allocation is Allocation.DEVICE_PLUGIN:
+        if allocation is AllocationMode.DEVICE_PLUGIN:
             amounts[names.EXTENDED_RESOURCE] = str(request.gpus)
         if amounts or object_at(resources, kind):
             resources[kind] = amounts
-    if allocation is Allocation.CLAIM:
+    if allocation is AllocationMode.CLAIM:
         claims = list_at(resources, "claims")
         if all(claim.get("name") != names.POD_CLAIM for claim in claims):
             resources["claims"] = [*claims, {"name": names.POD_CLAIM}]

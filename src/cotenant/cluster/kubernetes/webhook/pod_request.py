@@ -47,19 +47,19 @@ _RESERVED_VARIABLES: Final = ("COTENANT_GRANT", "COTENANT_SLOT")
 _GANG_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
-class Allocation(enum.Enum):
+class AllocationMode(enum.Enum):
     """How a container gets its GPU."""
 
     CLAIM = "claim"
     """By a ResourceClaim of dynamic resource allocation."""
     DEVICE_PLUGIN = "device-plugin"
-    """By the extended resource of the device plugin."""
+    """By the extended resource of the device plugin; there are no placement rounds then."""
 
 
 class WebhookSettings(msgspec.Struct, frozen=True):
     """Settings on which answers depend."""
 
-    allocation: Allocation = Allocation.CLAIM
+    allocation: AllocationMode = AllocationMode.CLAIM
     translate_plain_gpu: bool = False
     """Whether `nvidia.com/gpu` alone becomes a claim; it is otherwise left to NVIDIA's device plugin."""
     memory_sizes: tuple[int, ...] = ()
@@ -110,6 +110,8 @@ def read_request(pod: JsonObject, settings: WebhookSettings, *, of_job: bool, pr
     kind = _kind_of(own, prefix, of_job=of_job)
     values = _merge(own, resources, kind, prefix)
     _check_values(values, kind, prefix)
+    if settings.allocation is AllocationMode.DEVICE_PLUGIN:
+        _check_no_round(values, prefix)
     return GpuRequest(kind, int(values[names.ANNOTATION_GPUS]), values, tuple(containers))
 
 
@@ -187,12 +189,12 @@ def _asking(pod: JsonObject, prefix: str, *, plain: bool) -> Iterator[ContainerI
     for container, value in _containers(pod, prefix):
         path = container.path(prefix)
         claims = list_at(object_at(value, "resources", path), "claims", f"{path}.resources")
-        is_claimed = any(claim.get("name") == names.POD_CLAIM for claim in claims) and is_translated(pod, prefix)
+        is_claimed = any(claim.get("name") == names.POD_CLAIM for claim in claims) and _is_translated(pod, prefix)
         if is_claimed or hami.asks_for_gpu(value, path, plain=plain):
             yield container
 
 
-def is_translated(pod: JsonObject, prefix: str = "") -> bool:
+def _is_translated(pod: JsonObject, prefix: str = "") -> bool:
     """Return whether the webhook has given a pod the name of a claim before."""
     labels = object_at(object_at(pod, "metadata", prefix), "labels", join_path(prefix, "metadata"))
     return names.LABEL_CLAIM in labels
@@ -332,6 +334,14 @@ def _check_gang(values: dict[str, str], kind: Kind, prefix: str) -> None:
     if kind is Kind.ONLINE:
         remedy = f"only offline pods are placed as a gang; write {names.ANNOTATION_KIND}: offline, or remove it"
         raise ConfigError(annotation_path(names.ANNOTATION_GANG, prefix), gang, remedy)
+
+
+def _check_no_round(values: dict[str, str], prefix: str) -> None:
+    """Refuse what only a placement round could honour, where there are none."""
+    for name in (names.ANNOTATION_GANG, names.ANNOTATION_AVOID, names.ANNOTATION_GROUP):
+        if name in values:
+            remedy = "needs placement rounds, which this cluster does not have (allocation: device-plugin); remove it"
+            raise ConfigError(annotation_path(name, prefix), values[name], remedy)
 
 
 def _whole_number(text: str, field: str, least: int, most: int) -> int:
