@@ -57,7 +57,7 @@ def test_paths(arguments: tuple[str, ...], path: str) -> None:
 
 def test_lists_are_read_in_pages(api: FakeKubernetes, client: ApiClient) -> None:
     add_nodes(api, 23)
-    listing = client.list("/api/v1/nodes", KubeNode, page=5)
+    listing = client.list("/api/v1/nodes", KubeNode, limit="5")
     assert [node.metadata.name for node in listing.items] == [f"node-{number:03d}" for number in range(23)]
     assert listing.resource_version == str(api.version)
     assert len([request for request in api.requests if request.method == "GET"]) == 5
@@ -76,7 +76,7 @@ def test_a_list_whose_version_expires_begins_anew(api: FakeKubernetes, client: A
         return response
 
     api.send = expire_after_the_first_page  # type: ignore[method-assign, assignment]
-    listing = client.list("/api/v1/nodes", KubeNode, page=4)
+    listing = client.list("/api/v1/nodes", KubeNode, limit="4")
     assert len(listing.items) == 7
 
 
@@ -145,7 +145,7 @@ def write_kubeconfig(path: Path, user: dict) -> str:
 
 def test_a_kubeconfig_gives_server_namespace_and_credentials(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("from-file\n")
-    cases = {
+    cases: dict[str, dict] = {
         "Bearer abc": {"token": "abc"},
         "Bearer from-file": {"tokenFile": "token"},
         "Basic " + base64.b64encode(b"me:pw").decode(): {"username": "me", "password": "pw"},

@@ -1,4 +1,4 @@
-"""The controller may be killed before or after any request: no pod is lost, none is released twice, gangs stay whole."""
+"""The controller is killed before or after any request: no pod is lost or released twice, and gangs stay whole."""
 
 import os
 
@@ -77,7 +77,9 @@ def test_a_crash_at_every_request_loses_nothing_and_starts_nothing_twice(is_appl
         assert not gated, f"killed at request {number}"
         assert set(cluster.api.released.values()) == {1}
         assert not violations
-        offline = [pod for pod in cluster.pods().values() if pod["metadata"]["annotations"]["cotenant.dev/kind"] != "online"]
+        offline = [
+            pod for pod in cluster.pods().values() if pod["metadata"]["annotations"]["cotenant.dev/kind"] != "online"
+        ]
         assert [pod["status"]["phase"] for pod in offline] == ["Running"] * 6
         assert len(cluster.claims()) == 7
         assert cluster.controller is not None

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ def plane(tmp_path: Path) -> Iterator[Plane]:
         made.kubectl("create", "-f", str(CRD))
         made.apply(DEVICE_CLASS)
         for path in (GPU_NODES, "/api/v1/namespaces/default/serviceaccounts/default"):
-            made.wait(f"{path} is there", lambda path=path: _is_there(made, path))
+            made.wait(f"{path} is there", partial(_is_there, made, path))
         plane = Plane(made, tmp_path)
         yield plane
         plane.close()

@@ -1,21 +1,28 @@
 """The controller with its threads against an API server in memory, over HTTP."""
 
 import contextlib
+import re
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from cotenant.cluster.kubernetes.api_config import plain_api_config
 from cotenant.cluster.kubernetes.controller.main import ControllerOptions, ControllerProcess
+from cotenant.cluster.kubernetes.controller.metrics import PlacementMetrics, metrics_page
+from cotenant.cluster.state.cluster import ClusterMachine
 from cotenant.errors import ConfigError
 from cotenant.runner.clock import LiveClock, monotonic_ns, pause, unix_ns
+from cotenant.units.histogram import Recorder
 from cotenant.units.instant import SECOND_NS
 from tests.support.kubernetes_api import serve
 from tests.support.kubernetes_cluster import TestCluster
 
 pytestmark = pytest.mark.live
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class RunningController:
@@ -106,6 +113,14 @@ def test_metrics_and_health_are_served() -> None:
 def _read(url: str) -> bytes:
     with urllib.request.urlopen(url, timeout=10) as answer:
         return bytes(answer.read())
+
+
+def test_metrics_match_the_reference() -> None:
+    metrics = PlacementMetrics(False, ClusterMachine().counts(), 0, Recorder().histogram(), 1, 2, 3, 4, 5, 6)
+    families = list(text_string_to_metric_families(b"".join(metrics_page(lambda: metrics)).decode()))
+    shown = {family.name + ("_total" if family.type == "counter" else "") for family in families}
+    document = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
+    assert shown == set(re.findall(r"`(cotenant_controller_[a-z_]+)", document))
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ _PATH = re.compile(
 CREATED = "2026-11-18T09:00:00Z"
 
 
-class ApiFault(Exception):
+class ApiFaultError(Exception):
     """A refusal with its status."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
@@ -62,7 +62,7 @@ class FakeKubernetes:
             self.requests.append(request)
             try:
                 status, tree = self._handle(request)
-            except ApiFault as fault:
+            except ApiFaultError as fault:
                 status = fault.status
                 tree = {"kind": "Status", "message": fault.message, "reason": fault.reason, "code": fault.status}
             self.changed.notify_all()
@@ -71,10 +71,10 @@ class FakeKubernetes:
     def _handle(self, request: ApiRequest) -> tuple[int, Tree]:
         match = _PATH.match(request.path)
         if match is None:
-            raise ApiFault(404, "NotFound", f"no resource at {request.path}")
+            raise ApiFaultError(404, "NotFound", f"no resource at {request.path}")
         plural, namespace = match["plural"], unquote(match["namespace"] or "")
         name, sub = unquote(match["name"] or ""), match["sub"] or ""
-        body = json.loads(request.body) if request.body else None
+        body: Any = json.loads(request.body) if request.body else {}
         key = (namespace, name)
         if request.method == "GET":
             return 200, copy.deepcopy(self._get(plural, key)) if name else self._list(plural, namespace, request.query)
@@ -87,14 +87,14 @@ class FakeKubernetes:
         if request.method == "PATCH":
             return 200, self._patch(plural, key, body, request.content_type, sub)
         if request.method == "DELETE":
-            uid = ((body or {}).get("preconditions") or {}).get("uid")
+            uid = (body.get("preconditions") or {}).get("uid")
             return 200, self.delete(plural, key, uid)
-        raise ApiFault(405, "MethodNotAllowed", request.method)
+        raise ApiFaultError(405, "MethodNotAllowed", request.method)
 
     def _get(self, plural: str, key: tuple[str, str]) -> Tree:
         found = self.objects.get(plural, {}).get(key)
         if found is None:
-            raise ApiFault(404, "NotFound", f'{plural} "{key[1]}" not found')
+            raise ApiFaultError(404, "NotFound", f'{plural} "{key[1]}" not found')
         return found
 
     def _list(self, plural: str, namespace: str, query: Any) -> Tree:
@@ -107,7 +107,7 @@ class FakeKubernetes:
         if token := query.get("continue"):
             first, version = (int(part) for part in token.split(":"))
             if version < self.compacted:
-                raise ApiFault(410, "Expired", "the provided continue parameter is too old")
+                raise ApiFaultError(410, "Expired", "the provided continue parameter is too old")
         limit = int(query.get("limit") or len(items) or 1)
         more = f"{first + limit}:{version}" if first + limit < len(items) else ""
         return {
@@ -129,7 +129,7 @@ class FakeKubernetes:
             meta["name"] = f"{meta['generateName']}{self.uids:05x}"
         key = (meta.get("namespace", ""), meta["name"])
         if key in self.objects.get(plural, {}):
-            raise ApiFault(409, "AlreadyExists", f'{plural} "{key[1]}" already exists')
+            raise ApiFaultError(409, "AlreadyExists", f'{plural} "{key[1]}" already exists')
         self.uids += 1
         meta.setdefault("uid", f"uid-{self.uids:08d}")
         meta.setdefault("creationTimestamp", CREATED)
@@ -142,14 +142,14 @@ class FakeKubernetes:
         tree = copy.deepcopy(body)
         wanted = tree["metadata"].get("resourceVersion")
         if wanted and wanted != old["metadata"]["resourceVersion"]:
-            raise ApiFault(409, "Conflict", "the object has been modified")
+            raise ApiFaultError(409, "Conflict", "the object has been modified")
         if tree["metadata"].get("uid") not in {None, old["metadata"]["uid"]}:
-            raise ApiFault(409, "Conflict", "the uid differs")
+            raise ApiFaultError(409, "Conflict", "the uid differs")
         tree["metadata"]["uid"] = old["metadata"]["uid"]
         if plural == "pods":
             self._check_pod(old, tree)
         if plural == "resourceclaims" and tree.get("spec") != old.get("spec"):
-            raise ApiFault(422, "Invalid", "spec is immutable")
+            raise ApiFaultError(422, "Invalid", "spec is immutable")
         if _without_version(tree) == _without_version(old):
             return copy.deepcopy(old)
         self._store(plural, key, tree, "MODIFIED", old)
@@ -159,7 +159,7 @@ class FakeKubernetes:
         """Delete an object at once."""
         old = self._get(plural, key)
         if uid is not None and uid != old["metadata"]["uid"]:
-            raise ApiFault(409, "Conflict", "the uid in the precondition differs")
+            raise ApiFaultError(409, "Conflict", "the uid in the precondition differs")
         del self.objects[plural][key]
         self.version += 1
         gone = copy.deepcopy(old)
@@ -179,7 +179,7 @@ class FakeKubernetes:
         pod = copy.deepcopy(self._get("pods", key))
         uid = ((body.get("deleteOptions") or {}).get("preconditions") or {}).get("uid")
         if uid is not None and uid != pod["metadata"]["uid"]:
-            raise ApiFault(409, "Conflict", "the uid in the precondition differs")
+            raise ApiFaultError(409, "Conflict", "the uid in the precondition differs")
         set_pod_condition(pod, {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"})
         pod["metadata"]["deletionTimestamp"] = CREATED
         self.update("pods", key, pod)
@@ -207,15 +207,15 @@ class FakeKubernetes:
         old_gates = [gate["name"] for gate in old_spec.get("schedulingGates") or ()]
         new_gates = [gate["name"] for gate in new_spec.get("schedulingGates") or ()]
         if set(new_gates) - set(old_gates):
-            raise ApiFault(422, "Invalid", "spec.schedulingGates: only deletion is allowed")
+            raise ApiFaultError(422, "Invalid", "spec.schedulingGates: only deletion is allowed")
         old_selector, new_selector = old_spec.get("nodeSelector") or {}, new_spec.get("nodeSelector") or {}
         if new_selector != old_selector:
             if not old_gates:
-                raise ApiFault(422, "Invalid", "spec.nodeSelector: a pod without gates is immutable")
+                raise ApiFaultError(422, "Invalid", "spec.nodeSelector: a pod without gates is immutable")
             if any(new_selector.get(key) != value for key, value in old_selector.items()):
-                raise ApiFault(422, "Invalid", "spec.nodeSelector: only additions are allowed")
+                raise ApiFaultError(422, "Invalid", "spec.nodeSelector: only additions are allowed")
         if new_spec.get("resourceClaims") != old_spec.get("resourceClaims"):
-            raise ApiFault(422, "Invalid", "spec.resourceClaims is immutable")
+            raise ApiFaultError(422, "Invalid", "spec.resourceClaims is immutable")
         if names.GATE in old_gates and names.GATE not in new_gates:
             uid = old["metadata"]["uid"]
             self.released[uid] = self.released.get(uid, 0) + 1
@@ -232,7 +232,7 @@ class FakeKubernetes:
     def events_after(self, plural: str, version: int, query: Any) -> list[tuple[int, str, Tree]]:
         """Return the changes after a version as a watch with these selectors reports them; raise 410 if too old."""
         if version < self.compacted:
-            raise ApiFault(410, "Expired", f"too old resource version: {version}")
+            raise ApiFaultError(410, "Expired", f"too old resource version: {version}")
         found = []
         for at, change, tree, old in self.log.get(plural, ()):
             if at <= version:
@@ -287,13 +287,13 @@ def apply_json_patch(tree: Tree, operation: Tree) -> None:
         last: Any = int(parts[-1]) if isinstance(node, list) else parts[-1]
         if operation["op"] == "test":
             if node[last] != operation["value"]:
-                raise ApiFault(422, "Invalid", f"testing path {operation['path']} failed")
+                raise ApiFaultError(422, "Invalid", f"testing path {operation['path']} failed")
         elif operation["op"] == "remove":
             del node[last]
         else:
             node[last] = operation["value"]
     except (KeyError, IndexError):
-        raise ApiFault(422, "Invalid", f"the path {operation['path']} does not exist") from None
+        raise ApiFaultError(422, "Invalid", f"the path {operation['path']} does not exist") from None
 
 
 def _without_version(tree: Tree) -> Tree:
@@ -384,7 +384,7 @@ def _handler_of(api: FakeKubernetes) -> type[BaseHTTPRequestHandler]:
                 with api.changed:
                     try:
                         events = api.events_after(match["plural"], version, request.query)
-                    except ApiFault as fault:
+                    except ApiFaultError as fault:
                         status = {"code": fault.status, "message": fault.message, "reason": fault.reason}
                         self._chunk({"type": "ERROR", "object": status})
                         break

@@ -210,9 +210,7 @@ class TestCluster:
         """Start a controller: it lists everything, and restores its state."""
         outbox: list[tuple[int, ApiRequest]] = []
         self.outbox = outbox
-        controller = Controller(
-            lambda ticket, request: outbox.append((ticket, request)), self.settings, self.clock
-        )
+        controller = Controller(lambda ticket, request: outbox.append((ticket, request)), self.settings, self.clock)
         for plural in KINDS:
             self._list(controller, plural)
         controller.start((), self.clock.instant)
@@ -237,7 +235,7 @@ class TestCluster:
         self.cursors[plural] = int(page["metadata"]["resourceVersion"])
         items: Any = msgspec.convert(page["items"], list[kind])  # type: ignore[valid-type]
         placement, now = controller.placement, self.clock.instant
-        listed = {
+        listed: dict[str, Any] = {
             "pods": placement.pods_listed,
             "resourceclaims": placement.claims_listed,
             "gpunodes": placement.gpu_nodes_listed,

@@ -202,26 +202,24 @@ class ApiClient:
 
     # -- lists and watches ------------------------------------------------------------------------------------------
 
-    def list(self, path: str, kind: type[T], page: int = _PAGE, **query: str) -> Listing[T]:
+    def list(self, path: str, kind: type[T], **query: str) -> Listing[T]:
         """Return all objects of a collection, read in pages so that neither side holds all JSON at once.
 
-        `query` may contain labelSelector and fieldSelector. If the version of the first page is dropped by the
-        server before the last page, the list begins anew.
+        `query` may contain labelSelector, fieldSelector and limit, the size of a page. If the server drops the version
+        of the first page before the last one is read, the list begins anew.
         """
         decoder: msgspec.json.Decoder[ObjectPage[T]] = msgspec.json.Decoder(ObjectPage[kind])  # type: ignore[valid-type]
         for _ in range(3):
             with contextlib.suppress(_ExpiredError):
-                return self._list(path, decoder, page, query)
+                return self._list(path, decoder, query)
         raise ApiError(GONE, f"the list {path} changed faster than it could be read; try again")
 
-    def _list(
-        self, path: str, decoder: msgspec.json.Decoder[ObjectPage[T]], page: int, query: Mapping[str, str]
-    ) -> Listing[T]:
+    def _list(self, path: str, decoder: msgspec.json.Decoder[ObjectPage[T]], query: Mapping[str, str]) -> Listing[T]:
         items: list[T] = []
         next_page = ""
         while True:
             more = {"continue": next_page} if next_page else {}
-            request = ApiRequest("GET", path, query={**query, "limit": str(page), **more})
+            request = ApiRequest("GET", path, query={"limit": str(_PAGE), **query, **more})
             response = self.send(request)
             if response.status == GONE:
                 raise _ExpiredError
@@ -302,7 +300,7 @@ class ApiClient:
     def _request(self, connection: http.client.HTTPConnection, request: ApiRequest) -> http.client.HTTPResponse:
         if connection.sock is None:
             connection.connect()
-            _set_keepalive(connection.sock)
+            _set_keepalive(connection)
         headers = {"Accept": JSON, "User-Agent": self._user_agent}
         if authorization := self.config.authorization():
             headers["Authorization"] = authorization
@@ -362,9 +360,10 @@ def _retry_after_s(answer: http.client.HTTPResponse) -> float:
     return float(text) if text.isascii() and text.isdigit() else 0.0
 
 
-def _set_keepalive(connection: socket.socket) -> None:
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+def _set_keepalive(connection: http.client.HTTPConnection) -> None:
+    connected: socket.socket = connection.sock
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for name, value in _KEEPALIVE:
         if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -118,7 +118,7 @@ def _user_checks(state: ClusterState) -> list[tuple[str, object, object]]:
             {gang: sorted(members) for gang, members in state.job_table.gangs.items()},
             {
                 gang: sorted(job.spec.name for job in alive if job.spec.gang == gang)
-                for gang in {job.spec.gang for job in alive if job.spec.gang}
+                for gang in sorted({job.spec.gang for job in alive if job.spec.gang})
             },
         ),
         ("silent nodes", state.silent, sum(node.is_silent for node in _nodes(state))),

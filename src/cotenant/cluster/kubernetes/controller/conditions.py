@@ -2,7 +2,7 @@
 
 A pod gets its first condition when it has waited for some seconds, because most are placed before that. Afterwards the
 condition is written when its reason changes, and when its text changed and the last writing is some minutes ago: the
-text has numbers that change in every round. Each second looks at a part of the pods, and only as many are written as the
+text has numbers that change in every round. Each tick looks at a part of the pods, and only as many are written as the
 rate of reports permits; nothing piles up in the queue.
 """
 
@@ -43,7 +43,7 @@ _QUEUED: Final = 40
 """Reports in the queue beyond which a tick adds none."""
 
 
-class Written(NamedTuple):
+class WrittenReason(NamedTuple):
     """What was last written about a pod."""
 
     reason: str
@@ -70,7 +70,7 @@ class Conditions:
         self._view, self._starts, self._machine, self._dispatcher = view, starts, machine, dispatcher
         self._queue: deque[str] = deque()
         self._queued: set[str] = set()
-        self._written: dict[str, Written] = {}
+        self._written: dict[str, WrittenReason] = {}
         self.unexplained = 0
         """Waiting pods that a tick found without a written reason."""
 
@@ -95,6 +95,7 @@ class Conditions:
                 self._queue.append(uid)
             else:
                 self._queued.discard(uid)
+                self._written.pop(uid, None)
 
     def _look_at(self, pod: Pod, reasons: Reasons, now: Instant) -> bool:
         """Write the condition of a pod if that is due; return whether to look at it again."""
@@ -104,7 +105,7 @@ class Conditions:
         if start is not None and start.phase is Phase.RELEASED:
             message = f"placed on node {start.node}, GPU {', '.join(start.pinned.uuids)}"
             if last is None or last.reason != PLACED:
-                self._write(pod, Written(PLACED, message, now))
+                self._write(pod, WrittenReason(PLACED, message, now))
             return False
         message = self.message_of(uid, reasons)
         if not message:
@@ -116,7 +117,7 @@ class Conditions:
             is_other = self._reason(uid, message) != last.reason or _history(message) != _history(last.message)
             is_due = is_other or (message != last.message and now >= last.instant + _AGAIN_NS)
         if is_due:
-            self._write(pod, Written(self._reason(uid, message), message, now))
+            self._write(pod, WrittenReason(self._reason(uid, message), message, now))
         return True
 
     def message_of(self, uid: str, reasons: Reasons) -> str:
@@ -130,7 +131,7 @@ class Conditions:
     def _reason(self, uid: str, message: str) -> str:
         return INVALID if uid in self._view.errors else reason_of(message)
 
-    def _write(self, pod: Pod, written: Written) -> None:
+    def _write(self, pod: Pod, written: WrittenReason) -> None:
         uid, text = pod.uid, capitalized(written.message)
         is_placed = written.reason == PLACED
         self._written[uid] = written
@@ -152,10 +153,10 @@ def _ignore(response: Response) -> None:
     del response
 
 
-def _found(pod: Pod, now: Instant) -> Written | None:
+def _found(pod: Pod, now: Instant) -> WrittenReason | None:
     """Return what an earlier controller wrote."""
     for condition in pod.status.conditions:
         if condition.type == names.CONDITION_PLACED:
             message = condition.message[:1].lower() + condition.message[1:]
-            return Written(condition.reason, message, now)
+            return WrittenReason(condition.reason, message, now)
     return None

@@ -32,8 +32,8 @@ class Constraint(msgspec.Struct, frozen=True):
     """What restricts the nodes of a pod; equal pods have equal constraints."""
 
     labels: tuple[tuple[str, str], ...] = ()
-    terms: tuple[NodeSelectorTerm, ...] | None = None
-    """Terms of which one must hold; None: there is no required affinity."""
+    alternatives: tuple[NodeSelectorTerm, ...] | None = None
+    """Conditions of which one must hold; None: there is no required affinity."""
     tolerations: tuple[Toleration, ...] = ()
 
     @property
@@ -49,7 +49,7 @@ def constraint_of(pod: Pod) -> Constraint:
     tolerations = {toleration for toleration in pod.spec.tolerations if toleration.effect in {"", *_EFFECTS}}
     return Constraint(
         tuple(sorted(pod.spec.node_selector.items())),
-        None if required is None else required.node_selector_terms,
+        None if required is None else required.alternatives,
         tuple(sorted(tolerations, key=lambda each: (each.key, each.operator, each.value, each.effect))),
     )
 
@@ -59,7 +59,7 @@ def allows(constraint: Constraint, node: KubeNode) -> bool:
     labels = node.metadata.labels
     if any(labels.get(key) != value for key, value in constraint.labels):
         return False
-    if constraint.terms is not None and not any(_matches(term, node) for term in constraint.terms):
+    if constraint.alternatives is not None and not any(_matches(term, node) for term in constraint.alternatives):
         return False
     taints = (taint for taint in node.spec.taints if taint.effect in _EFFECTS and taint.key != _UNSCHEDULABLE)
     return all(_is_tolerated(taint, constraint.tolerations) for taint in taints)
@@ -103,11 +103,7 @@ def _is_tolerated(taint: Taint, tolerations: Iterable[Toleration]) -> bool:
         toleration.effect in {"", taint.effect}
         and (
             (toleration.operator == "Exists" and toleration.key in {"", taint.key})
-            or (
-                toleration.operator != "Exists"
-                and toleration.key == taint.key
-                and toleration.value == taint.value
-            )
+            or (toleration.operator != "Exists" and toleration.key == taint.key and toleration.value == taint.value)
         )
         for toleration in tolerations
     )

@@ -1,8 +1,8 @@
 """Leader election by a Lease: of several controllers, the one that renews the Lease works and the others wait.
 
 A candidate never compares its own clock with that of the holder: it takes over when it has seen the same record for the
-whole duration of the lease (https://kubernetes.io/docs/concepts/architecture/leases/). Two leaders at the same time would
-do no harm either, because every request of the controller is conditional.
+whole duration of the lease (https://kubernetes.io/docs/concepts/architecture/leases/). Two leaders at the same time
+would do no harm either, because every request of the controller is conditional.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class LeaseSpec(msgspec.Struct, rename="camel"):
     lease_transitions: int | None = None
 
 
-class Lease(msgspec.Struct, rename="camel"):
+class LeaseObject(msgspec.Struct, rename="camel"):
     """A Lease."""
 
     metadata: LeaseMeta
@@ -89,7 +89,7 @@ class Election:
             return
         self.is_leader = False
         try:
-            lease = self._client.get(self._path, Lease)
+            lease = self._client.get(self._path, LeaseObject)
             if lease.spec.holder_identity == self._identity:
                 lease.spec.holder_identity = ""
                 lease.spec.lease_duration_seconds = 1
@@ -104,12 +104,12 @@ class Election:
     def _try(self, now: Instant) -> bool:
         written = timestamp_of(self._unix_ns(), micro=True)
         try:
-            lease = self._client.get(self._path, Lease)
+            lease = self._client.get(self._path, LeaseObject)
         except ApiError as error:
             if error.status != NOT_FOUND:
                 raise
             spec = LeaseSpec(self._identity, DURATION_S, written, written, 0)
-            lease = Lease(LeaseMeta(names.LEASE, self._namespace), spec)
+            lease = LeaseObject(LeaseMeta(names.LEASE, self._namespace), spec)
             self._client.create(resource_path(API_VERSION, "leases", self._namespace), lease)
             return True
         self.holder = lease.spec.holder_identity or ""

@@ -80,7 +80,7 @@ def _closed(gpu: GpuReport) -> GpuReport:
     return GpuReport(gpu.type, gpu.memory_bytes, gpu.free_bytes, gpu.offer_ppm, _UNREPORTED, gpu.online)
 
 
-class Fleet:
+class GpuFleet:
     """All nodes, and the pools of nodes that satisfy the constraints of pods."""
 
     def __init__(self, lease_ns: int) -> None:
@@ -176,11 +176,13 @@ class Fleet:
         changed, self._changed_pools = self._changed_pools, set()
         return [(pool, tuple(sorted(self._members.get(pool, ())))) for pool in sorted(changed)]
 
+    @property
+    def has_many_pools(self) -> bool:
+        return len(self._constraints) > _POOLS_LIMIT
+
     def drop_unused_pools(self, used: set[str]) -> None:
-        """Forget pools that no waiting pod names, if there are many."""
-        if len(self._constraints) <= _POOLS_LIMIT:
-            return
-        for pool in self._constraints.keys() - used:
+        """Forget pools that no pod names."""
+        for pool in sorted(self._constraints.keys() - used):
             del self._constraints[pool], self._members[pool]
             self._changed_pools.add(pool)
 

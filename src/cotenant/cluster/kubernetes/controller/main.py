@@ -29,13 +29,13 @@ from cotenant.cluster.kubernetes.controller.objects import (
 from cotenant.cluster.kubernetes.controller.placement import PlacementOptions
 from cotenant.cluster.kubernetes.controller.predictions import Learned
 from cotenant.cluster.kubernetes.controller.sources import (
-    Answered,
-    Changed,
-    Deposed,
-    Elected,
+    AnswerMessage,
+    ChangeMessage,
+    ElectionWon,
     Elector,
     Inbox,
-    Listed,
+    LeaseLost,
+    ListMessage,
     Message,
     RequestWorkers,
     Trouble,
@@ -211,16 +211,16 @@ class ControllerProcess:
     def _handle(self, message: Message) -> None:
         now = self._clock.now()
         match message:
-            case Changed(source, is_gone, item):
+            case ChangeMessage(source, is_gone, item):
                 del source
                 self._changed(item, now, is_gone=is_gone)
-            case Answered(ticket, response):
+            case AnswerMessage(ticket, response):
                 self.controller.answered(ticket, response, now)
-            case Listed(source, items):
+            case ListMessage(source, items):
                 self._listed(source, items, now)
-            case Elected(learned):
+            case ElectionWon(learned):
                 self._elected(learned)
-            case Deposed(why):
+            case LeaseLost(why):
                 self.lost = True
                 self.loop.stop(why)
             case Trouble(source, text):

@@ -38,22 +38,28 @@ def metrics_page(read: Callable[[], PlacementMetrics]) -> Iterator[bytes]:
 def _families(metrics: PlacementMetrics) -> Iterator[Metric]:
     counts = metrics.counts
     yield GaugeMetricFamily("cotenant_controller_leader", "1 if this controller holds the Lease.", metrics.is_leader)
-    nodes = gauge_of("cluster_nodes", "Nodes of the cluster.", ("state",))
+    nodes = gauge_of("controller_nodes", "Nodes of the cluster.", ("state",))
     nodes.add_metric(("reporting",), counts.nodes - metrics.silent)
     nodes.add_metric(("silent",), metrics.silent)
     yield nodes
-    yield GaugeMetricFamily("cotenant_cluster_gpus", "GPUs of all nodes.", counts.gpus)
-    yield GaugeMetricFamily("cotenant_cluster_gpus_open", "GPUs on which an offline pod could be placed.", counts.open)
-    yield GaugeMetricFamily("cotenant_cluster_gpus_held", "GPUs that an offline pod holds.", counts.held)
-    pods = gauge_of("cluster_pods", "Offline pods that have not ended.", ("state",))
+    yield GaugeMetricFamily("cotenant_controller_gpus", "GPUs of all nodes.", counts.gpus)
+    yield GaugeMetricFamily(
+        "cotenant_controller_gpus_open", "GPUs that could take an offline pod.", counts.open
+    )
+    yield GaugeMetricFamily("cotenant_controller_gpus_held", "GPUs that an offline pod holds.", counts.held)
+    pods = gauge_of("controller_pods", "Offline pods that have not ended.", ("state",))
     known = dict(counts.jobs)
     for state in (JobState.WAITING, JobState.STARTING, JobState.RUNNING, JobState.STOPPING):
         pods.add_metric((state.value,), known.get(state, 0))
     yield pods
     for name, about, value in (
-        ("cluster_rounds", "Placement rounds.", counts.rounds),
-        ("cluster_placed", "Pods that rounds placed.", counts.placed),
-        ("cluster_discarded", "Pairings that were no longer valid when they were to be committed.", counts.discarded),
+        ("controller_rounds", "Placement rounds.", counts.rounds),
+        ("controller_placed", "Pods that rounds placed.", counts.placed),
+        (
+            "controller_discarded",
+            "Pairings that were no longer valid at the commit.",
+            counts.discarded,
+        ),
         ("controller_released", "Pods whose gate was removed.", metrics.released),
         ("controller_refused", "Placements that the API refused.", metrics.refused),
         ("controller_evicted", "Pods whose eviction was accepted.", metrics.evicted),
@@ -63,4 +69,4 @@ def _families(metrics: PlacementMetrics) -> Iterator[Metric]:
         yield CounterMetricFamily(f"cotenant_{name}", about, value)
     queued = "Requests that wait for their turn."
     yield GaugeMetricFamily("cotenant_controller_queued_requests", queued, metrics.queued_requests)
-    yield histogram_of("cotenant_cluster_round_seconds", "Duration of placement rounds.", metrics.round_ns)
+    yield histogram_of("cotenant_controller_round_seconds", "Duration of placement rounds.", metrics.round_ns)

@@ -74,10 +74,10 @@ class NodeSelectorTerm(msgspec.Struct, rename="camel", frozen=True):
     match_fields: tuple[SelectorRequirement, ...] = ()
 
 
-class NodeSelector(msgspec.Struct, rename="camel", frozen=True):
-    """Terms of which one must hold."""
+class NodeSelector(msgspec.Struct, frozen=True):
+    """Alternatives of which one must hold."""
 
-    node_selector_terms: tuple[NodeSelectorTerm, ...] = ()
+    alternatives: tuple[NodeSelectorTerm, ...] = msgspec.field(default=(), name="nodeSelectorTerms")
 
 
 class NodeAffinity(msgspec.Struct, frozen=True):
@@ -167,8 +167,8 @@ class DeviceAllocation(msgspec.Struct):
     results: list[DeviceResult] = []
 
 
-class Allocation(msgspec.Struct):
-    """Allocation of a claim."""
+class ClaimAllocation(msgspec.Struct):
+    """ClaimAllocation of a claim."""
 
     devices: DeviceAllocation = msgspec.field(default_factory=DeviceAllocation)
 
@@ -176,7 +176,7 @@ class Allocation(msgspec.Struct):
 class ClaimStatus(msgspec.Struct):
     """Status of a claim."""
 
-    allocation: Allocation | None = None
+    allocation: ClaimAllocation | None = None
 
 
 class Claim(msgspec.Struct):

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from cotenant.cluster.kubernetes.controller.constraints import constraint_of
 from cotenant.cluster.kubernetes.controller.dispatcher import Dispatcher
-from cotenant.cluster.kubernetes.controller.fleet import Fleet, NodeRecord
+from cotenant.cluster.kubernetes.controller.fleet import GpuFleet, NodeRecord
 from cotenant.cluster.kubernetes.controller.manifests import device_positions
 from cotenant.cluster.kubernetes.controller.mapping import job_spec
 from cotenant.cluster.kubernetes.controller.objects import Claim, KubeNode, Pod
@@ -52,7 +52,7 @@ class Placement:
         self, post: Callable[[ClusterEvent], None], dispatcher: Dispatcher, options: PlacementOptions | None = None
     ) -> None:
         self.options = options or PlacementOptions()
-        self.fleet = Fleet(self.options.lease_ns)
+        self.fleet = GpuFleet(self.options.lease_ns)
         self.view = ClusterView(self.fleet)
         self.starts = Starts(self.view, dispatcher, self._attempts_changed)
         self._post = post
@@ -255,7 +255,8 @@ class Placement:
 
     def post_pools(self) -> None:
         """Tell the state machine about changed pools."""
-        self.fleet.drop_unused_pools({spec.pool for spec in self.view.specs.values()})
+        if self.fleet.has_many_pools:
+            self.fleet.drop_unused_pools({spec.pool for spec in self.view.specs.values()})
         for pool, nodes in self.fleet.changed_pools():
             self._post(PoolSet(pool, nodes))
 
@@ -308,9 +309,7 @@ class Placement:
 
     def _strays_of(self, record: NodeRecord, starts: Iterable[str]) -> dict[str, tuple[int, ...]]:
         """Return the offline tenants and claims on a node that the state machine did not place, with their GPUs."""
-        strays = {
-            uid: record.positions(tenant.gpus) for uid, tenant in record.tenants.items() if uid not in starts
-        }
+        strays = {uid: record.positions(tenant.gpus) for uid, tenant in record.tenants.items() if uid not in starts}
         for uid in self._strays.get(record.name, ()):
             if uid not in strays and uid not in starts and uid in self.view.claims:
                 strays[uid] = tuple(self._positions(record, self.view.claims[uid]))

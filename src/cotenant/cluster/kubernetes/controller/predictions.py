@@ -8,7 +8,15 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 
 from cotenant.cluster.kubernetes import names
-from cotenant.cluster.kubernetes.api import MERGE_PATCH, NOT_FOUND, ApiClient, ApiError, ApiRequest, Response, resource_path
+from cotenant.cluster.kubernetes.api import (
+    MERGE_PATCH,
+    NOT_FOUND,
+    ApiClient,
+    ApiError,
+    ApiRequest,
+    Response,
+    resource_path,
+)
 from cotenant.cluster.kubernetes.controller.dispatcher import Dispatcher, Operation, Urgency
 from cotenant.units.instant import SECOND_NS, Instant
 

@@ -44,7 +44,7 @@ def restore(
     taken: set[tuple[str, int]] = set()
     starts = _released(placement, pods, specs, taken)
     begun = _begun(placement, pods, specs, taken)
-    snapshots = []
+    snapshots: list[JobSnapshot] = []
     for pod in pods:
         spec = specs.get(pod.uid)
         start = starts.get(pod.uid) or begun.get(pod.uid)

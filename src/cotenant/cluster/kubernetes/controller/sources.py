@@ -29,14 +29,14 @@ _DRAINED: Final = 1000
 _BOOKMARK: Final = "BOOKMARK"
 
 
-class Listed(NamedTuple):
+class ListMessage(NamedTuple):
     """A complete list."""
 
     source: str
     items: list[Any]
 
 
-class Changed(NamedTuple):
+class ChangeMessage(NamedTuple):
     """A change that a watch reported."""
 
     source: str
@@ -44,20 +44,20 @@ class Changed(NamedTuple):
     item: Any
 
 
-class Answered(NamedTuple):
+class AnswerMessage(NamedTuple):
     """Answer to a request."""
 
     ticket: int
     response: Response
 
 
-class Elected(NamedTuple):
+class ElectionWon(NamedTuple):
     """This process is the leader."""
 
     learned: Learned
 
 
-class Deposed(NamedTuple):
+class LeaseLost(NamedTuple):
     """This process is the leader no more."""
 
     why: str
@@ -70,7 +70,7 @@ class Trouble(NamedTuple):
     text: str
 
 
-Message: TypeAlias = Listed | Changed | Answered | Elected | Deposed | Trouble
+Message: TypeAlias = ListMessage | ChangeMessage | AnswerMessage | ElectionWon | LeaseLost | Trouble
 
 
 class Inbox:
@@ -118,12 +118,12 @@ class WatchSource(threading.Thread):
     """Lists a collection and watches it, for ever; after a gap it continues where it was, or lists again."""
 
     def __init__(
-        self, name: str, client: ApiClient, path: str, kind: type, selectors: Mapping[str, str], inbox: Inbox
+        self, name: str, client: ApiClient, path: str, kind: type[Any], selectors: Mapping[str, str], inbox: Inbox
     ) -> None:
         super().__init__(name=f"watch-{name}", daemon=True)
         self._source, self._client, self._path, self._kind = name, client, path, kind
         self._selectors, self._inbox = selectors, inbox
-        self._decoder = msgspec.json.Decoder(kind)
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
         self._bookmark_decoder = msgspec.json.Decoder(_Bookmark)
         self._pause_s = _SHORTEST_PAUSE_S
         self._is_troubled = False
@@ -135,7 +135,7 @@ class WatchSource(threading.Thread):
             try:
                 if not version:
                     listing = self._client.list(self._path, self._kind, **self._selectors)
-                    self._inbox.put(Listed(self._source, listing.items))
+                    self._inbox.put(ListMessage(self._source, listing.items))
                     version = listing.resource_version
                     self._recovered()
                 version = self._watch(version)
@@ -164,7 +164,7 @@ class WatchSource(threading.Thread):
                     continue
                 item = self._decoder.decode(event.object)
                 version = item.metadata.resource_version
-                self._inbox.put(Changed(self._source, event.type == "DELETED", item))
+                self._inbox.put(ChangeMessage(self._source, event.type == "DELETED", item))
                 if self._inbox.is_closed:
                     return version
             self._recovered()
@@ -224,7 +224,7 @@ class RequestWorkers:
                 response = self._client.send(request)
             except CotenantError as error:  # credentials that cannot be read
                 response = Response(0, str(error).encode())
-            self._inbox.put(Answered(ticket, response))
+            self._inbox.put(AnswerMessage(ticket, response))
         self._client.close()
 
 
@@ -249,11 +249,11 @@ class Elector(threading.Thread):
                 learned = load_learned(
                     self._client, self._namespace, lambda text: self._inbox.put(Trouble("predictions", text))
                 )
-                self._inbox.put(Elected(learned))
+                self._inbox.put(ElectionWon(learned))
             elif was_leader and not is_leader:
                 holder = self._election.holder
                 why = f"{holder} holds it" if holder else "it could not be renewed"
-                self._inbox.put(Deposed(f"the Lease was lost: {problem or why}"))
+                self._inbox.put(LeaseLost(f"the Lease was lost: {problem or why}"))
                 break
             was_leader = is_leader
             self._stopped.wait(RETRY_S)

@@ -78,6 +78,7 @@ class Starts:
         self._changed = changed
         self.by_uid: dict[str, Start] = {}
         self.by_node: dict[str, dict[str, Start]] = {}
+        self._by_gang: dict[str, dict[str, Start]] = {}
         self.open_claims: set[str] = set()
         """Pods whose claim without a pinned GPU is being created or deleted."""
         self.released = 0
@@ -130,13 +131,16 @@ class Starts:
     def _add(self, start: Start) -> None:
         self.by_uid[start.uid] = start
         self.by_node.setdefault(start.node, {})[start.uid] = start
+        if start.gang:
+            self._by_gang.setdefault(start.gang, {})[start.uid] = start
 
     def _remove(self, start: Start) -> None:
         del self.by_uid[start.uid]
-        on_node = self.by_node[start.node]
-        del on_node[start.uid]
-        if not on_node:
-            del self.by_node[start.node]
+        for starts, key in ((self.by_node, start.node), (self._by_gang, start.gang)):
+            if key:
+                del starts[key][start.uid]
+                if not starts[key]:
+                    del starts[key]
 
     def _end(self, start: Start, end: JobEnd, detail: str) -> None:
         self._remove(start)
@@ -216,7 +220,7 @@ class Starts:
                 self._release(member)
 
     def _of_gang(self, gang: str) -> list[Start]:
-        return [start for start in self.by_uid.values() if start.gang == gang]
+        return list(self._by_gang.get(gang, {}).values())
 
     def _release(self, start: Start) -> None:
         pod = self._view.pods.get(start.uid)

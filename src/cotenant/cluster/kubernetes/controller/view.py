@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cotenant.cluster.kubernetes.controller.fleet import Fleet
+from cotenant.cluster.kubernetes.controller.fleet import GpuFleet
 from cotenant.cluster.kubernetes.controller.objects import Claim, Pod
 from cotenant.cluster.model.cluster import JobSpec
 
@@ -12,7 +12,7 @@ from cotenant.cluster.model.cluster import JobSpec
 class ClusterView:
     """Pods that the webhook changed and that have not ended, their claims, and the nodes."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: GpuFleet) -> None:
         self.fleet = fleet
         self.pods: dict[str, Pod] = {}
         """By uid."""
