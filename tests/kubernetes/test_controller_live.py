@@ -169,8 +169,9 @@ def test_a_gang_is_placed_as_a_whole(plane: Plane) -> None:
     assert set(plane.bound().values()) == {"one", "two"}
 
 
+@pytest.mark.timeout(900)
 def test_kills_of_the_controller_and_a_restart_of_the_api_server_lose_no_pod(plane: Plane) -> None:
-    total, kills = 40, 8
+    total, kills = 100, 20
     for name in ("one", "two"):
         plane.add_node(name, 4)
     for number in range(total):
@@ -194,7 +195,7 @@ def test_kills_of_the_controller_and_a_restart_of_the_api_server_lose_no_pod(pla
         return len(starts) == total
 
     try:
-        plane.plane.wait("all pods ran", step, 300)
+        plane.plane.wait("all pods ran", step, 800)
     finally:
         process.terminate()
         process.wait(30)

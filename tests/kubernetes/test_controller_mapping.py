@@ -76,7 +76,7 @@ def test_names_of_jobs_are_short_and_unique() -> None:
 )
 def test_wrong_annotations_are_explained(field: str, value: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        job_spec(pod_of(**{field: value}), "")
+        job_spec(pod_of(None, **{field: value}), "")
 
 
 def node_of(labels: dict[str, str], taints: list[dict[str, str]] | None = None) -> KubeNode:
@@ -84,8 +84,8 @@ def node_of(labels: dict[str, str], taints: list[dict[str, str]] | None = None) 
 
 
 def affinity(*expressions: dict) -> dict:
-    terms = [{"matchExpressions": [expression]} for expression in expressions]
-    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    alternatives = [{"matchExpressions": [expression]} for expression in expressions]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": alternatives}}
     return {"affinity": {"nodeAffinity": required}}
 
 

@@ -43,9 +43,7 @@ def _families(metrics: PlacementMetrics) -> Iterator[Metric]:
     nodes.add_metric(("silent",), metrics.silent)
     yield nodes
     yield GaugeMetricFamily("cotenant_controller_gpus", "GPUs of all nodes.", counts.gpus)
-    yield GaugeMetricFamily(
-        "cotenant_controller_gpus_open", "GPUs that could take an offline pod.", counts.open
-    )
+    yield GaugeMetricFamily("cotenant_controller_gpus_open", "GPUs that could take an offline pod.", counts.open)
     yield GaugeMetricFamily("cotenant_controller_gpus_held", "GPUs that an offline pod holds.", counts.held)
     pods = gauge_of("controller_pods", "Offline pods that have not ended.", ("state",))
     known = dict(counts.jobs)
