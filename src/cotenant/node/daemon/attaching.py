@@ -194,9 +194,7 @@ class Attaching:
                 return Reject(Reason.NOT_ALLOWED, "the claim of this pod was released, so its processes may not join")
             pod = spec.pod
         elif not pod:
-            return Reject(
-                Reason.NOT_ALLOWED, "this grant is for processes in a Kubernetes pod"
-            )
+            return Reject(Reason.NOT_ALLOWED, "this grant is for processes in a Kubernetes pod")
         for member in self._members.values():
             if member.spec.pod == pod:
                 return member
