@@ -24,6 +24,8 @@ from cotenant.units.instant import SECOND_NS
 from tests.support.kubernetes_api import FakeKubernetes, Tree, set_pod_condition
 
 GIB = 1 << 30
+GPU_MIB = 32 << 10
+"""Memory of every GPU."""
 START_NS = 1_795_000_000 * SECOND_NS
 KINDS: dict[str, tuple[type, dict[str, str]]] = {
     "pods": (Pod, POD_SELECTOR),
@@ -168,16 +170,31 @@ class TestCluster:
 
     def _bind(self, uid: str, pod: Tree, key: tuple[str, str], held: set[str]) -> None:
         claim = self.claims().get(uid)
-        if claim is None or pod["metadata"]["annotations"][names.ANNOTATION_KIND] == "online":
+        if claim is None:
             return
-        wanted, node = _gpus_of(claim), (pod["spec"].get("nodeSelector") or {}).get("kubernetes.io/hostname", "")
-        if not wanted or held.intersection(wanted) or claim["metadata"]["annotations"]["cotenant.dev/node"] != node:
+        capacity = claim["spec"]["devices"]["requests"][0]["exactly"].get("capacity", {}).get("requests", {})
+        if pod["metadata"]["annotations"][names.ANNOTATION_KIND] == "online":
+            capacity = {"memory": f"{GPU_MIB}Mi", "share": "100", "offlinePlaces": "0", **capacity}
+            wanted = [uuid for uuid in self.uuids() if self.fits(uuid, capacity)][:1]
+            node = wanted[0].removeprefix("GPU-").rpartition("-")[0] if wanted else ""
+        else:
+            wanted, node = _gpus_of(claim), (pod["spec"].get("nodeSelector") or {}).get("kubernetes.io/hostname", "")
+            is_elsewhere = bool(wanted) and claim["metadata"]["annotations"]["cotenant.dev/node"] != node
+            if is_elsewhere or held.intersection(wanted) or not all(self.fits(uuid, capacity) for uuid in wanted):
+                wanted = []
+        if not wanted:
             unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
             self.change("pods", key, lambda tree: set_pod_condition(tree, unschedulable))
             return
         held.update(wanted)
         results = [
-            {"driver": names.DRIVER, "pool": node, "device": f"gpu-{uuid.rpartition('-')[2]}"} for uuid in wanted
+            {
+                "driver": names.DRIVER,
+                "pool": node,
+                "device": f"gpu-{uuid.rpartition('-')[2]}",
+                "consumedCapacity": capacity,
+            }
+            for uuid in wanted
         ]
         claim_key = (claim["metadata"]["namespace"], claim["metadata"]["name"])
         allocation = {"allocation": {"devices": {"results": results}}}
@@ -188,6 +205,25 @@ class TestCluster:
             tree["status"]["phase"] = "Running"
 
         self.change("pods", key, bind)
+
+    def uuids(self) -> list[str]:
+        """Return the GPUs of nodes that are not cordoned."""
+        cordoned = {key[1] for key, node in self.api.objects["nodes"].items() if node["spec"].get("unschedulable")}
+        nodes = [tree for tree in self.api.objects["gpunodes"].values() if tree["metadata"]["name"] not in cordoned]
+        return [gpu["uuid"] for tree in nodes for gpu in tree["status"]["gpus"]]
+
+    def fits(self, uuid: str, capacity: dict[str, str], *, is_next_to_offline: bool = True) -> bool:
+        """Return whether a GPU has this capacity left, also if nothing offline were there."""
+        memory_mib, share = int(capacity["memory"].removesuffix("Mi")), int(capacity.get("share", "100"))
+        for uid, claim in self.claims().items():
+            for result in claim.get("status", {}).get("allocation", {}).get("devices", {}).get("results", ()):
+                pod = self.pods()[uid]
+                is_over = pod["status"]["phase"] in {"Succeeded", "Failed"}
+                is_over |= not is_next_to_offline and pod["metadata"]["annotations"][names.ANNOTATION_KIND] == "offline"
+                if f"GPU-{result['pool']}-{result['device'].removeprefix('gpu-')}" == uuid and not is_over:
+                    memory_mib += int(result["consumedCapacity"]["memory"].removesuffix("Mi"))
+                    share += int(result["consumedCapacity"]["share"])
+        return memory_mib <= GPU_MIB and share <= 100
 
     def report(self) -> None:
         """Let every node report its tenants."""

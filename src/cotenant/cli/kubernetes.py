@@ -208,6 +208,8 @@ def _configure_controller(verbs: Any) -> None:
     placement.add_argument("--node-lease", default="2min", metavar="DURATION", help=about)
     about = "A placed pod of a Job that kube-scheduler cannot bind for this time is evicted (default 1min)."
     placement.add_argument("--unschedulable-after", default="1min", metavar="DURATION", help=about)
+    about = "Offline pods are evicted for an online pod that finds no GPU for this time (default 5s)."
+    placement.add_argument("--make-room-after", default="5s", metavar="DURATION", help=about)
     requests = group(parser, "Requests to the API")
     for flag, default, about in (
         ("--requests-per-second", "100", "Requests per second on average"),
@@ -303,6 +305,7 @@ def _controller(options: argparse.Namespace) -> int:
         fair=_choice("--fair", options.fair, ("yes", "no")) == "yes",
         node_lease_ns=parse_duration(options.node_lease, field="--node-lease"),
         unschedulable_ns=parse_duration(options.unschedulable_after, field="--unschedulable-after"),
+        online_wait_ns=parse_duration(options.make_room_after, field="--make-room-after"),
         requests_per_second=whole_number("--requests-per-second", options.requests_per_second),
         request_burst=whole_number("--request-burst", options.request_burst),
         reports_per_second=whole_number("--reports-per-second", options.reports_per_second),

@@ -22,7 +22,17 @@ _POOLS_LIMIT: Final = 1024
 class NodeRecord:
     """A node. A GPU keeps its position for the life of the record, also while it is not reported."""
 
-    __slots__ = ("gpus", "is_silent", "name", "position_of_index", "position_of_uuid", "reported", "tenants", "uuids")
+    __slots__ = (
+        "gpus",
+        "is_silent",
+        "kept",
+        "name",
+        "position_of_index",
+        "position_of_uuid",
+        "reported",
+        "tenants",
+        "uuids",
+    )
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -32,10 +42,12 @@ class NodeRecord:
         self.reported: tuple[GpuReport, ...] = ()
         """GPUs as last reported."""
         self.gpus: tuple[GpuReport, ...] = ()
-        """GPUs as the state machine knows them: closed while the node is silent."""
+        """GPUs as the state machine knows them: without kept memory, and closed while the node is silent."""
         self.tenants: dict[str, TenantStatus] = {}
         """Offline tenants by the uid of their pod."""
         self.is_silent = False
+        self.kept: dict[int, int] = {}
+        """Memory that is kept for waiting online pods, by position."""
 
     def update(self, object_: GpuNode) -> None:
         """Take a report."""
@@ -62,7 +74,15 @@ class NodeRecord:
     def set_silent(self, *, is_silent: bool) -> None:
         """Close all GPUs, or open them as reported."""
         self.is_silent = is_silent
-        self.gpus = tuple(_closed(gpu) for gpu in self.reported) if is_silent else self.reported
+        gpus = self.reported
+        if self.kept:
+            gpus = tuple(_without(gpu, self.kept.get(position, 0)) for position, gpu in enumerate(gpus))
+        self.gpus = tuple(_closed(gpu) for gpu in gpus) if is_silent else gpus
+
+    def set_kept(self, kept: dict[int, int]) -> None:
+        """Offer less memory to offline pods, by position of the GPU."""
+        self.kept = kept
+        self.set_silent(is_silent=self.is_silent)
 
     def positions(self, uuids: Iterable[str]) -> tuple[int, ...]:
         """Return the positions of GPUs; those that the node does not have are omitted."""
@@ -74,6 +94,11 @@ _MISSING: Final = GpuReport("unknown", 0, 0, 0, GpuCondition.DISABLED)
 
 def _are_same(old: tuple[GpuReport, ...], new: list[GpuReport]) -> bool:
     return len(old) == len(new) and all(one is other for one, other in zip(old, new, strict=True))
+
+
+def _without(gpu: GpuReport, kept_bytes: int) -> GpuReport:
+    free_bytes = max(0, min(gpu.free_bytes, gpu.memory_bytes - kept_bytes))
+    return GpuReport(gpu.type, gpu.memory_bytes, free_bytes, gpu.offer_ppm, gpu.condition, gpu.online)
 
 
 def _closed(gpu: GpuReport) -> GpuReport:
@@ -170,6 +195,10 @@ class GpuFleet:
             self._members[pool] = {name for name in self.nodes if self._allows(pool, constraint, name)}
             self._changed_pools.add(pool)
         return pool
+
+    def members(self, pool: str) -> list[str]:
+        """Return the nodes of a pool."""
+        return sorted(self._members.get(pool, ()))
 
     def changed_pools(self) -> list[tuple[str, tuple[str, ...]]]:
         """Return the pools that changed since the last call, with their nodes."""

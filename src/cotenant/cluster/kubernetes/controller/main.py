@@ -72,6 +72,7 @@ class ControllerOptions(NamedTuple):
     fair: bool = False
     node_lease_ns: int = PlacementOptions().lease_ns
     unschedulable_ns: int = PlacementOptions().unschedulable_ns
+    online_wait_ns: int = PlacementOptions().online_wait_ns
     requests_per_second: float = Limits().per_second
     request_burst: int = Limits().burst
     reports_per_second: float = Limits().reports_per_second
@@ -92,6 +93,7 @@ class ControllerOptions(NamedTuple):
             ("round", self.round_ns, SECOND_NS // 10),
             ("node-lease", self.node_lease_ns, SECOND_NS),
             ("unschedulable-after", self.unschedulable_ns, SECOND_NS),
+            ("make-room-after", self.online_wait_ns, SECOND_NS),
         ):
             if duration_ns < smallest_ns:
                 remedy = f"must be at least {format_duration(smallest_ns)}"
@@ -111,7 +113,7 @@ class ControllerOptions(NamedTuple):
             namespace,
             cluster,
             Limits(self.requests_per_second, self.request_burst, self.reports_per_second, self.workers),
-            PlacementOptions(self.node_lease_ns, self.unschedulable_ns),
+            PlacementOptions(self.node_lease_ns, self.unschedulable_ns, self.online_wait_ns),
         )
 
 

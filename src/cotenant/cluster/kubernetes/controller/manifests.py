@@ -26,6 +26,7 @@ _MEBIBYTE: Final = 1 << 20
 _MESSAGE_LIMIT: Final = 1000
 """The API accepts 1024 bytes in the message of an event."""
 _PPM_PER_PERCENT: Final = 10_000
+WHOLE_PERCENT: Final = 100
 TAINT_NO_OFFLINE: Final = f"{names.GROUP}/no-offline"
 """Taint of a device that admits no new offline tenants; claims for online work tolerate it."""
 
@@ -37,6 +38,23 @@ class PinnedGpus(NamedTuple):
     uuids: tuple[str, ...]
     memory_bytes: int
     """Memory on each, for a pod that names none."""
+
+
+class OnlineNeed(NamedTuple):
+    """What the claim of an online pod asks for."""
+
+    gpus: int
+    memory_bytes: int
+    """On each GPU; 0: all."""
+    share_percent: int
+
+
+def online_need(pod: Pod) -> OnlineNeed:
+    """Return what the claim of an online pod asks for; raise `ConfigError` for an annotation that cannot be read."""
+    share = pod.metadata.annotations.get(names.ANNOTATION_SHARE)
+    percent = -(-parse_share(share, field=names.ANNOTATION_SHARE) // _PPM_PER_PERCENT) if share else WHOLE_PERCENT
+    memory_mib = -(-_memory_bytes(pod) // _MEBIBYTE)
+    return OnlineNeed(_gpu_count(pod), memory_mib * _MEBIBYTE, percent)
 
 
 def create_claim(pod: Pod, pinned: PinnedGpus | None) -> ApiRequest:
@@ -107,13 +125,16 @@ def _open_requests(pod: Pod) -> list[dict[str, Any]]:
         capacity |= {names.CAPACITY_SHARE: "0", names.CAPACITY_OFFLINE_PLACES: "1"}
     else:
         more["tolerations"] = [{"key": TAINT_NO_OFFLINE, "operator": "Exists"}]
-        if share := annotations.get(names.ANNOTATION_SHARE):
-            share_ppm = parse_share(share, field=names.ANNOTATION_SHARE)
-            capacity[names.CAPACITY_SHARE] = str(-(-share_ppm // _PPM_PER_PERCENT))
-    gpus = annotations.get(names.ANNOTATION_GPUS) or "1"
+        if annotations.get(names.ANNOTATION_SHARE):
+            capacity[names.CAPACITY_SHARE] = str(online_need(pod).share_percent)
+    return [_request("gpu", capacity, {**more, "count": _gpu_count(pod)})]
+
+
+def _gpu_count(pod: Pod) -> int:
+    gpus = pod.metadata.annotations.get(names.ANNOTATION_GPUS) or "1"
     if not (gpus.isascii() and gpus.isdigit() and int(gpus) > 0):
         raise ConfigError(names.ANNOTATION_GPUS, gpus, "write a positive integer")
-    return [_request("gpu", capacity, {**more, "count": int(gpus)})]
+    return int(gpus)
 
 
 def _request(name: str, capacity: dict[str, str], more: dict[str, Any]) -> dict[str, Any]:

@@ -144,6 +144,14 @@ class Pod(msgspec.Struct):
         return self.metadata.annotations.get(names.ANNOTATION_KIND) == "offline"
 
     @property
+    def is_refused(self) -> bool:
+        """Return whether kube-scheduler found no node for the pod."""
+        return not self.spec.node_name and any(
+            condition.type == "PodScheduled" and condition.status == "False" and condition.reason == "Unschedulable"
+            for condition in self.status.conditions
+        )
+
+    @property
     def claim_name(self) -> str:
         """Return the name that the webhook gave to the claim of the pod; empty: none."""
         return self.metadata.labels.get(names.LABEL_CLAIM, "")
@@ -153,12 +161,14 @@ class Pod(msgspec.Struct):
         return f"{self.metadata.namespace}/{self.metadata.name}"
 
 
-class DeviceResult(msgspec.Struct):
+class DeviceResult(msgspec.Struct, rename="camel"):
     """A device that was allocated to a claim."""
 
     driver: str = ""
     pool: str = ""
     device: str = ""
+    consumed_capacity: dict[str, str] = {}
+    """What the claim holds of the capacity of the device, as quantities."""
 
 
 class DeviceAllocation(msgspec.Struct):

@@ -11,6 +11,7 @@ from cotenant.cluster.kubernetes.controller.fleet import GpuFleet, NodeRecord
 from cotenant.cluster.kubernetes.controller.manifests import device_positions
 from cotenant.cluster.kubernetes.controller.mapping import job_spec
 from cotenant.cluster.kubernetes.controller.objects import Claim, KubeNode, Pod
+from cotenant.cluster.kubernetes.controller.online_room import OnlineRoom
 from cotenant.cluster.kubernetes.controller.starts import Phase, Starts
 from cotenant.cluster.kubernetes.controller.view import ClusterView
 from cotenant.cluster.kubernetes.gpu_node import GpuNode
@@ -43,6 +44,8 @@ class PlacementOptions(NamedTuple):
     """A node without a report for this long is silent and gets no pods."""
     unschedulable_ns: int = 60 * SECOND_NS
     """A released pod that the scheduler refuses for this long is evicted, if something creates another one."""
+    online_wait_ns: int = 5 * SECOND_NS
+    """For an online pod that the scheduler refuses for this long, offline pods are evicted."""
 
 
 class Placement:
@@ -55,6 +58,7 @@ class Placement:
         self.fleet = GpuFleet(self.options.lease_ns)
         self.view = ClusterView(self.fleet)
         self.starts = Starts(self.view, dispatcher, self._attempts_changed)
+        self.online_room = OnlineRoom(self.view, self.starts, dispatcher, self.options.online_wait_ns)
         self._post = post
         self.explain: Callable[[str], None] = _nothing
         """Called with the uid of a pod whose state is to be written into its condition."""
@@ -95,6 +99,9 @@ class Placement:
             if old is None or old.metadata.annotations != pod.metadata.annotations:
                 self._submit(pod)
             return
+        self.online_room.note(pod, now)
+        if old is None:
+            self._note_online(uid)
         start = self.starts.by_uid.get(uid)
         if start is not None:
             self.starts.pod_released(start)
@@ -115,6 +122,8 @@ class Placement:
         view.errors.pop(uid, None)
         view.claims.pop(uid, None)
         self._refused.pop(uid, None)
+        self.online_room.forget(uid)
+        self.online_room.claim_changed(uid, ())
         stray_on = self._stray_node.pop(uid, "")
         if stray_on:
             self._strays[stray_on].discard(uid)
@@ -164,6 +173,7 @@ class Placement:
         """Take a new or changed claim."""
         self._now = now
         self.view.claims[claim.pod_uid] = claim
+        self._note_online(claim.pod_uid)
         if self.is_started:
             self._note_stray(claim.pod_uid)
 
@@ -174,6 +184,7 @@ class Placement:
         if known is None or known.metadata.uid != claim.metadata.uid:
             return
         del self.view.claims[claim.pod_uid]
+        self.online_room.claim_changed(claim.pod_uid, ())
         pod = self.view.pods.get(claim.pod_uid)
         if self.is_started and pod is not None and not pod.is_gated:
             self.starts.claim_deleted(pod)
@@ -249,6 +260,8 @@ class Placement:
         self._now = now
         for record in self.fleet.silenced(now):
             self._report(record)
+        for record in self.online_room.tick(now):
+            self._report(record)
         self._evict_refused(now)
         self.fleet.end_exclusions(now)
         self.post_pools()
@@ -262,11 +275,7 @@ class Placement:
 
     def _note_refusal(self, pod: Pod, now: Instant) -> None:
         """Remember since when the scheduler refuses a released pod."""
-        is_refused = not pod.spec.node_name and any(
-            condition.type == "PodScheduled" and condition.status == "False" and condition.reason == "Unschedulable"
-            for condition in pod.status.conditions
-        )
-        if not is_refused:
+        if not pod.is_refused:
             self._refused.pop(pod.uid, None)
         else:
             self._refused.setdefault(pod.uid, now)
@@ -318,6 +327,12 @@ class Placement:
     def _positions(self, record: NodeRecord, claim: Claim) -> Iterable[int]:
         return record.positions(claim.gpu_uuids) or device_positions(claim, record.position_of_index)
 
+    def _note_online(self, uid: str) -> None:
+        """Keep the memory that the claim of an online pod holds."""
+        claim = self.view.claims.get(uid)
+        allocation = None if claim is None else claim.status.allocation
+        self.online_room.claim_changed(uid, () if allocation is None else allocation.devices.results)
+
     def _note_stray(self, uid: str) -> None:
         """Record where an offline pod holds GPUs that the state machine did not place, and close those GPUs."""
         pod, claim = self.view.pods.get(uid), self.view.claims.get(uid)
@@ -338,6 +353,8 @@ class Placement:
         self.starts.resume()
         for pod in list(self.view.pods.values()):
             if not pod.is_gated:
+                self.online_room.note(pod, self._now)
+                self._note_online(pod.uid)
                 self.starts.ensure_claim(pod)
                 self._note_stray(pod.uid)
             if pod.is_gated or pod.uid in self.starts.by_uid or pod.uid in self.view.errors:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from cotenant.cluster.kubernetes import names
 from cotenant.cluster.kubernetes.plugin.parameters import parse_parameters
+from cotenant.cluster.kubernetes.quantity import whole_quantity
 from cotenant.cluster.kubernetes.webhook.objects import JsonObject, list_at, object_at, text_at
-from cotenant.cluster.kubernetes.webhook.quantity import whole_quantity
 from cotenant.errors import ConfigError
 from cotenant.gate.grant import Kind
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 import msgspec
 
 from cotenant.cluster.kubernetes.names import EXTENDED_RESOURCE
+from cotenant.cluster.kubernetes.quantity import whole_quantity
 from cotenant.cluster.kubernetes.webhook.objects import JsonObject, join_path, object_at
-from cotenant.cluster.kubernetes.webhook.quantity import whole_quantity
 from cotenant.errors import ConfigError
 from cotenant.units.text import format_share, format_size
 
