@@ -130,6 +130,9 @@ class AttackReport(msgspec.Struct, frozen=True, kw_only=True):
     online_harmed: int
     """Runs with a failed request, or a p99 above 1.2 times that with a well-behaved neighbour; without those attacks
     that the hardware cannot contain."""
+    baseline_above: int
+    """Runs whose p99 with a well-behaved neighbour was above 1.2 times the median of all runs: the noise of the
+    machine."""
     node_died: int
     foreign_kills: int
     bypass_detected_s_max: float
@@ -386,12 +389,14 @@ def summarize(attacks: Sequence[Attack], runs: Sequence[AttackRun], rounds: int,
     detected_s = [PHASES.bypass_s if run.detected_s is None else run.detected_s for run in bypasses]
     ratios = sorted(run.ratio for run in runs) or [0.0]
     stalled = sorted(run.stalled_ms for run in runs) or [0.0]
+    baselines = sorted(run.baseline_p99_ms for run in runs) or [0.0]
     not_started = sorted({run.attack for run in runs if not run.started})
     report = AttackReport(
         rounds=rounds,
         attacks=len(attacks),
         runs=len(runs),
         online_harmed=len(unexcused),
+        baseline_above=sum(value > LARGEST_RATIO * _quantile(baselines, 0.5) for value in baselines),
         node_died=sum(run.node_died for run in runs),
         foreign_kills=sum(run.foreign_kill for run in runs),
         bypass_detected_s_max=max(detected_s, default=0.0),

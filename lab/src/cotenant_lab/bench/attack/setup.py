@@ -140,6 +140,7 @@ class AttackSetup(NodeSite):
         self._victim: subprocess.Popen[bytes] | None = None
         self._tail = JournalTail(self.directories.journal, lambda _: None)
         self._event_log: EventLog | None = None
+        self._ahead_ns = 0
         self._scheduled_pid = 0
 
     def start(self) -> None:
@@ -312,13 +313,13 @@ class AttackSetup(NodeSite):
     def new_events(self) -> list[tuple[int, LogEvent]]:
         """Return the node's events since the last call, each with its instant on the clock of the reports."""
         found: list[tuple[int, LogEvent]] = []
-        ahead_ns = unix_ns() - monotonic_ns()
         with contextlib.suppress(CotenantError, OSError):
             if self._event_log is None:
                 self._event_log = EventLog(stored_clock_offset(self.directories.clock))
+                self._ahead_ns = unix_ns() - monotonic_ns()  # both at once: the wall clock may be set later
             for turn in self._tail.turns():
                 for event in self._event_log.record(turn.now, turn.event, turn.actions):
-                    found.append((event.unix_ns - ahead_ns, event))
+                    found.append((event.unix_ns - self._ahead_ns, event))
         return found
 
     def is_clear(self, prepared: str) -> bool:

@@ -16,7 +16,8 @@ def show_attack(console: Console, report: AttackReport) -> None:
             headings = ["ATTACK", "", "STARTED AS", "RESULT", "P99 RATIO", "MAX", "EVICTED"]
             console.print(table(title, headings, rows, fold=True))
     console.print(
-        f"{report.attacks} attacks, {report.runs} runs: the online tenant was harmed in {report.online_harmed}, "
+        f"{report.attacks} attacks, {report.runs} runs: the online tenant was harmed in {report.online_harmed} "
+        f"(with a well-behaved neighbour, p99 was as high in {report.baseline_above}), "
         f"the node died in {report.node_died}, unrelated processes were killed in {report.foreign_kills}"
     )
     console.print(
