@@ -61,7 +61,7 @@ def test_every_field_has_exactly_one_flag(section: str) -> None:
 @pytest.mark.parametrize(
     "command, sections",
     [
-        ("node", ["node", "operators", "protect", "control", "agent", "directories"]),
+        ("node", ["node", "operators", "protect", "control", "directories"]),
         ("run", ["run", "directories"]),
         ("config", list(SECTIONS)),
     ],
@@ -184,8 +184,6 @@ def test_config_show_output_decodes_to_the_same_config(tmp_path: Path, capsys: p
             "control.min_online_share = '10%': must not be above control.max_online_share",
         ),
         ({("control", "mps_share"): "on"}, "control.mps_share = 'on': SMs are assigned only under MPS"),
-        ({("cluster", "round"): "1ms"}, "cluster.round = '1ms': must be at least 100ms"),
-        ({("cluster", "grace"): "1ms"}, "cluster.grace = '1ms': must be at least 1s"),
         ({("node", "unmet"): "refuse"}, "node.unmet = 'refuse': node.place 'spread' makes no predictions"),
     ],
 )

@@ -33,9 +33,7 @@ class Cluster:
     def __init__(self, nodes: dict[str, int], place: str = "match") -> None:
         self.machine = ClusterMachine()
         self.now = 0
-        self.handle(
-            ClusterStarted(ClusterSettings(round_ns=SECOND_NS, lease_ns=1 << 60, place=place, moves_limit=0), "test", 0)
-        )
+        self.handle(ClusterStarted(ClusterSettings(round_ns=SECOND_NS, lease_ns=1 << 60, place=place, moves_limit=0)))
         for name, gpus in nodes.items():
             self.handle(NodeReport(name, 1, (GPU,) * gpus))
 

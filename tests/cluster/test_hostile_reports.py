@@ -1,13 +1,9 @@
 """Tests of reports of hostile nodes."""
 
-import io
-
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.cluster.host import recover_cluster
-from cotenant.cluster.journal import ClusterJournalReader, ClusterTurn
 from cotenant.cluster.model.cluster import (
     Attempt,
     AttemptReport,
@@ -17,7 +13,6 @@ from cotenant.cluster.model.cluster import (
     JobEnd,
     JobSpec,
     OnlineUse,
-    Quota,
 )
 from cotenant.cluster.model.event import (
     ClusterEvent,
@@ -28,11 +23,9 @@ from cotenant.cluster.model.event import (
     NodeDrained,
     NodeGone,
     NodeReport,
-    QuotaSet,
 )
 from cotenant.cluster.state.cluster import ClusterMachine
 from cotenant.predict.usage import TaskUse
-from cotenant.runner.journal import MAGIC, encode_turn
 from tests.support.effort import examples
 
 LARGEST = (1 << 63) - 1
@@ -98,33 +91,27 @@ specs = st.builds(
 events: st.SearchStrategy[ClusterEvent] = st.one_of(
     reported,
     reported,
-    st.builds(JobSubmitted, specs, amounts),
-    st.builds(JobCancelled, jobs, amounts),
+    st.builds(JobSubmitted, specs),
+    st.builds(JobCancelled, jobs),
     st.builds(NodeGone, nodes),
-    st.builds(NodeDrained, nodes, st.booleans(), amounts),
-    st.builds(
-        QuotaSet, st.builds(Quota, st.sampled_from(["anna", "ben"]), amounts, st.sampled_from([1, 1000])), amounts
-    ),
+    st.builds(NodeDrained, nodes, st.booleans(), st.booleans()),
     st.just(ClusterWoke()),
 )
-STARTED = ClusterStarted(ClusterSettings(SECOND, 10 * SECOND, 5 * SECOND), "test", 0)
+STARTED = ClusterStarted(ClusterSettings(SECOND, 10 * SECOND, 5 * SECOND))
 
 
 @given(st.lists(st.tuples(events, st.sampled_from([0, SECOND, 20 * SECOND])), max_size=25))
 @settings(max_examples=examples(60, 5000))
-def test_arbitrary_events_keep_invariants_and_replay_restores_the_state(steps: list[tuple[ClusterEvent, int]]) -> None:
+def test_arbitrary_events_keep_invariants_and_snapshots_restore(
+    steps: list[tuple[ClusterEvent, int]],
+) -> None:
     machine = ClusterMachine()
     now = SECOND
-    turns = [ClusterTurn(now, STARTED, machine.handle(STARTED, now=now))]
+    machine.handle(STARTED, now=now)
     for event, delay in steps:
         now += delay
-        decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(event), type=type(event))  # as received over the wire
-        turns.append(ClusterTurn(now, decoded, machine.handle(decoded, now=now)))
+        machine.handle(msgspec.convert(msgspec.to_builtins(event), type(event)), now=now)  # within the limits of values
         machine.check()
-    journal = io.BytesIO(MAGIC + b"".join(encode_turn(turn.now, turn.event, turn.actions) for turn in turns))
-    recovered = ClusterMachine()
-    assert recover_cluster(recovered, ClusterJournalReader(journal.read)) == len(turns)
-    assert recovered.snapshot() == machine.snapshot()
     restored = ClusterMachine()
     restored.handle(machine.snapshot(), now=now)
     assert restored.snapshot() == machine.snapshot()

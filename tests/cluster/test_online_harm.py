@@ -1,11 +1,9 @@
-"""Tests of limits on attempt numbers, leases and the text of jobs."""
+"""Tests of limits on attempt numbers and of leases."""
 
 import pytest
 
-from cotenant.cluster.model.cluster import Attempt, AttemptReport, JobSpec, JobState
-from cotenant.cluster.model.event import Answer, ClusterStarted, JobCancelled, JobSubmitted, StartJob, StopJob
-from cotenant.cluster.state import jobs as cluster_jobs
-from cotenant.node.model.admission import Reason
+from cotenant.cluster.model.cluster import Attempt, AttemptReport, JobState
+from cotenant.cluster.model.event import ClusterStarted, StartJob, StopJob
 from cotenant.units.instant import SECOND_NS
 from tests.support.cluster_steps import ClusterScript, runs, settings, starts
 
@@ -36,14 +34,14 @@ def test_shorter_lease_does_not_end_earlier_leases(reports_again: bool) -> None:
     (order,) = story.until(2)
     story.report("a", runs(order), seen=1)  # this lease is valid until 22 s, and its grace until 27 s
     shorter = settings(lease_ns=2 * SECOND_NS, grace_ns=SECOND_NS)
-    story.tell(ClusterStarted(shorter, "1", 0))
+    story.tell(ClusterStarted(shorter))
     story.join("b")
     if reports_again:
         story.now_s = 3
         story.report("a", runs(order), seen=1)  # the answer to this report may be lost
     reported = story.machine.snapshot()
     story.machine.handle(reported, now=story.now_s * SECOND_NS)
-    story.tell(ClusterStarted(shorter, "1", 0))
+    story.tell(ClusterStarted(shorter))
     for second in range(4, 27):
         story.until(second)
         story.report("b")
@@ -53,27 +51,3 @@ def test_shorter_lease_does_not_end_earlier_leases(reports_again: bool) -> None:
         story.report("b")
         placed |= starts(story.until(second))
     assert placed == {"job": ("b", (0,))}
-
-
-def test_text_of_jobs_is_bounded_and_finished_jobs_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_jobs, "TEXT_LIMIT", 1000)
-    story = ClusterScript()
-
-    def submit(name: str, letters: int) -> bool:
-        spec = JobSpec(name, "ann", environment=(("V", "x" * letters),))
-        (answer,) = story.tell(JobSubmitted(spec, 7))
-        assert isinstance(answer, Answer)
-        if answer.reject is not None:
-            assert answer.reject.reason is Reason.QUEUE_FULL
-        return answer.reject is None
-
-    assert submit("one", 500)
-    assert not submit("two", 500)
-    assert submit("two", 400)
-    story.tell(JobCancelled("one"))
-    assert submit("three", 500)
-    assert story.machine.job("one") is None
-    assert not submit("four", 500)
-    story.machine.handle(story.machine.snapshot(), now=0)
-    assert not submit("four", 500)
-    assert story.machine.job_table.text == sum(cluster_jobs.text_of(reported.spec) for reported in story.machine.jobs())

@@ -1,16 +1,13 @@
 """Tests of the placement by the state machine."""
 
-import msgspec
 import pytest
 
-from cotenant.cluster.host import recover_cluster
-from cotenant.cluster.model.cluster import GpuCondition, GpuReport, JobEnd, JobState, OnlineUse, Quota
-from cotenant.cluster.model.event import ClusterStarted, JobCancelled, NodeReport, QuotaSet, StartJob, StopJob
+from cotenant.cluster.model.cluster import GpuCondition, GpuReport, JobEnd, OnlineUse
+from cotenant.cluster.model.event import JobCancelled, NodeReport, StartJob, StopJob
 from cotenant.cluster.state import inventory as cluster_floor
 from cotenant.cluster.state import jobs as cluster_jobs
 from cotenant.cluster.state.cluster import ClusterMachine
 from cotenant.predict.usage import TaskUse
-from cotenant.runner.host import Divergence, replay
 from tests.support.cluster_steps import BUSY, GIB, GPU, ClusterScript, replaced, runs, starts
 
 
@@ -71,21 +68,6 @@ def test_groups_that_avoid_each_other_share_no_node() -> None:
     ]
 
 
-def test_quota_limits_starts_and_evicts_no_job() -> None:
-    story = ClusterScript()
-    story.join("a", GPU, GPU, GPU)
-    story.tell(QuotaSet(Quota("ann", 1)))
-    for name in ("one", "two"):
-        story.submit(name)
-    story.submit("other", "bob")
-    assert sorted(starts(story.until(5))) == ["one", "other"]
-    assert story.job("two").why == "ann holds 1 GPU of a quota of 1"
-    story.tell(QuotaSet(Quota("ann", 0)))
-    assert story.state("one") is JobState.STARTING
-    story.tell(QuotaSet(Quota("ann", 5)))
-    assert sorted(starts(story.until(15))) == ["two"]
-
-
 def test_job_of_higher_priority_is_placed_first() -> None:
     story = ClusterScript()
     story.submit("early")
@@ -123,7 +105,7 @@ def test_job_moves_to_a_faster_gpu_that_stays_reserved_for_it() -> None:
     story.submit("thief")
     story.report("fast")
     assert starts(story.until(35)) == {}
-    _, restart = story.report("slow", runs(order, 300_000, JobEnd.EVICTED), seen=1)
+    (restart,) = story.report("slow", runs(order, 300_000, JobEnd.EVICTED), seen=1)
     assert isinstance(restart, StartJob)
     assert (restart.node, restart.progress_ppm) == ("fast", 300_000)
 
@@ -202,26 +184,7 @@ def test_job_that_slows_online_work_too_much_is_not_placed() -> None:
     assert story.job("heavy").why == ("none of 1 open GPU is suitable: 1 would make online work too slow, as predicted")
 
 
-def test_recovery_uses_recorded_decisions_of_rounds() -> None:
-    story = ClusterScript(place="first-fit", slowdown_limit_ppm=100_000_000)
-    story.join("crowded", replaced(GPU, online=(BUSY,), offer_ppm=200_000))
-    story.join("free")
-    story.submit("job", use=TaskUse(950_000, ((800_000, 1_000_000),), 500_000, 100_000))
-    (order,) = story.until(2)
-    story.report("crowded", runs(order, 100_000), seen=1)
-    first, *rest = story.turns
-    assert isinstance(first.event, ClusterStarted)
-    today = msgspec.structs.replace(first.event, settings=msgspec.structs.replace(first.event.settings, place="match"))
-    turns = [msgspec.structs.replace(first, event=today), *rest]
-    with pytest.raises(Divergence):
-        replay(ClusterMachine(), turns)
-    machine = ClusterMachine()
-    assert recover_cluster(machine, turns) == len(turns)
-    machine.check()
-    assert list(machine.jobs()) == list(story.machine.jobs())
-
-
-def test_recovery_repeats_a_recorded_move() -> None:
+def test_snapshot_keeps_the_reservation_of_a_move() -> None:
     story = ClusterScript(slowdown_limit_ppm=100_000_000)
     story.join("slow", replaced(GPU, online=(BUSY,), offer_ppm=200_000))
     story.submit("job", use=TaskUse(950_000, ((800_000, 1_000_000),), 500_000, 100_000))
@@ -231,11 +194,11 @@ def test_recovery_repeats_a_recorded_move() -> None:
     story.join("fast")
     story.report("slow", runs(order, 200_000), seen=1)
     story.until(15)
-    machine = ClusterMachine()
-    recover_cluster(machine, story.turns)
-    machine.check()
-    assert machine.snapshot().jobs == story.machine.snapshot().jobs
-    assert [job.reserved_on for job in machine.snapshot().jobs] == ["fast"]
+    assert [job.reserved_on for job in story.machine.snapshot().jobs] == ["fast"]
+    stored, story.machine = story.machine.snapshot(), ClusterMachine()
+    story.tell(stored)
+    (restart,) = story.report("slow", runs(order, 300_000, JobEnd.EVICTED), seen=1)
+    assert starts([restart]) == {"job": ("fast", (0,))}
 
 
 def test_prices_of_a_fuller_round_do_not_delay_jobs() -> None:

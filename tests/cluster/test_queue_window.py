@@ -2,8 +2,6 @@
 
 import pytest
 
-from cotenant.cluster.model.cluster import Quota
-from cotenant.cluster.model.event import QuotaSet
 from cotenant.predict.usage import TaskUse
 from tests.support.cluster_steps import BUSY, GPU, ClusterScript, replaced, starts
 
@@ -50,25 +48,3 @@ def test_window_contains_equal_jobs_of_each_user() -> None:
         story.submit(f"alike-{number}")
     story.submit("last", "bob")
     assert sorted(starts(story.until(2))) == ["last"]
-
-
-def test_gang_beyond_the_quota_does_not_block_other_jobs_of_its_user() -> None:
-    story = ClusterScript()
-    story.join("a", GPU, GPU, GPU, GPU)
-    story.tell(QuotaSet(Quota("ann", 2)))
-    story.submit("too-large", gpus=4)
-    story.submit("one")
-    story.submit("gang", gpus=2)
-    story.submit("two")
-    assert sorted(starts(story.until(2))) == ["one", "two"]
-    assert story.job("too-large").why == "it needs 4 GPUs, more than the whole quota of ann, 2"
-    assert story.job("gang").why == "ann holds 2 GPUs of a quota of 2"
-
-
-def test_jobs_that_cannot_start_do_not_use_the_quota() -> None:
-    story = ClusterScript()
-    story.join("a")
-    story.tell(QuotaSet(Quota("ann", 1)))
-    story.submit("nowhere", types=("H100",))
-    story.submit("ordinary")
-    assert sorted(starts(story.until(2))) == ["ordinary"]

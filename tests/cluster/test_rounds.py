@@ -219,12 +219,11 @@ def test_fragmentation_keeps_whole_nodes_for_gangs() -> None:
         assert ROUNDS["fragmentation"].plan(inputs).pairings[0].gpus == (first,)
 
 
-@given(st.lists(st.tuples(st.integers(0, 10**15), st.integers(1, 1000)), max_size=8))
-def test_priority_factors_are_bounded_and_fall_with_received_time(users: list[tuple[int, int]]) -> None:
-    received, weight = np.array([user[0] for user in users], float), np.array([user[1] for user in users], float)
-    factors = priority_factors(received, weight)
+@given(st.lists(st.integers(0, 10**15), max_size=8))
+def test_priority_factors_are_bounded_and_fall_with_received_time(received: list[int]) -> None:
+    factors = priority_factors(received)
     assert ((factors >= MIN_FACTOR) & (factors <= MAX_FACTOR)).all()
-    order = np.argsort(received / weight)
+    order = np.argsort(received)
     assert (np.diff(factors[order]) <= 0).all()
 
 
@@ -233,7 +232,7 @@ def test_users_with_less_gpu_time_catch_up() -> None:
     received = np.zeros(2)
     for _ in range(400):
         inputs = round_of([[1.0], [0.55]], [0, 0, 1, 1], [0])
-        priority_factor = priority_factors(received, np.ones(2))
+        priority_factor = priority_factors(received)
         inputs = inputs._replace(jobs=inputs.jobs._replace(priority_factor=priority_factor[inputs.jobs.kind]))
         for pairing in ROUNDS["match"].plan(inputs).pairings:
             received[inputs.jobs.kind[pairing.job]] += 1

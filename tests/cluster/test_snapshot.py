@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 
 from cotenant.cli import main
-from cotenant.cluster.model.cluster import JobState, Quota
-from cotenant.cluster.model.event import ClusterEvent, NodeDrained, QuotaSet
+from cotenant.cluster.model.cluster import Attempt, AttemptReport
+from cotenant.cluster.model.event import NodeDrained, PoolSet
 from cotenant.cluster.plan import plan_on_snapshot
 from cotenant.cluster.snapshot import decode_snapshot, encode_snapshot
 from cotenant.cluster.state.cluster import ClusterMachine
 from cotenant.errors import ConfigError
-from cotenant.runner.journal import MAGIC, encode_turn
-from cotenant.simulate.replay import replay_file
 from tests.support.cluster_steps import GIB, GPU, ClusterScript, runs
 from tests.support.tools import ROOT
 
@@ -27,12 +25,15 @@ def varied_cluster() -> ClusterScript:
     story = ClusterScript()
     story.join("a", GPU, GPU)
     story.join("b", GPU)
-    story.tell(QuotaSet(Quota("bob", 2, 3)))
+    story.tell(PoolSet("p", ("a", "later")))
     for name in ("one", "two", "three"):
         story.submit(name, memory_bytes=GIB)
     orders = story.until(2)
     story.report("a", *(runs(order, 10_000) for order in orders[:1]), seen=1)
-    story.submit("late", "bob", gpus=2, types=("V100",), avoid=("web",))
+    story.join("c", GPU)
+    story.report("c", AttemptReport(Attempt("foreign", 0), (0,)))
+    story.submit("late", "bob", gpus=2, types=("V100",), avoid=("web",), pool="p", priority=-1_000_000)
+    story.submit("member", "bob", gang="g", gang_size=2)
     story.tell(NodeDrained("b", on=True))
     return story
 
@@ -81,7 +82,7 @@ def test_example_snapshot_has_every_kind_of_reason() -> None:
 BAD: dict[str, tuple[Callable[[dict], Any], str]] = {
     "no JSON": (lambda file: "{", "snapshot"),
     "another format": (lambda file: file | {"format": "x"}, "format"),
-    "a version of tomorrow": (lambda file: file | {"version": 3}, "version"),
+    "a version of tomorrow": (lambda file: file | {"version": 4}, "version"),
     "an unknown field": (lambda file: file | {"extra": 1}, "snapshot"),
     "a share of more than all": (lambda file: with_job(file, min_share_ppm=2_000_000), "jobs[0].min_share_ppm"),
     "a job on no node": (lambda file: with_job(file, state="running", node="x", on=[0]), "jobs[0].node"),
@@ -95,10 +96,8 @@ BAD: dict[str, tuple[Callable[[dict], Any], str]] = {
     "an instant beyond its limit": (lambda file: with_job(file, waited_ns=1 << 63), "jobs[0].waited_ns"),
     "learned from less than nothing": (lambda file: file | {"learned": [["p", "", -2, 1]]}, "learned[0][2]"),
     "learned too much": (lambda file: file | {"learned": [["p", "", 1, 10**9]]}, "learned[0][3]"),
-    "a user of no weight": (
-        lambda file: file | {"quotas": [{"user": "u", "gpus": 1, "weight": 0}]},
-        "quotas[0].weight",
-    ),
+    "a pool of no name": (lambda file: file | {"pools": {"": ["n"]}}, "pools"),
+    "a gang of too many": (lambda file: with_job(file, gang="g", gang_size=1001), "jobs[0].gang_size"),
     "less than no moves": (lambda file: file | {"settings": {"moves_limit": -1}}, "settings.moves_limit"),
     "a slowdown that is none": (
         lambda file: file | {"settings": {"slowdown_limit_ppm": -1}},
@@ -111,6 +110,7 @@ BAD: dict[str, tuple[Callable[[dict], Any], str]] = {
         lambda file: file | {"nodes": [{"name": "n", "gpus": file["nodes"][0]["gpus"] * 33}]},
         "nodes[0].gpus",
     ),
+    "a stray on no GPU": (lambda file: file | {"nodes": [file["nodes"][0] | {"strays": [2]}]}, "nodes[0].strays"),
     "two of a name": (lambda file: file | {"nodes": file["nodes"] * 2}, "nodes"),
     "a policy that is none": (lambda file: file | {"settings": {"place": "x"}}, "settings.place"),
 }
@@ -124,7 +124,7 @@ def with_job(file: dict, **fields: object) -> dict:
 def test_bad_snapshot_is_rejected_in_one_sentence(name: str, tmp_path: Path) -> None:
     change, field = BAD[name]
     gpu = {"type": "T4", "memory_bytes": GIB, "free_bytes": GIB, "offer_ppm": 10}
-    file = {"format": "cotenant-snapshot", "version": 2, "nodes": [{"name": "n", "gpus": [gpu, gpu]}]}
+    file = {"format": "cotenant-snapshot", "version": 3, "nodes": [{"name": "n", "gpus": [gpu, gpu]}]}
     changed = change(file)
     path = tmp_path / "s.json"
     path.write_text(changed if isinstance(changed, str) else json.dumps(changed), encoding="utf-8")
@@ -140,27 +140,3 @@ def test_plan_command_prints_tables_or_json(capsys: pytest.CaptureFixture[str]) 
     assert main(["cluster", "plan", str(EXAMPLE), "--place", "first-fit", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["policy"] == "first-fit"
     assert main(["cluster", "plan", str(EXAMPLE), "--place", "best"]) == 2
-
-
-def test_cluster_journal_is_replayed_to_its_final_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    machine = ClusterMachine()
-    journal, snapshot = tmp_path / "journal", tmp_path / "snapshot.json"
-    turns = [MAGIC]
-
-    def tell(event: ClusterEvent, now: int) -> None:
-        turns.append(encode_turn(now, event, machine.handle(event, now=now)))
-
-    story = varied_cluster()
-    head = story.machine.snapshot()
-    tell(head, 3_000_000_000)
-    tell(NodeDrained("a", on=True), 4_000_000_000)
-    journal.write_bytes(b"".join(turns))
-    report = replay_file(journal, snapshot=snapshot)
-    assert (report.reproduced, report.turns, report.actions) == (True, 2, 2)
-    state, _ = decode_snapshot(snapshot.read_bytes(), "x")
-    stopping = [job.report.spec.name for job in state.jobs if job.report.state is JobState.STOPPING]
-    assert len(stopping) == 3
-    assert main(["replay", str(journal), "--verbose"]) == 0
-    assert "a is drained -> stop" in capsys.readouterr().out
-    journal.write_bytes(b"".join([*turns[:2], encode_turn(5, NodeDrained("a", on=True), [])]))
-    assert not replay_file(journal).reproduced

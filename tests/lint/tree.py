@@ -16,7 +16,7 @@ PURE = (
     *("units", "errors", "predict", "serve/protocol"),
     *(f"{component}/{layer}" for component in ("node", "serve", "cluster") for layer in ("model", "policy", "state")),
     *("node/wire", "node/config", "node/ports", "node/host", "node/decision_log", "runner/host", "runner/ports"),
-    *("serve/ports", "serve/host", "cluster/ports", "cluster/host", "cluster/wire", "gate/rules", "gate/activity"),
+    *("serve/ports", "serve/host", "cluster/ports", "cluster/host", "gate/rules", "gate/activity"),
 )
 # Directories that a walk skips when git cannot list the project's files (an unpacked sdist).
 NOT_OURS = {".git", ".venv", "build", "dist", "site", "demo-out", "__pycache__", ".hypothesis", "node_modules"}

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.cluster.model.cluster import Attempt
-from cotenant.cluster.model.event import AckEnd, NodeGone
 from cotenant.errors import WorldError
 from cotenant.gate.grant import Kind
 from cotenant.node import wire
@@ -340,36 +338,3 @@ def test_largest_node_state_fits_a_segment_head_and_an_answer(tmp_path: Path) ->
         1, "test", 1, machine.tenants(), [], 1, 1, SLOTS_LIMIT, [], Histogram(), machine.rules, []
     )
     assert len(wire.encode(tenant_list)) < wire.ANSWER_LIMIT_BYTES
-
-
-def test_cluster_journal_is_synced_after_decisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[int] = []
-    monkeypatch.setattr("cotenant.runner.journal_file.os.fdatasync", synced.append)
-    for is_synced, expected in ((False, 0), (True, 1)):
-        journal = FileJournal(tmp_path / f"journal-{is_synced}", 1 << 20, is_synced=is_synced)
-        journal.append(1, NodeGone("a"), [])
-        journal.append(2, NodeGone("a"), [AckEnd("a", Attempt("job", 3))])
-        journal.close()
-        assert len(synced) == expected
-
-
-def test_new_segment_of_a_synced_journal_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[Path] = []
-    monkeypatch.setattr("cotenant.runner.journal_file.sync_directory", synced.append)
-    for is_synced, expected in ((False, []), (True, [tmp_path] * 2)):
-        journal = FileJournal(tmp_path / f"journal-{is_synced}", 1 << 20, is_synced=is_synced)
-        journal.begin_segment(1, NodeGone("a"))
-        journal.close()
-        assert synced == expected
-
-
-def test_failed_sync_raises_world_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = FileJournal(tmp_path / "journal", 1 << 20, is_synced=True)
-
-    def fail_with_eio(_: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(os, "fdatasync", fail_with_eio)
-    with pytest.raises(WorldError, match="cannot write the journal"):
-        journal.append(1, NodeGone("a"), [AckEnd("a", Attempt("job", 3))])
-    journal.close()

@@ -7,11 +7,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cotenant.cluster.journal import ClusterJournalReader, ClusterTurn, is_cluster_journal
-from cotenant.cluster.model.cluster import Attempt
-from cotenant.cluster.model.event import AckEnd, NodeGone
 from cotenant.node.journal import TURN_LIMIT_BYTES, NodeJournalReader, NodeTurn
-from cotenant.node.model.event import PeerLost, TimerFired
+from cotenant.node.model.event import TimerFired
 from cotenant.runner.journal import MAGIC, JournalDamageError, encode_turn
 from tests.support.effort import examples
 from tests.support.strategies import turns
@@ -170,20 +167,3 @@ def test_any_bytes_decode_to_turns_a_torn_tail_or_damage(tail: bytes) -> None:
         except JournalDamageError:
             continue
         assert reader.sound_bytes + reader.torn_bytes == len(content)
-
-
-CLUSTER_TURN = encode_turn(5, NodeGone("a"), [AckEnd("a", Attempt("job", 3))])
-
-
-def test_cluster_and_node_journals_are_distinguished() -> None:
-    node = encode_turn(5, PeerLost(2), [])
-    recognised = [is_cluster_journal(io.BytesIO(MAGIC + turn).read) for turn in (CLUSTER_TURN, node, b"")]
-    assert recognised == [True, False, False]
-    (turn,) = ClusterJournalReader(io.BytesIO(MAGIC + CLUSTER_TURN).read)
-    assert turn == ClusterTurn(5, NodeGone("a"), [AckEnd("a", Attempt("job", 3))])
-
-
-@given(st.binary(max_size=200), st.integers(0, len(CLUSTER_TURN)))
-def test_any_bytes_are_classified(tail: bytes, cut: int) -> None:
-    for content in (tail, MAGIC + tail, MAGIC + CLUSTER_TURN[:cut] + tail):
-        assert is_cluster_journal(io.BytesIO(content).read) in {True, False}

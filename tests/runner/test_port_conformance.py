@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from cotenant.cluster.daemon.listener import ControllerListener
 from cotenant.cluster.kubernetes.controller.starts import Starts
 from cotenant.cluster.ports import ClusterTransport
 from cotenant.cluster.sim.cluster import SimCluster
@@ -58,7 +57,7 @@ IMPLEMENTATIONS: dict[Any, dict[str, type]] = {
     Processes: {"live": LiveProcesses, "sim": FakeProcesses},
     Runtime: {"live": Engine, "sim": SimServer},
     Responder: {"live": Engine, "sim": SimServer},
-    ClusterTransport: {"live": ControllerListener, "kubernetes": Starts, "sim": SimCluster},
+    ClusterTransport: {"live": Starts, "sim": SimCluster},
 }
 SIDES = ("live", "sim")
 both_sides = pytest.mark.parametrize("side", SIDES)

@@ -1,13 +1,13 @@
 """Simulated nodes for tests of the cluster state machine, which follow the rules of real nodes.
 
-A node starts only new attempts of its epoch, repeats reports of ended attempts until they are acknowledged, and ends
-all attempts when its lease has ended: at the last allowed instant, which is the worst case for the controller.
+A node starts only new attempts of its epoch, repeats reports of ended attempts until one has reached the controller,
+and ends all attempts when its lease has ended: at the last allowed instant, which is the worst case for the controller.
 """
 
 from typing import NamedTuple
 
 from cotenant.cluster.model.cluster import Attempt, AttemptReport, GpuReport, JobEnd
-from cotenant.cluster.model.event import AckEnd, NodeReport, StartJob, StopJob
+from cotenant.cluster.model.event import NodeReport, StartJob, StopJob
 
 WHOLE = 1_000_000
 
@@ -42,7 +42,7 @@ class FakeNode:
         self.seen = 0
         self.runs: dict[int, Run] = {}
         self.ended: dict[int, AttemptReport] = {}
-        self.orders: list[StartJob | StopJob | AckEnd] = []
+        self.orders: list[StartJob | StopJob] = []
         """Orders on their way from the controller, in order."""
         self.acknowledged = now
         """The instant at which the last report that the controller has was sent."""
@@ -50,6 +50,12 @@ class FakeNode:
     def report(self, now: int) -> Report:
         reports = (*(run.report() for run in self.runs.values()), *self.ended.values())
         return Report(NodeReport(self.name, self.epoch, self.gpus, reports, self.seen), now)
+
+    def received(self, report: NodeReport) -> None:
+        """Forget the ends that the controller has received."""
+        for attempt in report.attempts:
+            if attempt.end is not None:
+                self.ended.pop(attempt.attempt.number, None)
 
     def end(self, number: int, end: JobEnd) -> None:
         run = self.runs.pop(number)
@@ -71,15 +77,13 @@ class FakeNode:
             for number in list(self.runs):
                 self.end(number, JobEnd.EVICTED)
 
-    def take(self, order: StartJob | StopJob | AckEnd, *, refuse: bool) -> Attempt | None:
+    def take(self, order: StartJob | StopJob, *, refuse: bool) -> Attempt | None:
         """Carry out an order; return the attempt if one was started."""
         number = order.attempt.number
         is_new = number > self.seen
         self.seen = max(self.seen, number)
         is_known = number in self.runs or number in self.ended
-        if isinstance(order, AckEnd):
-            self.ended.pop(number, None)
-        elif isinstance(order, StopJob):
+        if isinstance(order, StopJob):
             if number in self.runs:
                 self.end(number, JobEnd.EVICTED)
         elif order.epoch == self.epoch and is_new and not is_known:

@@ -1,9 +1,9 @@
 """A cluster state machine for tests that receives events one after the other."""
 
+from typing import TypeVar
+
 import msgspec
 
-from cotenant.cluster.decision_log import describe_cluster_action, describe_cluster_turn
-from cotenant.cluster.journal import ClusterTurn
 from cotenant.cluster.model.cluster import (
     AttemptReport,
     ClusterSettings,
@@ -26,7 +26,9 @@ from cotenant.cluster.model.event import (
 from cotenant.cluster.state.cluster import ClusterMachine
 from cotenant.predict.usage import TaskUse
 from cotenant.units.instant import SECOND_NS
+from tests.support.cluster_log import describe_cluster_action, describe_cluster_turn
 
+T = TypeVar("T", bound=msgspec.Struct)
 GIB = 1 << 30
 GPU = GpuReport("V100", 16 * GIB, 16 * GIB, 1_000_000)
 BUSY = OnlineUse("web", TaskUse(900_000, ((900_000, 1_000_000),), 800_000, 200_000, active_ppm=900_000))
@@ -39,20 +41,18 @@ def settings(**changed: object) -> ClusterSettings:
 
 
 class ClusterScript:
-    """A cluster state machine, its turns and their descriptions."""
+    """A cluster state machine, and a description of each of its turns."""
 
     def __init__(self, **changed: object) -> None:
         self.machine = ClusterMachine()
         self.now_s = 0
         self.lines: list[str] = []
-        self.turns: list[ClusterTurn] = []
         self.reported: dict[str, NodeReport] = {}
-        self.tell(ClusterStarted(settings(**changed), "1", 0))
+        self.tell(ClusterStarted(settings(**changed)))
 
     def tell(self, event: ClusterEvent) -> list[ClusterAction]:
         actions = self.machine.handle(event, now=self.now_s * SECOND_NS)
         self.machine.check()
-        self.turns.append(ClusterTurn(self.now_s * SECOND_NS, event, actions))
         self.lines.append(describe_cluster_turn(self.now_s * SECOND_NS, event, actions))
         return actions
 
@@ -101,6 +101,6 @@ def starts(actions: list[ClusterAction]) -> dict[str, tuple[str, tuple[int, ...]
     return {action.attempt.job: (action.node, action.gpus) for action in actions if isinstance(action, StartJob)}
 
 
-def replaced(gpu: GpuReport, **changed: object) -> GpuReport:
-    """Return the GPU report with other values of these fields."""
-    return msgspec.structs.replace(gpu, **changed)
+def replaced(value: T, **changed: object) -> T:
+    """Return the value with others in these fields."""
+    return msgspec.structs.replace(value, **changed)

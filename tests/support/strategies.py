@@ -2,7 +2,6 @@
 
 from hypothesis import strategies as st
 
-from cotenant.cluster.config import ClusterConfig
 from cotenant.gate.grant import Grant, Kind
 from cotenant.gate.rules import GateEntry, GatePolicy, GateRules, Limit
 from cotenant.node.config.access import OperatorsConfig
@@ -324,16 +323,6 @@ configs = st.builds(
         adjust_period=durations_in_config,
         slo_headroom=shares.map(ShareOfWhole),
         min_online_share=shares.map(ShareOfWhole),
-    ),
-    cluster=st.builds(
-        ClusterConfig,
-        listen=texts,
-        round=durations_in_config,
-        lease=durations_in_config,
-        switch=shares.map(ShareOfWhole),
-        moves=st.integers(0, 1000),
-        fair=st.sampled_from(["yes", "no"]),
-        journal_limit=sizes_in_config,
     ),
     gpu=st.lists(st.builds(GpuConfig, name=texts.filter(bool), memory=sizes_in_config), max_size=3).map(tuple),
 )

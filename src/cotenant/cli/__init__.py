@@ -58,14 +58,10 @@ COMMANDS: Final[dict[str, tuple[CommandEntry, ...]]] = {
         CommandEntry("serve", "serve", "Serve models over HTTP and gRPC, profile them, or plan their schedule."),
         CommandEntry("load", "load", "Send an open-loop request load to an inference server."),
     ),
-    "Cluster": (
-        CommandEntry("cluster", "cluster", "Run and administer the controller of a cluster."),
-        CommandEntry("submit", "jobs", "Submit an offline job to a cluster."),
-        CommandEntry("jobs", "jobs", "List the jobs of a cluster."),
-        CommandEntry("cancel", "jobs", "Cancel jobs of a cluster."),
-    ),
     "Kubernetes": (
         CommandEntry("kubernetes", "kubernetes", "Run the parts of cotenant in a Kubernetes cluster, and check them."),
+        CommandEntry("jobs", "kubernetes", "List the Jobs of a Kubernetes cluster that use its GPUs."),
+        CommandEntry("cluster", "cluster", "Compute a placement round of a cluster, without carrying it out."),
     ),
     "Simulation": (
         CommandEntry("simulate", "simulate", "Run a scenario under a simulated clock."),

@@ -10,8 +10,6 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from cotenant.cluster.config import ClusterConfig
-from cotenant.cluster.config_agent import AgentConfig
 from cotenant.errors import ConfigError
 from cotenant.node.config.access import OperatorsConfig
 from cotenant.node.config.control import ControlConfig
@@ -38,8 +36,6 @@ SECTIONS: Final[dict[str, type[Section]]] = {
     "run": RunConfig,
     "protect": ProtectConfig,
     "control": ControlConfig,
-    "agent": AgentConfig,
-    "cluster": ClusterConfig,
 }
 
 
@@ -50,8 +46,6 @@ SECTION_TITLES: Final = {
     "run": "Tenant",
     "protect": "Protection",
     "control": "Online-share control",
-    "agent": "Cluster membership",
-    "cluster": "Cluster controller",
 }
 """The heading in the help for the flags of each section."""
 _TOPICS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
@@ -71,8 +65,6 @@ _FLAG_NAMES: Final[dict[FieldName, str]] = {
     ("node", "grace"): "reconnect-grace",
     ("operators", "users"): "operator-users",
     ("operators", "groups"): "operator-groups",
-    ("cluster", "grace"): "lease-grace",
-    ("cluster", "switch"): "move-gain",
 }
 """Flags that are not named like their field, because another command gives the field's name another meaning."""
 

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from cotenant.cli.command import (
+    OUTPUT,
     add_command,
     add_verbs,
+    configure,
     find,
     group,
     need_packages,
@@ -37,6 +39,19 @@ def configure_kubernetes(parser: Parser) -> None:
     _configure_controller(verbs)
     _configure_webhook(verbs)
     _configure_check(verbs)
+
+
+def configure_jobs(parser: Parser) -> None:
+    configure(parser, _jobs, json=True)
+    parser.add_argument("names", nargs="*", metavar="JOB", help="Only Jobs of these names (default: all).")
+    selection = group(parser, "Selection")
+    selection.add_argument("-A", "--all-namespaces", action="store_true", help="List the Jobs of all namespaces.")
+    about = "Namespace of the Jobs (default: that of the kubeconfig)."
+    selection.add_argument("-n", "--namespace", default="", metavar="NAME", help=about)
+    selection.add_argument("--active", action="store_true", help="Only Jobs that have not completed.")
+    about = "Refresh every second, until interrupted."
+    group(parser, OUTPUT).add_argument("-w", "--watch", action="store_true", help=about)
+    add_api(parser)
 
 
 def add_api(parser: Parser) -> None:
@@ -103,15 +118,17 @@ def show_gpus(options: argparse.Namespace, periods: int | None) -> int:
         )
 
 
-def show_jobs(options: argparse.Namespace, wanted: Sequence[str], *, watch: bool) -> int:
-    """Carry out `cotenant jobs -A`."""
+def _jobs(options: argparse.Namespace) -> int:
     from cotenant.cli.render.kubernetes_views import jobs_table
     from cotenant.cluster.kubernetes.views import JobView, read_jobs
     from cotenant.runner.clock import unix_ns
 
+    if options.all_namespaces and options.namespace:
+        raise ConfigError("--namespace", options.namespace, "has no effect with --all-namespaces; omit one of them")
+
     def read(client: Any) -> list[JobView]:
-        views = read_jobs(client, options.namespace)
-        chosen = [view for view in views if not wanted or view.name in wanted]
+        views = read_jobs(client, "" if options.all_namespaces else options.namespace or client.config.namespace)
+        chosen = [view for view in views if not options.names or view.name in options.names]
         return [view for view in chosen if not options.active or view.succeeded < view.completions]
 
     with closing(api_client(options)) as client:
@@ -119,7 +136,7 @@ def show_jobs(options: argparse.Namespace, wanted: Sequence[str], *, watch: bool
             lambda: read(client),
             lambda views: print_json({"jobs": views}) if options.json else None,
             lambda views: jobs_table(views, unix_ns()),
-            None if watch else 1,
+            None if options.watch else 1,
             is_live=not options.json,
         )
 

@@ -31,7 +31,7 @@ _NOT_RUNNING: Final = 3
 
 
 def configure_node(parser: Parser) -> None:
-    configure(parser, _node, "node", "operators", "protect", "control", "agent", "directories")
+    configure(parser, _node, "node", "operators", "protect", "control", "directories")
     about = "A GPU to share; repeat it for more, in the order of their numbers; none: no GPU (default: those detected)."
     group(parser, SECTION_TITLES["node"]).add_argument(
         "--gpu", action="append", default=[], dest="devices", metavar="NAME=MEMORY", help=about
@@ -69,7 +69,6 @@ def configure_config(parser: Parser) -> None:
 
 
 def _node(options: argparse.Namespace) -> int:
-    from cotenant.node.daemon.cluster_agent import running_agent
     from cotenant.node.daemon.log import NodeLog
     from cotenant.node.daemon.main import serve_node
     from cotenant.node.daemon.service import ConfigSource
@@ -78,8 +77,7 @@ def _node(options: argparse.Namespace) -> int:
     log = NodeLog(config.node.log, directories.log)
     path, _ = config_file(os.environ, os.geteuid(), options.config)
     source = ConfigSource(lambda: load(options)[0], path.absolute())
-    with running_agent(config.agent, directories, options.config, log.report):
-        serve_node(config, directories, log, source)
+    serve_node(config, directories, log, source)
     return 0
 
 

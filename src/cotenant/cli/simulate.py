@@ -37,10 +37,8 @@ def configure_simulate(parser: Parser) -> None:
 
 def configure_replay(parser: Parser) -> None:
     configure(parser, _replay, json=True)
-    parser.add_argument("file", metavar="FILE", help="Journal in the state directory of a node or a controller.")
+    parser.add_argument("file", metavar="FILE", help="Journal in the state directory of a node.")
     _add_verbose(parser)
-    about = "Cluster journals: write the final state to this file, for `cotenant cluster plan`."
-    group(parser, OUTPUT).add_argument("--snapshot", default="", metavar="FILE", help=about)
 
 
 def _add_verbose(parser: Parser) -> None:
@@ -51,8 +49,7 @@ def _replay(options: argparse.Namespace) -> int:
     from cotenant.cli.render.simulate import show_replay
     from cotenant.simulate.replay import replay_file
 
-    snapshot = Path(options.snapshot) if options.snapshot else None
-    report = replay_file(Path(options.file), print if options.verbose else None, snapshot)
+    report = replay_file(Path(options.file), print if options.verbose else None)
     if options.json:
         print_json(report)
     else:

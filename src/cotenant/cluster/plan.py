@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from cotenant.cluster.model.cluster import JobState
+from cotenant.cluster.model.event import ClusterRestored
 from cotenant.cluster.policy import ROUNDS
 from cotenant.cluster.snapshot import decode_snapshot
 from cotenant.cluster.state.cluster import ClusterMachine
@@ -14,6 +15,7 @@ from cotenant.cluster.state.fit import why_not
 from cotenant.cluster.state.reasons import Reasons, why_closed
 from cotenant.cluster.state.rounds import PreparedRound, plan_round, prepare_round
 from cotenant.errors import ConfigError
+from cotenant.units.instant import Instant
 
 
 class PlacedJob(msgspec.Struct, frozen=True):
@@ -54,7 +56,8 @@ class IdleGpu(msgspec.Struct, frozen=True):
 class PlanReport(msgspec.Struct, frozen=True):
     """Result of one planned round, with the reasons for waiting jobs and idle GPUs."""
 
-    snapshot: str
+    source: str
+    """File of the snapshot, or address of the API server."""
     policy: str
     placed: tuple[PlacedJob, ...]
     waiting: tuple[WaitingJob, ...]
@@ -71,23 +74,27 @@ def plan_on_snapshot(path: Path, policy: str = "") -> PlanReport:
         text = path.read_bytes()
     except OSError as error:
         raise ConfigError("snapshot", str(path), f"cannot be read: {error.strerror}; check the path") from None
-    state, now = decode_snapshot(text, str(path))
+    return plan_on_state(*decode_snapshot(text, str(path)), str(path), policy)
+
+
+def plan_on_state(state: ClusterRestored, now: Instant, source: str, policy: str = "") -> PlanReport:
+    """Plan one round for a cluster in this state; `source` says from where it was read."""
     chosen = policy or state.settings.place
     if chosen not in ROUNDS:
         field = "--place" if policy else "settings.place"
-        raise ConfigError(field, chosen, f"write one of: {', '.join(ROUNDS)}", where="" if policy else str(path))
+        raise ConfigError(field, chosen, f"write one of: {', '.join(ROUNDS)}", where="" if policy else source)
     settings = msgspec.structs.replace(state.settings, place=chosen)
     machine = ClusterMachine()
     machine.handle(msgspec.structs.replace(state, settings=settings), now=now)
     prepared = prepare_round(machine, now)
     if prepared is None:
-        return PlanReport(str(path), chosen, (), _waiting_jobs(machine, {}), _idle(machine, set()), 0.0, 0.0)
+        return PlanReport(source, chosen, (), _waiting_jobs(machine, {}), _idle(machine, set()), 0.0, 0.0)
     planned = plan_round(machine, prepared)
     placed = [_placed(machine, prepared, pairing.job, pairing.gpus) for pairing in planned.pairings]
     committed = {job.job: job for job in placed if not job.discarded}
     used = {(job.node, gpu) for job in committed.values() for gpu in job.gpus}
     return PlanReport(
-        str(path),
+        source,
         chosen,
         tuple(placed),
         _waiting_jobs(machine, committed),
@@ -126,27 +133,14 @@ def _placed(machine: ClusterMachine, prepared: PreparedRound, number: int, gpus:
 
 
 def _waiting_jobs(machine: ClusterMachine, committed: dict[str, PlacedJob]) -> tuple[WaitingJob, ...]:
-    """Return the jobs that stay in the queue; GPUs and quota that the round gives to other jobs count as used."""
+    """Return the jobs that stay in the queue; GPUs that the round gives to other jobs count as used."""
     reasons = Reasons(machine)
-    waiting = [job for job in machine.job_table.jobs.values() if job.state is JobState.WAITING]
-    users = machine.job_table.users
-    allocated = {job.spec.user: 0 for job in waiting}
-    for job in waiting:
-        if job.spec.name in committed:
-            allocated[job.spec.user] += job.spec.gpus
     jobs = []
-    for job in waiting:
-        if job.spec.name in committed:
-            continue
-        reason = reasons.why_waiting(job)
-        if reasons.is_only_its_turn(job):
-            short = users.remaining(job.spec.user) - allocated[job.spec.user] < job.spec.gpus
-            reason = (
-                f"the quota of {job.spec.user} is used up by the jobs before it"
-                if short
-                else "every suitable GPU is better used for another job"
-            )
-        jobs.append(WaitingJob(job.spec.name, job.spec.user, reason))
+    for job in machine.job_table.jobs.values():
+        if job.state is JobState.WAITING and job.spec.name not in committed:
+            is_next = reasons.is_only_its_turn(job)
+            why = "every suitable GPU is better used for another job" if is_next else reasons.why_waiting(job)
+            jobs.append(WaitingJob(job.spec.name, job.spec.user, why))
     return tuple(jobs)
 
 

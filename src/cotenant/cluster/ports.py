@@ -1,14 +1,14 @@
-"""Port through which the cluster controller reaches nodes and users."""
+"""Port through which the cluster controller reaches nodes."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from cotenant.cluster.model.event import AckEnd, Answer, StartJob, StopJob
+from cotenant.cluster.model.event import StartJob, StopJob
 
 
 class ClusterTransport(Protocol):
-    """Sends orders and answers. Messages may be lost: the state machine repeats orders."""
+    """Sends orders. An order may be lost: the state machine repeats it after the next report of the node."""
 
     def start(self, order: StartJob) -> None:
         """Order a node to start an attempt."""
@@ -16,12 +16,4 @@ class ClusterTransport(Protocol):
 
     def stop(self, order: StopJob) -> None:
         """Order a node to stop an attempt."""
-        ...
-
-    def acknowledge(self, order: AckEnd) -> None:
-        """Acknowledge the end of an attempt to its node."""
-        ...
-
-    def answer(self, answer: Answer) -> None:
-        """Answer the request of a peer."""
         ...

@@ -1,4 +1,4 @@
-"""Snapshot of a cluster as JSON with named fields: nodes, jobs, quotas and settings."""
+"""Snapshot of a cluster as JSON with named fields: nodes, jobs and settings."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from cotenant.cluster.model.cluster import (
     Amount,
     ClusterSettings,
     Gang,
+    GangSize,
     GpuCondition,
     GpuReport,
     JobReport,
@@ -22,17 +23,15 @@ from cotenant.cluster.model.cluster import (
     Name,
     OnlineUse,
     Part,
-    Priority,
-    Quota,
-    Weight,
+    QueuePriority,
 )
 from cotenant.cluster.model.event import ClusterRestored, JobSnapshot, NodeSnapshot
 from cotenant.errors import ConfigError
 from cotenant.predict.usage import TaskUse
 from cotenant.units.instant import NEVER, Instant
 
-VERSION: Final = 2
-_POSITION: Final = re.compile(r" - at `\$\.?(?P<path>[^`]*)`")
+VERSION: Final = 3
+_POSITION: Final = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`")
 _Used = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 """GPU seconds; more than a cluster of a million GPUs accumulates in its life."""
 _Times = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
@@ -76,6 +75,8 @@ class _Node(_NamedFields, frozen=True):
     gpus: Annotated[tuple[_Gpu, ...], msgspec.Meta(max_length=GPUS_LIMIT)]
     drained: bool = False
     silent: bool = False
+    strays: tuple[int, ...] = ()
+    """Indices of GPUs that offline work holds which was not placed by rounds."""
 
 
 class _Job(_NamedFields, frozen=True):
@@ -92,15 +93,12 @@ class _Job(_NamedFields, frozen=True):
     gpus: Gang = 1
     types: tuple[Name, ...] = ()
     min_share_ppm: Part = 0
-    priority: Priority = 0
+    priority: QueuePriority = 0
     avoid: tuple[Name, ...] = ()
     group: Label = ""
-
-
-class _Quota(_NamedFields, frozen=True):
-    user: Name
-    gpus: Amount
-    weight: Weight = 1
+    gang: Label = ""
+    gang_size: GangSize = 0
+    pool: Label = ""
 
 
 class _Settings(_NamedFields, frozen=True):
@@ -116,7 +114,8 @@ class _File(_NamedFields, frozen=True):
     version: int
     nodes: tuple[_Node, ...]
     jobs: tuple[_Job, ...] = ()
-    quotas: tuple[_Quota, ...] = ()
+    pools: dict[Name, tuple[Name, ...]] = {}
+    """Nodes of each pool to which jobs are restricted."""
     settings: _Settings = _Settings()
     used_gpu_seconds: dict[str, _Used] = {}
     """GPU time of each user, for fair sharing."""
@@ -124,17 +123,18 @@ class _File(_NamedFields, frozen=True):
 
 
 def encode_snapshot(state: ClusterRestored, now: Instant) -> bytes:
-    """Return the snapshot file, indented, without finished jobs and without the commands of jobs."""
+    """Return the snapshot file, indented, without finished jobs."""
     jobs = [_job_of(job, now) for job in state.jobs if not job.report.state.is_over]
     chosen = state.settings
     file = _File(
         "cotenant-snapshot",
         VERSION,
         tuple(
-            _Node(node.node, tuple(map(_gpu_of, node.gpus)), node.is_drained, node.is_silent) for node in state.nodes
+            _Node(node.node, tuple(map(_gpu_of, node.gpus)), node.is_drained, node.is_silent, node.strays)
+            for node in state.nodes
         ),
         tuple(jobs),
-        tuple(_Quota(quota.user, quota.gpus, quota.weight) for quota in state.quotas),
+        dict(state.pools),
         _Settings(chosen.place, chosen.switch_ppm, chosen.slowdown_limit_ppm, chosen.moves_limit, chosen.fair),
         dict(state.used),
         state.learned,
@@ -165,26 +165,34 @@ def decode_snapshot(text: bytes, where: str) -> tuple[ClusterRestored, Instant]:
     return ClusterRestored(
         settings,
         tuple(
-            NodeSnapshot(node.name, 0, now, tuple(map(_report, node.gpus)), node.drained, node.silent)
+            NodeSnapshot(node.name, 0, now, tuple(map(_report, node.gpus)), node.drained, node.silent, node.strays)
             for node in file.nodes
         ),
         tuple(_job_snapshot(job, number + 1, now) for number, job in enumerate(file.jobs)),
-        tuple(Quota(quota.user, quota.gpus, quota.weight) for quota in file.quotas),
         NEVER,
         file.learned,
         tuple(sorted(file.used_gpu_seconds.items())),
         len(file.jobs) + 1,
         accounted=now,
+        pools=tuple(sorted(file.pools.items())),
     ), now
 
 
 def _check(file: _File, where: str) -> None:
     """Reject a cluster that is inconsistent."""
+    names = {node.name for node in file.nodes}
+    if len(names) < len(file.nodes):
+        raise ConfigError("nodes", len(file.nodes), "two nodes have the same name; give each its own", where=where)
+    for number, node in enumerate(file.nodes):
+        if any(not 0 <= gpu < len(node.gpus) for gpu in node.strays):
+            raise ConfigError(f"nodes[{number}].strays", node.strays, "name GPUs of the node, from 0", where=where)
+    _check_jobs(file, where)
+
+
+def _check_jobs(file: _File, where: str) -> None:
     gpus = {node.name: len(node.gpus) for node in file.nodes}
     silent = {node.name for node in file.nodes if node.silent}
     names = {job.name for job in file.jobs}
-    if len(gpus) < len(file.nodes):
-        raise ConfigError("nodes", len(file.nodes), "two nodes have the same name; give each its own", where=where)
     if len(names) < len(file.jobs):
         raise ConfigError("jobs", len(file.jobs), "two jobs have the same name; give each its own", where=where)
     allocated: set[tuple[str, int]] = set()
@@ -237,6 +245,9 @@ def _job_of(job: JobSnapshot, now: Instant) -> _Job:
         spec.priority,
         spec.avoid,
         spec.group,
+        spec.gang,
+        spec.gang_size,
+        spec.pool,
     )
 
 
@@ -253,6 +264,9 @@ def _job_snapshot(job: _Job, attempt: int, now: Instant) -> JobSnapshot:
         priority=job.priority,
         avoid=job.avoid,
         group=job.group,
+        gang=job.gang,
+        gang_size=job.gang_size,
+        pool=job.pool,
     )
     since = now - job.waited_ns
     is_on_node = job.state in _UNSETTLED

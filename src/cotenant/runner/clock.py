@@ -32,14 +32,6 @@ class LiveClock:
         return time.monotonic_ns() + self.offset_ns
 
 
-class BootClock:
-    """Nanoseconds since boot, including suspend: a lease also expires while the machine sleeps."""
-
-    def now(self) -> Instant:
-        """Return the present instant."""
-        return boot_ns()
-
-
 def load_clock(file: Path, not_before: Instant) -> LiveClock:
     """Return the node's clock; within one boot a restarted node continues the clock of the previous process.
 

@@ -109,8 +109,6 @@ class JournalReader(Generic[AnyTurn]):
         self.turns = 0
         self.sound_bytes = 0
         self.torn_bytes = 0
-        self.last_instant: Instant = 0
-        """The instant of the last turn that was read."""
 
     def __iter__(self) -> Iterator[AnyTurn]:
         """Yield every readable turn in order; raise `JournalDamageError` for damage before the last turn."""
@@ -153,7 +151,6 @@ class JournalReader(Generic[AnyTurn]):
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise JournalDamageError(self.sound_bytes, self.turns, f"cannot be decoded: {error}") from None
         self.turns += 1
-        self.last_instant = turn.now
         self.sound_bytes += _PREFIX.size + length
         return turn
 
@@ -171,18 +168,3 @@ class JournalReader(Generic[AnyTurn]):
             size_bytes += len(chunk)
         self.torn_bytes = size_bytes
         return True
-
-
-def first_event_tag(read: ReadBytes, limit_bytes: int) -> str:
-    """Return the tag of a journal's first event; an empty string where it cannot be read."""
-    beginning = read(BEGINNING_BYTES)
-    if len(beginning) < BEGINNING_BYTES:
-        return ""
-    length = int(_PREFIX.unpack(beginning[len(MAGIC) :])[0])
-    if length > limit_bytes:
-        return ""
-    try:
-        _, event, *_ = msgspec.msgpack.decode(read(length))
-        return event[0] if isinstance(event, list) and isinstance(event[0], str) else ""
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, ValueError, TypeError, IndexError):
-        return ""

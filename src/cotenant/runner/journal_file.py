@@ -38,14 +38,12 @@ class JournalUnavailableError(WorldError):
 class FileJournal:
     """Appends to one file; a full segment is renamed to `NAME.1`, which replaces the segment before it.
 
-    A node's journal is not synced to the disk: a crash of the machine also ends the tenants that the lost turns
-    concern. A cluster's journal is synced after each turn with actions, because its jobs run on other machines.
+    The file is not synced to the disk: a crash of the machine also ends the tenants that the lost turns concern.
     """
 
-    def __init__(self, path: Path, limit_bytes: int, *, is_synced: bool = False) -> None:
+    def __init__(self, path: Path, limit_bytes: int) -> None:
         """Open for appending; the file must have no torn tail (see `Recovery`)."""
         self._path = path
-        self._is_synced = is_synced
         self._limit_bytes = limit_bytes
         self._is_torn = False  # whether an incomplete turn must be removed before the next one
         self._file = self._open(path)
@@ -55,8 +53,6 @@ class FileJournal:
         if self._segment.size_bytes == 0:
             self._write(MAGIC)
             self._segment.size_bytes = len(MAGIC)
-            if is_synced:
-                sync_directory(path.parent)
 
     @property
     def size_bytes(self) -> int:
@@ -73,11 +69,11 @@ class FileJournal:
 
     def append(self, now: Instant, event: Value, actions: Sequence[Value]) -> bool:
         """Append one turn; return True when the next segment is due."""
-        return self.append_encoded(encode_turn(now, event, actions), is_synced=self._is_synced and bool(actions))
+        return self.append_encoded(encode_turn(now, event, actions))
 
-    def append_encoded(self, data: bytes, *, is_synced: bool = False) -> bool:
+    def append_encoded(self, data: bytes) -> bool:
         """Append turns of `encode_turn`, all or none; return True when the next segment is due."""
-        self._write(data, is_synced=is_synced)
+        self._write(data)
         return self._segment.grow(len(data))
 
     def begin_segment(self, now: Instant, head: Value) -> None:
@@ -108,8 +104,6 @@ class FileJournal:
         self._file, self._segment, self._is_torn = file, Segment(self._limit_bytes), False
         data = MAGIC + turns
         self._segment.resume(len(data), data[:BEGINNING_BYTES])
-        if self._is_synced:
-            sync_directory(self._path.parent)  # otherwise a power loss could leave the old file in its place
 
     def _exchange(self, new_path: Path) -> None:
         """Keep the present segment as the previous one, and make the new file the journal."""
@@ -133,14 +127,12 @@ class FileJournal:
         except OSError as error:
             raise WorldError(f"cannot open the journal {path}: {error.strerror}; repair its directory") from None
 
-    def _write(self, data: bytes, *, is_synced: bool = False) -> None:
+    def _write(self, data: bytes) -> None:
         try:
             if self._is_torn:
                 os.ftruncate(self._file, self._segment.size_bytes)
                 self._is_torn = False
             self._write_all(self._file, data)
-            if is_synced:
-                os.fdatasync(self._file)
         except OSError as error:
             self._remove_incomplete_turn()
             # No action may be carried out that the journal does not hold: the caller must not continue with this turn.

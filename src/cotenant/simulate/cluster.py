@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from cotenant.cluster.model.cluster import JobState
-from cotenant.cluster.model.event import AckEnd, Answer, ClusterAction, ClusterEvent, JobCancelled, StartJob, StopJob
+from cotenant.cluster.model.event import ClusterAction, ClusterEvent, JobCancelled, StartJob
 from cotenant.cluster.policy import ROUNDS
 from cotenant.cluster.sim.cluster import ClusterPlan, SimCluster
 from cotenant.cluster.sim.controller import ControllerMachine, SimController
@@ -22,7 +22,6 @@ from cotenant.cluster.sim.physics.colocated import MODES, ColocationModel, built
 from cotenant.cluster.sim.scenario import ClusterScenario
 from cotenant.cluster.state.cluster import ClusterMachine
 from cotenant.errors import ConfigError
-from cotenant.runner.journal_memory import SimJournal
 from cotenant.runner.sim_loop import SimLoop
 from cotenant.simulate.cluster_world import ClusterSetup, build_cluster
 from cotenant.units.instant import SECOND_NS, Instant
@@ -137,8 +136,7 @@ class _Run:
         self._loop = loop = SimLoop()
         report_ns = int(scenario.report)
         settings = scenario.cluster.settings(len(setup.jobs), report_ns)
-        journal = SimJournal() if scenario.failures.controller_kills else None
-        self._controller = SimController(loop, new_machine, settings, self._watch, journal)
+        self._controller = SimController(loop, new_machine, settings, self._watch)
         plan = ClusterPlan(
             nodes=setup.nodes,
             jobs=setup.jobs,
@@ -193,8 +191,6 @@ class _Run:
         del event
         for action in actions:
             line = _line(now, action)
-            if not line:
-                continue
             self._digest.update(line.encode())
             if self._report is not None:
                 self._report(line)
@@ -253,7 +249,7 @@ def audit(world: SimCluster, machine: ControllerMachine) -> list[str]:
     reported = {job_report.spec.name: job_report.state for job_report in machine.jobs()}
     for job, spec in enumerate(sim_jobs.specs):
         actual, state = SimJobState(sim_jobs.state[job]), reported.get(spec.name)
-        if (state is None) != (actual in {SimJobState.PENDING, SimJobState.REFUSED}):
+        if (state is None) != (actual is SimJobState.PENDING):
             problems.append(f"{spec.name} is {actual.name} and the controller reports {state}")
         elif state is JobState.DONE and actual is not SimJobState.DONE:
             problems.append(f"{spec.name} is reported to be done and is {actual.name}")
@@ -277,14 +273,11 @@ def audit(world: SimCluster, machine: ControllerMachine) -> list[str]:
 
 
 def _line(now: Instant, action: ClusterAction) -> str:
-    """Return a decision as a line; empty for acknowledgements and answers."""
-    if isinstance(action, AckEnd | Answer):
-        return ""
+    """Return a decision as a line."""
     at = f"{now / SECOND_NS:.3f} s"
     if isinstance(action, StartJob):
         gpus = ",".join(map(str, action.gpus))
         return f"{at} start {action.attempt.job} (attempt {action.attempt.number}) on {action.node} GPU {gpus}\n"
-    assert isinstance(action, StopJob)
     return f"{at} stop {action.attempt.job} (attempt {action.attempt.number}) on {action.node}: {action.why}\n"
 
 

@@ -18,8 +18,6 @@ ONLINE_LIMIT: Final = 32
 """Online tenants that a report names for one GPU."""
 GANG_LIMIT: Final = 64
 """GPUs that one job may request; all of them are on one node."""
-ARGUMENTS_LIMIT: Final = 1024
-TEXT_LIMIT: Final = 16 << 10
 _LARGEST: Final = (1 << 63) - 1
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*\Z")]
@@ -27,13 +25,10 @@ Amount = Annotated[int, msgspec.Meta(ge=0, le=_LARGEST)]
 Part = Annotated[int, msgspec.Meta(ge=0, le=WHOLE_PPM)]
 Label = Annotated[str, msgspec.Meta(max_length=128)]
 """Free text, possibly empty."""
-Text = Annotated[str, msgspec.Meta(max_length=TEXT_LIMIT)]
 Gang = Annotated[int, msgspec.Meta(ge=1, le=GANG_LIMIT)]
-Priority = Annotated[int, msgspec.Meta(ge=-100, le=100)]
+GangSize = Annotated[int, msgspec.Meta(ge=0, le=1000)]
 QueuePriority = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 """Priority of a waiting job: any 32-bit number, as the value of a PriorityClass of Kubernetes."""
-Weight = Annotated[int, msgspec.Meta(ge=1, le=1000)]
-"""Fair-share weight of a user."""
 
 
 class GpuCondition(enum.Enum):
@@ -102,15 +97,11 @@ class JobSpec(Value, frozen=True):
     avoid: tuple[Name, ...] = ()
     """Online tenants with which it must not share a GPU, and groups of jobs with which it must not share a node."""
     group: Label = ""
-    command: Annotated[tuple[Text, ...], msgspec.Meta(max_length=ARGUMENTS_LIMIT)] = ()
-    environment: Annotated[tuple[tuple[Text, Text], ...], msgspec.Meta(max_length=ARGUMENTS_LIMIT)] = ()
-    directory: Text = ""
-    """Working directory, where the job also keeps what it needs to continue after an eviction."""
     retries: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 3
     """Failures of its program that are retried; an eviction does not count as a failure."""
     gang: Label = ""
     """Jobs with the same gang are started together, on any nodes, or not at all; empty: none."""
-    gang_size: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
+    gang_size: GangSize = 0
     """Jobs of the gang that must exist before any of them is started."""
     pool: Label = ""
     """Set of nodes (`PoolSet`) to which the job is restricted; empty: any node."""
@@ -162,7 +153,7 @@ class Attempt(Value, frozen=True):
 
 
 class AttemptReport(Value, frozen=True):
-    """State of an attempt on a node, or its end if the controller has not acknowledged that yet."""
+    """State of an attempt on a node, or its end."""
 
     attempt: Attempt
     gpus: tuple[int, ...]
@@ -172,14 +163,6 @@ class AttemptReport(Value, frozen=True):
     """Speed since the last report, relative to the speed alone on a whole GPU; 0: unknown."""
     end: JobEnd | None = None
     detail: Annotated[str, msgspec.Meta(max_length=500)] = ""
-
-
-class Quota(Value, frozen=True):
-    """GPUs that the jobs of a user may hold at once, and the user's weight in fair sharing."""
-
-    user: Name
-    gpus: Amount = _LARGEST
-    weight: Weight = 1
 
 
 class ClusterSettings(Value, frozen=True):
@@ -198,7 +181,6 @@ class ClusterSettings(Value, frozen=True):
     """Whether users who received less GPU time go first."""
     remember: int = 100_000
     """Finished jobs that the controller remembers."""
-    waiting_limit: int = 1_000_000
     slowdown_limit_ppm: int = 200_000
     """A pair that is predicted to slow online work by more than this is unsafe."""
     moves_limit: int = 16
@@ -206,7 +188,7 @@ class ClusterSettings(Value, frozen=True):
 
 
 class JobReport(Value, frozen=True):
-    """A job as `cotenant jobs` shows it."""
+    """A job in the state machine, with the reason for its state."""
 
     spec: JobSpec
     state: JobState
@@ -221,19 +203,6 @@ class JobReport(Value, frozen=True):
     evictions: int = 0
     why: str = ""
     """Why the job waits, or how it ended."""
-
-
-class NodeView(Value, frozen=True):
-    """A node as `cotenant cluster nodes` shows it."""
-
-    node: str
-    epoch: int
-    last_report: Instant
-    gpus: tuple[GpuReport, ...]
-    jobs: tuple[str, ...]
-    """Name of the job on each GPU; empty: none."""
-    is_drained: bool = False
-    is_silent: bool = False
 
 
 class ClusterCounts(Value, frozen=True):

@@ -16,9 +16,7 @@ from cotenant.cluster.model.cluster import (
     JobReport,
     JobSpec,
     Name,
-    Quota,
 )
-from cotenant.node.model.admission import Reject
 from cotenant.units.instant import NEVER, Instant
 from cotenant.units.value import Value
 
@@ -31,8 +29,6 @@ class ClusterStarted(Value, frozen=True, tag="cluster-started"):
     """The controller starts, for the first time or again. Every node has its full lease from this instant."""
 
     settings: ClusterSettings
-    version: str
-    unix_ns: int
 
 
 class NodeReport(Value, frozen=True, tag="node-report"):
@@ -61,30 +57,20 @@ class NodeDrained(Value, frozen=True, tag="node-drained"):
 
     node: Name
     on: bool
-    peer: int = 0
     keeps_jobs: bool = False
     """Whether the jobs of the node stay; it only gets no new ones."""
 
 
 class JobSubmitted(Value, frozen=True, tag="job-submitted"):
-    """A user submits a job. Submitting the same job again is harmless: a client that lost the answer may repeat."""
+    """A user submits a job. A job of a name that exists already is ignored."""
 
     spec: JobSpec
-    peer: int = 0
 
 
 class JobCancelled(Value, frozen=True, tag="job-cancelled"):
-    """A user cancels a job."""
+    """A user cancels a job. A job that is unknown or has ended is ignored."""
 
     job: Name
-    peer: int = 0
-
-
-class QuotaSet(Value, frozen=True, tag="quota-set"):
-    """An operator sets the quota of a user."""
-
-    quota: Quota
-    peer: int = 0
 
 
 class PoolSet(Value, frozen=True, tag="pool-set"):
@@ -120,26 +106,12 @@ class StopJob(Value, frozen=True, tag="stop-job"):
     node: str
     attempt: Attempt
     why: str
-    reserved_on: str = ""
-    """Node to which the job moves, if it is stopped for a move; recorded so that a restarted controller knows it."""
-    reserved: tuple[int, ...] = ()
 
 
-class AckEnd(Value, frozen=True, tag="ack-end"):
-    """Tell a node that the end of an attempt was recorded and need not be reported again."""
-
-    node: str
-    attempt: Attempt
+ClusterAction: TypeAlias = StartJob | StopJob
 
 
-class Answer(Value, frozen=True, tag="answer"):
-    """Answer a request: accepted, or rejected with a reason."""
-
-    peer: int
-    reject: Reject | None = None
-
-
-ClusterAction: TypeAlias = StartJob | StopJob | AckEnd | Answer
+# -- the whole state -------------------------------------------------------------------------------------------------
 
 
 class NodeSnapshot(Value, frozen=True):
@@ -178,12 +150,11 @@ class JobSnapshot(Value, frozen=True):
 
 
 class ClusterRestored(Value, frozen=True, tag="cluster-restored"):
-    """The whole state, at the head of a new journal segment; replaces what was known."""
+    """The whole state, which replaces what was known: of a controller that starts again, or of a snapshot file."""
 
     settings: ClusterSettings
     nodes: tuple[NodeSnapshot, ...]
     jobs: tuple[JobSnapshot, ...]
-    quotas: tuple[Quota, ...]
     next_round: Instant
     learned: tuple[tuple[str, str, int, int], ...] = ()
     """Corrections of the predictor by job profile and co-running online work, from measured speeds."""
@@ -199,8 +170,6 @@ class ClusterRestored(Value, frozen=True, tag="cluster-restored"):
     prices: tuple[tuple[int, float], ...] = ()
     """Prices of GPU kinds from the last round, each with the index of one GPU of the kind; the next round starts from
     them."""
-    no_round_before: Instant = 0
-    """Earliest next round of a cluster that lost a part of its journal: attempts may run that it does not know."""
     pools: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Nodes of each pool."""
 
@@ -213,7 +182,6 @@ ClusterEvent: TypeAlias = (
     | NodeDrained
     | JobSubmitted
     | JobCancelled
-    | QuotaSet
     | PoolSet
     | ClusterWoke
 )

@@ -158,10 +158,10 @@ def round_of(
     )._replace(**more)
 
 
-def priority_factors(received: Array, weight: Array) -> Array:
-    """Return the priority factor of each user by received GPU time and weight; above 1: less than the fair share."""
-    received, weight = np.asarray(received, np.float64), np.asarray(weight, np.float64)
-    due = received.sum() / max(1.0, weight.sum())
+def priority_factors(received: Array) -> Array:
+    """Return the priority factor of each user by received GPU time; above 1: less than an equal share."""
+    received = np.asarray(received, np.float64)
+    due = received.sum() / max(1, len(received))
     if due <= 0:
         return np.ones(len(received), np.float32)
-    return np.clip(2 * due / (due + received / weight), MIN_FACTOR, MAX_FACTOR).astype(np.float32)
+    return np.clip(2 * due / (due + received), MIN_FACTOR, MAX_FACTOR).astype(np.float32)

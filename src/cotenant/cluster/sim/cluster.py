@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cotenant.cluster.model.cluster import Attempt, AttemptReport, JobEnd
-from cotenant.cluster.model.event import AckEnd, Answer, ClusterEvent, JobSubmitted, NodeReport, StartJob, StopJob
+from cotenant.cluster.model.event import ClusterEvent, JobSubmitted, NodeReport, StartJob, StopJob
 from cotenant.cluster.sim.fleet import DISABLED, HEALTHY, OVERLIMIT, Fleet
 from cotenant.cluster.sim.jobs import GuaranteeViolationError, ScheduledJob, SimJobs, SimJobState
 from cotenant.cluster.sim.measurements import ClusterMeasurements
@@ -201,8 +201,16 @@ class SimCluster:
                 self._dirty[index] = False
             if self._deliver(report, now):
                 self._last_contact[index] = now
+                self._forget_ends(index, report)
             else:
                 self._lost_contact(index)
+
+    def _forget_ends(self, node_index: int, report: NodeReport) -> None:
+        """Forget the ends of attempts that the controller has received."""
+        for attempt_report in report.attempts:
+            if attempt_report.end is not None:
+                self._ends[node_index].pop(attempt_report.attempt, None)
+                self._dirty[node_index] = True
 
     def _lost_contact(self, node_index: int) -> None:
         """Schedule the end of the lease of a node that cannot reach the controller; it ends its jobs then."""
@@ -281,20 +289,6 @@ class SimCluster:
             if job in self._attempts_on[node_index]:  # it may have ended by itself just now
                 self.end(job, JobEnd.EVICTED, self._loop.now(), order.why, is_reported=True)
 
-    def acknowledge(self, order: AckEnd) -> None:
-        """Forget the end of an attempt."""
-        node_index = self.index[order.node]
-        if (
-            self._receive(node_index, order.attempt.number)
-            and self._ends[node_index].pop(order.attempt, None) is not None
-        ):
-            self._dirty[node_index] = True
-
-    def answer(self, answer: Answer) -> None:
-        """Record whether a submitted job was accepted."""
-        if answer.reject is not None:
-            self.sim_jobs.state[answer.peer - 1] = SimJobState.REFUSED
-
     def _goal(self, job: int) -> float:
         """Return the work at which this attempt ends; some attempts fail at random."""
         work, safe = float(self.sim_jobs.work[job]), float(self.sim_jobs.safe[job])
@@ -305,7 +299,7 @@ class SimCluster:
     # -- events of the simulation -------------------------------------------------------------------------------------
 
     def end(self, job: int, outcome: JobEnd, end_ns: float, detail: str, *, is_reported: bool = False) -> None:
-        """End an attempt; its node reports that until it is acknowledged.
+        """End an attempt; its node reports that until a report reaches the controller.
 
         An attempt that was stopped may save its work.
         """
@@ -323,9 +317,9 @@ class SimCluster:
         self._stale = True
 
     def submit(self, job: int, now: Instant) -> None:
-        """Submit a job; the answer names its index plus 1."""
+        """Submit a job."""
         self.sim_jobs.state[job] = SimJobState.IDLE
-        self._deliver(JobSubmitted(self.sim_jobs.specs[job], peer=job + 1), now)
+        self._deliver(JobSubmitted(self.sim_jobs.specs[job]), now)
 
     def crash(self, node_index: int, now: Instant) -> None:
         """Crash a node with everything that runs there."""

@@ -1,25 +1,23 @@
-"""A cluster controller that can be killed and restarted: the real state machine and host, with a journal in memory."""
+"""A cluster controller that can be killed and restarted: the real state machine and its host."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from cotenant.cluster.host import ClusterHost
-from cotenant.cluster.journal import ClusterJournalReader
 from cotenant.cluster.model.cluster import ClusterCounts, ClusterSettings, JobReport, JobState
 from cotenant.cluster.model.event import (
     ClusterAction,
     ClusterEvent,
+    ClusterRestored,
     ClusterStarted,
     ClusterWoke,
     JobCancelled,
     JobSubmitted,
 )
 from cotenant.cluster.ports import ClusterTransport
-from cotenant.runner.host import StateMachine, replay
-from cotenant.runner.journal_memory import NullJournal, SimJournal
+from cotenant.runner.host import StateMachine
 from cotenant.runner.sim_loop import SimDriver, SimLoop
 from cotenant.units.instant import Instant
 
@@ -37,6 +35,10 @@ class ControllerMachine(StateMachine[ClusterEvent, ClusterAction], Protocol):
         """Return counts of nodes, GPUs and jobs."""
         ...
 
+    def snapshot(self) -> ClusterRestored:
+        """Return the whole state as the event that restores it."""
+        ...
+
 
 class SimController:
     """Passes events to the state machine while it is up. While it is down, reports are lost and users retry."""
@@ -47,31 +49,28 @@ class SimController:
         new_machine: Callable[[], ControllerMachine],
         settings: ClusterSettings,
         watch: Watch,
-        journal: SimJournal | None,
     ) -> None:
-        """Begin stopped; without a journal it cannot be restarted."""
-        self._loop, self._new_machine, self._settings = loop, new_machine, settings
-        self._journal, self._watch = journal, watch
+        """Begin stopped."""
+        self._loop, self._new_machine, self._settings, self._watch = loop, new_machine, settings, watch
+        self._stored: ClusterRestored | None = None
+        """What the API server stores of a controller that was killed."""
         self._transport: ClusterTransport | None = None
         self._driver: SimDriver[ClusterEvent] | None = None
         self._waiting: list[ClusterEvent] = []
         self.machine = new_machine()
-        self.starts = 0
 
     def bind(self, transport: ClusterTransport) -> None:
         """Set the transport."""
         self._transport = transport
 
     def start(self, _: Any, now: Instant) -> None:
-        """Start the process: recover from the journal, then deliver the requests that users retried."""
+        """Start the process: restore what is stored, then deliver the requests that users retried."""
         assert self._transport is not None
         machine = self.machine = self._new_machine()
-        if self._journal is not None:
-            replay(machine, ClusterJournalReader(io.BytesIO(self._journal.content()).read))
-        host = ClusterHost(machine, self._transport, self._journal or NullJournal(), self._watch)
-        self._driver = SimDriver(self._loop, host, ClusterWoke())
-        self.starts += 1
-        self._driver.deliver(ClusterStarted(self._settings, "sim", self.starts), now)
+        if self._stored is not None:
+            machine.handle(self._stored, now=now)
+        self._driver = SimDriver(self._loop, ClusterHost(machine, self._transport, self._watch), ClusterWoke())
+        self._driver.deliver(ClusterStarted(self._settings), now)
         waiting, self._waiting = self._waiting, []
         for event in waiting:
             self._driver.deliver(event, now)
@@ -81,11 +80,11 @@ class SimController:
         return dict(self.machine.counts().jobs).get(JobState.WAITING, 0)
 
     def kill(self, _: Any, now: Instant) -> None:
-        """Kill the process; its memory is lost, the journal stays."""
+        """Kill the process; its memory is lost, and what the API server stores of its decisions stays."""
         del now
-        assert self._journal is not None
         if self._driver is not None:
             self._driver.end()
+            self._stored = self.machine.snapshot()
         self._driver = None
 
     def deliver(self, event: ClusterEvent, now: Instant) -> bool:

@@ -24,8 +24,6 @@ class SimJobState(enum.IntEnum):
     """Submitted and not running."""
     RUNNING = 2
     DONE = 3
-    REFUSED = 4
-    """The controller rejected it."""
 
 
 class ScheduledJob(NamedTuple):

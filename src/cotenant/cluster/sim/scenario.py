@@ -43,7 +43,6 @@ class ControllerConfig(Section, frozen=True):
             switch_ppm=int(self.switch),
             fair=self.fair,
             remember=max(_SETTINGS.remember, jobs),
-            waiting_limit=max(_SETTINGS.waiting_limit, jobs),
         )
 
 

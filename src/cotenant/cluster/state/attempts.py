@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from cotenant.cluster.model.cluster import Attempt, ClusterSettings, JobEnd, JobState
-from cotenant.cluster.model.event import Answer, ClusterAction, StartJob, StopJob
+from cotenant.cluster.model.event import ClusterAction, StartJob, StopJob
 from cotenant.cluster.state.fit import why_not
 from cotenant.cluster.state.inventory import ClusterInventory, Node
 from cotenant.cluster.state.jobs import Job, JobTable
 from cotenant.cluster.state.kinds import co_runner_key
 from cotenant.cluster.state.pair_weights import PairWeights
-from cotenant.node.model.admission import Reason, Reject
 from cotenant.units.instant import NEVER, SECOND_NS, Instant
 from cotenant.units.share import WHOLE_PPM
 
@@ -27,8 +25,6 @@ _EARLY: Final = 10
 """In a small cluster a change triggers an early round, at most this many times as often as the period."""
 _LEARNED_STEPS: Final = 8
 """A speed that differs from the last one by less than this fraction of a GPU's speed is not learned again."""
-NO_PEER: Final = 0
-"""No peer waits for an answer."""
 
 
 class ClusterState:
@@ -48,11 +44,8 @@ class ClusterState:
         self.next_attempt = 1
         self.next_round: Instant = NEVER
         self.last_round: Instant = NEVER
-        self.no_round_before: Instant = 0
         self.rounds = self.placed = self.discarded = self.moved = 0
         self.silent = 0
-        self.recorded: Sequence[ClusterAction] | None = None
-        """Recorded actions, while a journal is recovered."""
         self.lease_due: Instant = NEVER
         """Not later than the first end of a lease or of its grace; NEVER: there is none."""
 
@@ -106,8 +99,7 @@ class ClusterState:
 
     def order_stop(self, job: Job, node: Node) -> StopJob:
         """Return the order to stop the present attempt."""
-        reserved_on = "" if job.reserved_on is None else job.reserved_on.name
-        return StopJob(node.name, Attempt(job.spec.name, job.attempt), job.stop, reserved_on, job.reserved)
+        return StopJob(node.name, Attempt(job.spec.name, job.attempt), job.stop)
 
     def migrate(self, job: Job, node: Node, gpus: tuple[int, ...], now: Instant) -> list[ClusterAction]:
         """Stop a running job and reserve these GPUs for it."""
@@ -186,7 +178,7 @@ class ClusterState:
             job.reserved_on, job.reserved = None, ()
             self.inventory.refresh(node)
 
-    # -- learning and answers ---------------------------------------------------------------------------------------
+    # -- learning ---------------------------------------------------------------------------------------------------
 
     def learn(self, job: Job, node: Node, rate_ppm: int) -> None:
         """Correct the predictor by the speed of a running job, unless that is close to the last one."""
@@ -197,11 +189,3 @@ class ClusterState:
         predicted = self.pair_weights.predicted(self.job_table.kinds[job.kind], kind)
         profile = job.spec.profile or job.spec.name
         self.pair_weights.predictor.learn(profile, co_runner_key(kind.online), predicted, rate_ppm / WHOLE_PPM)
-
-    def answer(self, peer: int, reject: Reject | None = None) -> list[ClusterAction]:
-        """Return the answer to a peer, if one waits for it."""
-        return [] if peer == NO_PEER else [Answer(peer, reject)]
-
-    def refuse(self, peer: int, reason: Reason, detail: str) -> list[ClusterAction]:
-        """Return the rejection of a peer's request, if one waits for it."""
-        return self.answer(peer, Reject(reason, detail))

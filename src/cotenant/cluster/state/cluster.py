@@ -8,10 +8,10 @@ reports, and `rounds` the placement.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final
 
-from cotenant.cluster.model.cluster import ClusterCounts, JobReport, JobState, NodeView
+from cotenant.cluster.model.cluster import ClusterCounts, JobReport, JobState
 from cotenant.cluster.model.event import (
     ClusterAction,
     ClusterEvent,
@@ -25,7 +25,6 @@ from cotenant.cluster.model.event import (
     NodeReport,
     NodeSnapshot,
     PoolSet,
-    QuotaSet,
 )
 from cotenant.cluster.state.attempts import ClusterState
 from cotenant.cluster.state.invariants import check
@@ -35,7 +34,6 @@ from cotenant.cluster.state.nodes import Nodes
 from cotenant.cluster.state.pair_weights import PairWeights
 from cotenant.cluster.state.reasons import Reasons
 from cotenant.cluster.state.rounds import hold_round
-from cotenant.node.model.admission import Reason
 from cotenant.units.instant import NEVER, SECOND_NS, Instant
 
 _FIRST_ROUND_NS: Final = 2 * SECOND_NS
@@ -56,7 +54,6 @@ class ClusterMachine(ClusterState):
             JobCancelled: self._cancelled,
             NodeGone: nodes.gone,
             NodeDrained: nodes.drained,
-            QuotaSet: self._quota,
             PoolSet: self._pool,
             ClusterStarted: self._started,
             ClusterRestored: self._restored,
@@ -67,18 +64,6 @@ class ClusterMachine(ClusterState):
         self.turn += 1
         actions: list[ClusterAction] = self._handlers[type(event)](event, now)
         return actions
-
-    def redo(self, event: ClusterEvent, recorded: Sequence[ClusterAction], *, now: Instant) -> list[ClusterAction]:
-        """Handle a recorded event, and take the decisions of rounds from the record.
-
-        Recovery therefore does not depend on what a round would decide today: predictions may differ in the
-        last bits between processors, and policies change between versions.
-        """
-        self.recorded = recorded
-        try:
-            return self.handle(event, now=now)
-        finally:
-            self.recorded = None
 
     def next_wakeup(self) -> Instant | None:
         """Return the instant of the next round or of the next possible end of a lease; None: neither is due."""
@@ -99,12 +84,6 @@ class ClusterMachine(ClusterState):
 
     def _report(self, job: Job, reasons: Reasons) -> JobReport:
         return job.report(reasons.why_waiting(job) if job.state is JobState.WAITING else "")
-
-    def nodes(self) -> Iterator[NodeView]:
-        """Return every node in the order of joining."""
-        for node in self.inventory.nodes.values():
-            names = tuple(node.busy[gpu].spec.name if gpu in node.busy else "" for gpu in range(len(node.gpus)))
-            yield NodeView(node.name, node.epoch, node.last_report, node.gpus, names, node.is_drained, node.is_silent)
 
     def counts(self) -> ClusterCounts:
         """Return counts of nodes, GPUs, jobs and rounds."""
@@ -140,7 +119,6 @@ class ClusterMachine(ClusterState):
                 for node in inventory.nodes.values()
             ),
             tuple(job.snapshot() for job in (*job_table.over.values(), *alive)),
-            tuple(job_table.users.quotas.values()),
             self.next_round,
             self.pair_weights.predictor.learned(),
             tuple(sorted(job_table.users.used.items())),
@@ -150,7 +128,6 @@ class ClusterMachine(ClusterState):
             (self.placed, self.discarded, self.moved),
             job_table.users.accounted_at,
             inventory.priced(),
-            self.no_round_before,
             tuple((pool, tuple(sorted(nodes))) for pool, nodes in sorted(inventory.pools.items())),
         )
 
@@ -159,10 +136,9 @@ class ClusterMachine(ClusterState):
         self.settings = event.settings
         self.pair_weights = PairWeights(event.learned)
         self.next_attempt, self.next_round, self.last_round = event.next_attempt, event.next_round, event.last_round
-        self.rounds, self.no_round_before = event.rounds, event.no_round_before
+        self.rounds = event.rounds
         self.placed, self.discarded, self.moved = event.round_counts
         users, inventory = self.job_table.users, self.inventory
-        users.quotas = {quota.user: quota for quota in event.quotas}
         users.used, users.accounted_at = dict(event.used), event.accounted
         for pool, nodes in event.pools:
             inventory.set_pool(pool, nodes)
@@ -194,7 +170,7 @@ class ClusterMachine(ClusterState):
         """Start every lease anew, because no node could reach the controller while it was down.
 
         A node keeps the lease that it was given, so a shorter new lease does not end before the old one. Prices
-        start anew as well: recovery from a journal does not compute any.
+        start anew as well: they depend on what the nodes reported before.
         """
         old_settings, self.settings = self.settings, event.settings
         longer_ns = old_settings.lease_ns + old_settings.grace_ns - event.settings.lease_ns - event.settings.grace_ns
@@ -203,7 +179,7 @@ class ClusterMachine(ClusterState):
         self.inventory.forget_prices()
         self.job_table.users.accounted_at = now
         self.lease_due = now + event.settings.lease_ns if self.inventory.nodes else NEVER
-        self.next_round = max(now + min(event.settings.round_ns, _FIRST_ROUND_NS), self.no_round_before)
+        self.next_round = now + min(event.settings.round_ns, _FIRST_ROUND_NS)
         self.last_round = NEVER
         return []
 
@@ -223,44 +199,21 @@ class ClusterMachine(ClusterState):
     # -- users ------------------------------------------------------------------------------------------------------
 
     def _submitted(self, event: JobSubmitted, now: Instant) -> list[ClusterAction]:
-        spec, job_table = event.spec, self.job_table
-        existing = job_table.jobs.get(spec.name)
-        if existing is not None:
-            if existing.spec == spec:
-                return self.answer(event.peer)
-            return self.refuse(event.peer, Reason.NAME_TAKEN, f"another job is called {spec.name!r}; choose a name")
-        if job_table.waiting >= self.settings.waiting_limit:
-            detail = f"{job_table.waiting} jobs wait already, which is the limit; try again when some have been started"
-            return self.refuse(event.peer, Reason.QUEUE_FULL, detail)
-        if not job_table.has_text_budget_for(spec):
-            detail = "the commands and environments of all jobs take too much; put yours into files, or try again later"
-            return self.refuse(event.peer, Reason.QUEUE_FULL, detail)
-        job_table.submit(spec, now)
-        self.request_early_round(now)
-        return self.answer(event.peer)
+        if event.spec.name not in self.job_table.jobs:
+            self.job_table.submit(event.spec, now)
+            self.request_early_round(now)
+        return []
 
     def _cancelled(self, event: JobCancelled, now: Instant) -> list[ClusterAction]:
         job = self.job_table.jobs.get(event.job)
-        if job is None:
-            return self.refuse(event.peer, Reason.UNKNOWN_JOB, f"no job is called {event.job!r}")
-        if job.state.is_over:
-            if job.state is JobState.CANCELLED:
-                return self.answer(event.peer)
-            return self.refuse(event.peer, Reason.OVER, f"{event.job!r} is {job.state.value} already")
+        if job is None or job.state.is_over:
+            return []
         job.is_cancelled = True
-        actions: list[ClusterAction] = []
         if job.state is JobState.WAITING:
             self.over(job, JobState.CANCELLED, "cancelled", now)
-        else:
-            self.release_reservation(job)
-            actions = self.stop(job, "cancelled", now)
-        return [*actions, *self.answer(event.peer)]
-
-    def _quota(self, event: QuotaSet, now: Instant) -> list[ClusterAction]:
-        """Set a quota; a user who holds more than the new quota keeps it."""
-        self.job_table.users.quotas[event.quota.user] = event.quota
-        self.request_early_round(now)
-        return self.answer(event.peer)
+            return []
+        self.release_reservation(job)
+        return self.stop(job, "cancelled", now)
 
     def _pool(self, event: PoolSet, now: Instant) -> list[ClusterAction]:
         self.inventory.set_pool(event.pool, event.nodes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cotenant.cluster.model.cluster import GpuReport, JobSpec, JobState
+from cotenant.cluster.model.cluster import GpuReport, JobSpec
 from cotenant.cluster.state.inventory import ClusterInventory, Node
 from cotenant.cluster.state.jobs import Job, JobTable
 
@@ -12,8 +12,6 @@ def why_not(inventory: ClusterInventory, job_table: JobTable, job: Job, node: No
     spec = job.spec
     if len(set(gpus)) != spec.gpus:
         return f"it needs {spec.gpus} GPUs"
-    if job.state is JobState.WAITING and job_table.users.remaining(spec.user) < spec.gpus:
-        return f"the quota of {spec.user} is held"
     if spec.pool and spec.pool not in node.pools:
         return "the job is restricted to other nodes"
     for gpu in gpus:

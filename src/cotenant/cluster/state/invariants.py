@@ -28,7 +28,7 @@ def check(state: ClusterState) -> None:
         *_row_checks(state),
     ]
     violations = [
-        f"{quantity} are {actual}, not {checks}" for quantity, actual, expected in checks if actual != expected
+        f"{quantity} are {actual}, not {expected}" for quantity, actual, expected in checks if actual != expected
     ]
     if violations:
         raise InvariantError(f"after turn {state.turn}: " + "; ".join(violations))

@@ -10,7 +10,7 @@ import math
 from array import array
 from typing import Final
 
-from cotenant.cluster.model.cluster import JobReport, JobSpec, JobState, Quota
+from cotenant.cluster.model.cluster import JobReport, JobSpec, JobState
 from cotenant.cluster.model.event import JobSnapshot
 from cotenant.cluster.state.inventory import ClusterInventory, Node
 from cotenant.cluster.state.kinds import JobKind, job_kind
@@ -21,17 +21,7 @@ _HALF_LIFE_S: Final = 86_400.0
 one has received as much."""
 _NOTHING_S: Final = 1.0
 """GPU seconds below which a user's account is removed."""
-_NO_LIMIT: Final = Quota("x").gpus
 _KINDS_LIMIT: Final = 16_384
-TEXT_LIMIT: Final = 128 << 20
-"""Characters in the specifications of all remembered jobs: a snapshot of them must fit into one turn."""
-
-
-def text_of(spec: JobSpec) -> int:
-    """Return the approximate number of characters in a job's specification."""
-    lists = (spec.command, spec.types, spec.avoid, *spec.environment)
-    scalars = len(spec.name) + len(spec.user) + len(spec.profile) + len(spec.group) + len(spec.directory)
-    return scalars + sum(len(text) for texts in lists for text in texts)
 
 
 class Job:
@@ -100,7 +90,7 @@ class Job:
         """Speed from which the predictor learned last."""
 
     def report(self, why: str = "") -> JobReport:
-        """Return the job as `cotenant jobs` shows it."""
+        """Return the job with the reason for its state."""
         node = "" if self.node is None else self.node.name
         return JobReport(
             self.spec,
@@ -155,24 +145,14 @@ def restored(snapshot: JobSnapshot, number: int, nodes: dict[str, Node]) -> Job:
 
 
 class Users:
-    """Quotas, allocated GPUs and received GPU time of users."""
+    """Allocated GPUs and received GPU time of users."""
 
     def __init__(self) -> None:
-        self.quotas: dict[str, Quota] = {}
         self.held: dict[str, int] = {}
         """Allocated GPUs; users without any are absent."""
         self.used: dict[str, float] = {}
         """GPU seconds up to `at`, with exponential decay."""
         self.accounted_at: Instant = 0
-
-    def remaining(self, user: str) -> int:
-        """Return how many more GPUs the user may hold."""
-        quota = self.quotas.get(user)
-        return _NO_LIMIT if quota is None else max(0, quota.gpus - self.held.get(user, 0))
-
-    def weight(self, user: str) -> int:
-        quota = self.quotas.get(user)
-        return 1 if quota is None else quota.weight
 
     def hold(self, user: str, gpus: int) -> None:
         """Change the number of GPUs that a user holds."""
@@ -205,8 +185,6 @@ class JobTable:
         self.over: dict[str, Job] = {}
         """In the order of their end."""
         self.counts = dict.fromkeys(JobState, 0)
-        self.text = 0
-        """Characters in the specifications of all jobs."""
         self.particular: dict[str, Job] = {}
         """Jobs on a node that have a group or avoid one."""
         self.gangs: dict[str, dict[str, Job]] = {}
@@ -239,7 +217,6 @@ class JobTable:
         """Add a new job or one from a snapshot."""
         self.jobs[job.spec.name] = job
         self.counts[job.state] += 1
-        self.text += text_of(job.spec)
         if job.state.is_over:
             self.over[job.spec.name] = job
             return
@@ -271,21 +248,9 @@ class JobTable:
     def forget(self, limit: int) -> None:
         """Forget the jobs that ended first, beyond this number."""
         while len(self.over) > limit:
-            self._forget_first()
-
-    def has_text_budget_for(self, spec: JobSpec) -> bool:
-        """Return whether the specification can be kept, after forgetting finished jobs as needed."""
-        text = text_of(spec)
-        while self.over and self.text + text > TEXT_LIMIT:
-            self._forget_first()
-        return self.text + text <= TEXT_LIMIT
-
-    def _forget_first(self) -> None:
-        name = next(iter(self.over))
-        job = self.over.pop(name)
-        self.counts[job.state] -= 1
-        self.text -= text_of(job.spec)
-        del self.jobs[name]
+            name = next(iter(self.over))
+            self.counts[self.over.pop(name).state] -= 1
+            del self.jobs[name]
 
     def settle(self) -> None:
         """Remove kinds without jobs if there are many kinds."""

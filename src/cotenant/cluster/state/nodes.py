@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import Final
 
 from cotenant.cluster.model.cluster import AttemptReport, JobEnd, JobState
-from cotenant.cluster.model.event import AckEnd, ClusterAction, NodeDrained, NodeGone, NodeReport, StopJob
+from cotenant.cluster.model.event import ClusterAction, NodeDrained, NodeGone, NodeReport, StopJob
 from cotenant.cluster.state.attempts import ClusterState
 from cotenant.cluster.state.inventory import Node
 from cotenant.cluster.state.jobs import Job
-from cotenant.node.model.admission import Reason
 from cotenant.units.instant import NEVER, SECOND_NS, Instant
 
 _FORGOTTEN_NS: Final = 24 * 3600 * SECOND_NS
@@ -71,7 +70,7 @@ class Nodes:
         state = self._state
         node = state.inventory.nodes.get(event.node)
         if node is None:
-            return state.refuse(event.peer, Reason.UNKNOWN_NODE, f"no node is called {event.node!r}")
+            return []
         actions: list[ClusterAction] = []
         if node.is_drained != event.on:
             node.is_drained = event.on
@@ -81,7 +80,7 @@ class Nodes:
                     actions += state.stop(job, "its node is drained", now)
             if state.inventory.refresh(node):
                 state.request_early_round(now)
-        return [*actions, *state.answer(event.peer)]
+        return actions
 
     def check_leases(self, now: Instant) -> list[ClusterAction]:
         """Handle ended leases, and compute when the next lease may end."""
@@ -172,13 +171,12 @@ class Nodes:
         for report in event.attempts:
             job = wanted.get(report.attempt.number)
             if job is None or job.spec.name != report.attempt.job:
-                actions.append(self._unwanted(node, report, strays))
+                actions += self._unwanted(node, report, strays)
             elif job.named != turn:
                 job.named = turn
                 missing -= 1
                 job.progress_ppm = max(job.progress_ppm, report.progress_ppm)
                 if report.end is not None:
-                    actions.append(AckEnd(node.name, report.attempt))
                     actions += state.end(job, report.end, report.detail, now, is_reported=True)
                 elif not job.is_known:
                     actions += self._first_reported(job, node, now)
@@ -200,16 +198,16 @@ class Nodes:
         self._state.job_table.move(job, JobState.RUNNING, now)
         return []
 
-    def _unwanted(self, node: Node, report: AttemptReport, strays: list[int]) -> ClusterAction:
+    def _unwanted(self, node: Node, report: AttemptReport, strays: list[int]) -> list[ClusterAction]:
         state = self._state
         # A number that was not issued yet comes from a controller that lost its state, and is never issued
         # again. The limit keeps a node that invents numbers from exhausting them.
         if report.attempt.number < state.next_attempt + _NUMBERS_LOST:
             state.next_attempt = max(state.next_attempt, report.attempt.number + 1)
         if report.end is not None:
-            return AckEnd(node.name, report.attempt)
+            return []
         strays += report.gpus
-        return StopJob(node.name, report.attempt, "it is not wanted here")
+        return [StopJob(node.name, report.attempt, "it is not wanted here")]
 
     def _missing(self, node: Node, event: NodeReport, now: Instant) -> list[ClusterAction]:
         """Handle wanted attempts that the report does not name."""

@@ -28,7 +28,7 @@ _PREDICTED_CELLS: Final = 1 << 20
 
 
 def eligible_rows(machine: ClusterState, gpus: Array, now: Instant) -> Array:
-    """Return the rows of waiting jobs by priority and submission, within the quotas of their users."""
+    """Return the rows of waiting jobs by priority and submission."""
     job_table = machine.job_table
     if not job_table.waiting or not len(gpus):
         return np.zeros(0, np.int64)
@@ -38,14 +38,12 @@ def eligible_rows(machine: ClusterState, gpus: Array, now: Instant) -> Array:
     priority = np.frombuffer(job_table.priority, np.int32)[rows]
     rows = rows[np.lexsort((number, -priority))]
     limit = _CHOICE * len(gpus) + _MIN_CHOICE
-    if not len(rows) or (len(rows) <= limit and not job_table.users.quotas):
+    if len(rows) <= limit:
         return rows
     kinds, kind = np.unique(np.frombuffer(job_table.kind, np.int32)[rows], return_inverse=True)
     gangs = _startable(machine, kinds.tolist(), gpus)
     is_kept = gangs[kind] > 0
     rows, capacity = rows[is_kept], gangs[kind][is_kept]
-    is_kept = _within_quotas(machine, rows)
-    rows, capacity = rows[is_kept], capacity[is_kept]
     return rows if len(rows) <= limit else rows[_limit_equal_jobs(machine, rows, capacity)][:limit]
 
 
@@ -64,35 +62,6 @@ def _startable(machine: ClusterState, kinds: list[int], gpus: Array) -> Array:
     needed = np.array([kind.gpus for kind in jobs], np.int64)
     of_one_node = np.bincount(np.frombuffer(inventory.rank, np.int32)[gpus]).max()
     return np.where(needed <= of_one_node, capacity // needed, 0)
-
-
-def _within_quotas(machine: ClusterState, rows: Array) -> Array:
-    """Return which rows fit into the quotas in order; a job that exceeds the quota takes nothing from the next."""
-    job_table = machine.job_table
-    user = np.frombuffer(job_table.user, np.int32)[rows]
-    is_kept = np.ones(len(rows), bool)
-    for name in job_table.users.quotas:
-        user_number = job_table.user_of.get(name)
-        if user_number is None:
-            continue
-        positions = np.flatnonzero(user == user_number)
-        if not len(positions):
-            continue
-        remaining = job_table.users.remaining(name)
-        needed = np.array(
-            [job_table.kinds[kind].gpus for kind in np.frombuffer(job_table.kind, np.int32)[rows[positions]]]
-        )
-        if needed.sum() <= remaining:
-            continue
-        is_kept[positions] = False
-        smallest = needed.min()
-        for index, gpus in zip(positions.tolist(), needed.tolist(), strict=True):
-            if remaining < smallest:
-                break
-            if gpus <= remaining:
-                remaining -= gpus
-                is_kept[index] = True
-    return is_kept
 
 
 def _limit_equal_jobs(machine: ClusterState, rows: Array, capacity: Array) -> Array:

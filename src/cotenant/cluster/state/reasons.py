@@ -36,16 +36,8 @@ class Reasons:
 
     def why_waiting(self, job: Job) -> str:
         """Return why a waiting job is not started."""
-        users, spec = self._state.job_table.users, job.spec
+        spec = job.spec
         previous = f"; before that: {job.why}" if job.why else ""
-        if users.remaining(spec.user) < spec.gpus:
-            quota = users.quotas[spec.user].gpus
-            if spec.gpus > quota:
-                return (
-                    f"it needs {counted(spec.gpus, 'GPU')}, more than the whole quota of {spec.user}, {quota}{previous}"
-                )
-            held = counted(users.held.get(spec.user, 0), "GPU")
-            return f"{spec.user} holds {held} of a quota of {quota}{previous}"
         if spec.gang and (missing := missing_members(self._state.job_table, spec.gang)):
             return missing + previous
         if job.kind not in self._of_kind:

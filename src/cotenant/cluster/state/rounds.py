@@ -5,13 +5,12 @@ A pairing that is no longer valid when it is committed is discarded and left to 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from cotenant.cluster.model.cluster import JobState
-from cotenant.cluster.model.event import Answer, ClusterAction, StartJob, StopJob
+from cotenant.cluster.model.event import ClusterAction
 from cotenant.cluster.policy import ROUNDS
 from cotenant.cluster.policy.round import GpuKinds, Gpus, JobKinds, Jobs, Pairing, Round, RoundPlan, priority_factors
 from cotenant.cluster.state.fit import why_not
@@ -51,23 +50,8 @@ def hold_round(machine: ClusterState, now: Instant) -> list[ClusterAction]:
     machine.inventory.settle()
     machine.job_table.settle()
     machine.job_table.users.account(now)
-    if machine.recorded is not None:
-        return _repeat_round(machine, machine.recorded, now)
     prepared = prepare_round(machine, now)
     return [] if prepared is None else commit(machine, prepared, plan_round(machine, prepared), now)
-
-
-def _repeat_round(machine: ClusterState, recorded: Sequence[ClusterAction], now: Instant) -> list[ClusterAction]:
-    """Repeat the recorded decisions of a round."""
-    jobs, nodes = machine.job_table.jobs, machine.inventory.nodes
-    actions: list[ClusterAction] = []
-    for action in recorded:
-        job = None if isinstance(action, Answer) else jobs.get(action.attempt.job)
-        if isinstance(action, StartJob) and job is not None and job.state is JobState.WAITING:
-            actions.append(machine.start(job, nodes[action.node], action.gpus, now))
-        elif isinstance(action, StopJob) and job is not None and action.reserved_on and job.state is JobState.RUNNING:
-            actions += machine.migrate(job, nodes[action.reserved_on], action.reserved, now)
-    return actions
 
 
 def plan_round(machine: ClusterState, prepared: PreparedRound) -> RoundPlan:
@@ -229,8 +213,7 @@ def _priority_factors(machine: ClusterState, rows: Array) -> Array:
     job_table = machine.job_table
     users, index = np.unique(np.frombuffer(job_table.user, np.int32)[rows], return_inverse=True)
     names = [job_table.user_names[user] for user in users.tolist()]
-    received = [job_table.users.used.get(name, 0.0) for name in names]
-    return priority_factors(received, [job_table.users.weight(name) for name in names])[index.reshape(-1)]
+    return priority_factors([job_table.users.used.get(name, 0.0) for name in names])[index.reshape(-1)]
 
 
 def _barred(machine: ClusterState, job_kinds: list[int]) -> dict[int, frozenset[int]]:

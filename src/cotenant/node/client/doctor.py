@@ -61,7 +61,6 @@ def examine(directories: Directories) -> Iterator[Finding]:
         lambda: _mps(directories),
         lambda: _driver(directories),
         _hook,
-        lambda: _cluster(directories),
     ]
     for check in checks:
         yield from check()
@@ -167,15 +166,6 @@ def _storage(directories: Directories) -> Iterator[Finding]:
     if status.dropped:
         what = f"the node refused or dropped {counted(status.dropped, 'request')} without a record of each"
         yield Finding(Level.NOTE, what, "see who sent them: cotenant events --json, event requests-dropped")
-
-
-def _cluster(directories: Directories) -> Iterator[Finding]:
-    if not os.access(directories.state, os.R_OK | os.X_OK):  # there is none, or it is of the node of another user
-        return
-    from cotenant.cluster.daemon.doctor import examine_controller, examine_node  # noqa: PLC0415  most have no cluster, nor TLS
-
-    for is_good, what, remedy in (*examine_controller(directories), *examine_node(directories)):
-        yield Finding(Level.GOOD if is_good else Level.NOTE, what, remedy)
 
 
 def _journal(directories: Directories) -> Iterator[Finding]:

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from cotenant.errors import ConfigError, CotenantError, PeerError
+from cotenant.errors import ConfigError, CotenantError
 from cotenant.runner.atomic_file import write_atomically
 
-OUTCOME_LIMIT_BYTES = 64 << 10
 _WHY_LIMIT_CHARS = 500
 
 
@@ -42,14 +41,6 @@ class RunOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def encode_outcome(outcome: RunOutcome) -> bytes:
     """Return the file's content, one line of JSON."""
     return msgspec.json.encode(msgspec.structs.replace(outcome, why=outcome.why[:_WHY_LIMIT_CHARS])) + b"\n"
-
-
-def decode_outcome(text: bytes) -> RunOutcome:
-    """Return the outcome in a file's content; raise `PeerError` for invalid content."""
-    try:
-        return msgspec.json.decode(text, type=RunOutcome)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise PeerError(f"invalid outcome file: {error}") from None
 
 
 @contextmanager

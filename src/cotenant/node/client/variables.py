@@ -5,7 +5,6 @@ A file keeps secrets off the command line, and the variables do not affect `cote
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -26,11 +25,6 @@ def read_variables(file: str) -> dict[str, str]:
     except OSError as error:
         raise ConfigError("run.variables", file, f"cannot be read: {error.strerror}; check the path") from None
     return decode_variables(text, file)
-
-
-def encode_variables(variables: Mapping[str, str]) -> bytes:
-    """Return the content of the file."""
-    return msgspec.json.encode(dict(variables))
 
 
 def decode_variables(text: bytes, where: str) -> dict[str, str]:

@@ -7,8 +7,6 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from cotenant.cluster.config import ClusterConfig, validate_cluster
-from cotenant.cluster.config_agent import AgentConfig, validate_agent
 from cotenant.errors import ConfigError
 from cotenant.gate.grant import Kind
 from cotenant.gate.rules import GatePolicy, GateRules, Limit
@@ -250,8 +248,6 @@ class Config(Section, frozen=True):
     gpu: tuple[GpuConfig, ...] = ()
     limits: tuple[LimitsConfig, ...] = ()
     control: ControlConfig = ControlConfig()
-    agent: AgentConfig = AgentConfig()
-    cluster: ClusterConfig = ClusterConfig()
 
 
 def decode_config(text: str, where: str) -> Config:
@@ -276,8 +272,6 @@ def validate(config: Config) -> None:
     validate_access(config.operators, config.limits)
     validate_protection(config.protect)
     validate_control(config.control)
-    validate_agent(config.agent)
-    validate_cluster(config.cluster)
     names = [gpu.name for gpu in config.gpu]
     for name in names:
         if names.count(name) > 1:
@@ -310,7 +304,7 @@ def plain(value: object) -> Any:
 def encode_config(config: Config, sources: dict[str, str] | None = None) -> str:
     """Return the configuration as TOML that decodes to the same; a comment names the source of each value."""
     lines: list[str] = []
-    for section in ("directories", "node", "operators", "run", "protect", "control", "agent", "cluster"):
+    for section in ("directories", "node", "operators", "run", "protect", "control"):
         lines.append(f"[{section}]")
         part = getattr(config, section)
         for field in part.__struct_fields__:

@@ -9,7 +9,7 @@ import msgspec
 from cotenant.node.config.file import Config, plain
 from cotenant.units.text import counted
 
-_SECTIONS: Final = ("directories", "node", "protect", "control", "operators", "agent")
+_SECTIONS: Final = ("directories", "node", "protect", "control", "operators")
 """The sections of a node; the others concern commands, which read the config at each start."""
 _LIVE_NODE_FIELDS: Final = frozenset(
     ("gate", "bound", "delay", "patience", "switch", "spin", "grace", "idle_exit", "place", "admit", "unmet", "log")

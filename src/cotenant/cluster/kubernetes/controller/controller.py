@@ -16,7 +16,6 @@ from cotenant.cluster.kubernetes.controller.restore import restore
 from cotenant.cluster.model.cluster import ClusterSettings
 from cotenant.cluster.model.event import ClusterAction, ClusterEvent, ClusterWoke
 from cotenant.cluster.state.cluster import ClusterMachine
-from cotenant.runner.journal_memory import NullJournal
 from cotenant.runner.ports import Clock
 from cotenant.units.histogram import Recorder
 from cotenant.units.instant import SECOND_NS, Instant
@@ -73,7 +72,7 @@ class Controller:
         self.machine = ClusterMachine()
         self.dispatcher = Dispatcher(send, settings.limits)
         self.placement = Placement(self.post, self.dispatcher, settings.placement)
-        self._host = ClusterHost(self.machine, self.placement.starts, NullJournal(), observe)
+        self._host = ClusterHost(self.machine, self.placement.starts, observe)
         view, starts = self.placement.view, self.placement.starts
         self.conditions = Conditions(view, starts, self.machine, self.dispatcher)
         self.placement.explain = self.conditions.watch

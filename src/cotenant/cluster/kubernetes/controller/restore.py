@@ -69,7 +69,6 @@ def restore(
         settings,
         nodes,
         tuple(snapshots),
-        (),
         next_round=now,
         learned=learned,
         next_attempt=len(snapshots) + 1,

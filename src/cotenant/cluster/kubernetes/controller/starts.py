@@ -26,7 +26,7 @@ from cotenant.cluster.kubernetes.controller.manifests import (
 from cotenant.cluster.kubernetes.controller.objects import HOSTNAME_LABEL, Claim, Pod
 from cotenant.cluster.kubernetes.controller.view import ClusterView
 from cotenant.cluster.model.cluster import Attempt, AttemptReport, JobEnd
-from cotenant.cluster.model.event import AckEnd, Answer, StartJob, StopJob
+from cotenant.cluster.model.event import StartJob, StopJob
 from cotenant.errors import ConfigError
 
 _claim_decoder = msgspec.json.Decoder(Claim)
@@ -109,12 +109,6 @@ class Starts:
             self._evict(start)
         else:
             self.abandon(start, order.why)
-
-    def acknowledge(self, order: AckEnd) -> None:
-        """Do nothing: the end of a pod stays visible in its object, or the object is gone, which says the same."""
-
-    def answer(self, answer: Answer) -> None:
-        """Do nothing: no request of the API has a peer that waits."""
 
     # -- registry ---------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from cotenant import __version__
 from cotenant.cluster.kubernetes.plugin.edits import ContainerEdits, ImageCheck, Mount
+from cotenant.cluster.progress import PROGRESS_VARIABLE
 from cotenant.errors import WorldError
 from cotenant.hook.shim import hook_library, image_check
 from cotenant.softgpu import manage
@@ -94,7 +95,7 @@ class HostFiles:
             "COTENANT_SOCKET": f"{SOCKET_DIRECTORY}/tenant.sock",
             "COTENANT_GRANT": f"{CLAIM_DIRECTORY}/{GRANT}",
             "COTENANT_REQUIRED": "1",
-            "COTENANT_PROGRESS": PROGRESS,
+            PROGRESS_VARIABLE: PROGRESS,
         }
         if softgpu is not None:
             mounts.append(Mount(str(softgpu), SOFTGPU_DIRECTORY))

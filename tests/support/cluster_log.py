@@ -1,4 +1,4 @@
-"""Text form of the turns of a cluster controller: instant, event and actions on one line."""
+"""Text form of the turns of the cluster state machine for golden logs: instant, event and actions on one line."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from cotenant.cluster.model.cluster import AttemptReport, JobSpec
 from cotenant.cluster.model.event import (
-    AckEnd,
-    Answer,
     ClusterAction,
     ClusterEvent,
     ClusterRestored,
@@ -18,7 +16,6 @@ from cotenant.cluster.model.event import (
     NodeGone,
     NodeReport,
     PoolSet,
-    QuotaSet,
     StartJob,
     StopJob,
 )
@@ -61,8 +58,6 @@ def _describe_request(event: ClusterEvent) -> str:
             return f"{job} is wanted no more"
         case PoolSet(pool=pool, nodes=nodes):
             return f"pool {pool} has {counted(len(nodes), 'node')}"
-        case QuotaSet(quota=quota):
-            return f"{quota.user} may have {counted(quota.gpus, 'GPU')} at weight {quota.weight}"
         case _:
             return "wakes"
 
@@ -76,12 +71,6 @@ def describe_cluster_action(action: ClusterAction) -> str:
             return f"start {attempt.job}#{attempt.number} on {node}/{gpu_list} with {format_share(share_ppm)}{progress}"
         case StopJob(node=node, attempt=attempt, why=why):
             return f"stop {attempt.job}#{attempt.number} on {node}: {why}"
-        case AckEnd(node=node, attempt=attempt):
-            return f"{node} may forget {attempt.job}#{attempt.number}"
-        case Answer(peer=peer, reject=None):
-            return f"yes to peer {peer}"
-        case Answer(peer=peer, reject=reject):
-            return f"no to peer {peer}: {'' if reject is None else reject.detail}"
 
 
 def _gpu(offer_ppm: int, condition: str) -> str:

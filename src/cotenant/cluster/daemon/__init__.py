@@ -1,1 +1,0 @@
-"""The live cluster controller, its certificates and journal, and the clients of nodes and users."""
