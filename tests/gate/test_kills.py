@@ -50,7 +50,7 @@ def attach(token, part):
     peer = socket.socket(socket.AF_UNIX)
     peer.settimeout(10)
     peer.connect(str(directories.tenant_socket))
-    message = wire.encode(wire.Attach(wire.VERSION, {}, "", token, "", ""))
+    message = wire.encode(wire.Attach(wire.HOOK_VERSION, {}, "", token, "", ""))
     socket.send_fds(peer, [message[: int(part * len(message))]], [page.descriptor])
     return peer, page
 

@@ -15,6 +15,7 @@ import pytest
 
 from cotenant.gate.process_pages import PROCESS_BYTES, PROCESSES
 from cotenant.hook import shim
+from cotenant.node import wire
 from tests.support.fake_node import (
     ALL_SEALS,
     SIZE_SEALS,
@@ -303,7 +304,7 @@ def refuse(_: FakeNode, connection: Connection) -> None:
 
 
 def violate(_: FakeNode, connection: Connection) -> None:
-    connection.send({"type": "protocol-violation", "detail": "this node speaks version 11 of the protocol, not 10"})
+    connection.send({"type": "protocol-violation", "detail": "this node speaks version 2 of the hook protocol, not 1"})
 
 
 def send_garbage(_: FakeNode, connection: Connection) -> None:
@@ -316,12 +317,14 @@ def send_huge_frame(_: FakeNode, connection: Connection) -> None:
 
 def send_another_version(node: FakeNode, connection: Connection) -> None:
     node.add(connection)
-    node.send_attached(connection, version=11)
+    node.send_attached(connection, version=2)
 
 
 def send_without_pages(node: FakeNode, connection: Connection) -> None:
     node.add(connection)
-    connection.send({"type": "attached", "version": 10, "slot": 3, "generation": 17, "gpu": 0, "index": 0})
+    connection.send(
+        {"type": "attached", "version": wire.HOOK_VERSION, "slot": 3, "generation": 17, "gpu": 0, "index": 0}
+    )
 
 
 def send_wrong_index(node: FakeNode, connection: Connection) -> None:
@@ -333,7 +336,14 @@ def send_foreign_pages(node: FakeNode, connection: Connection) -> None:
     """Send files that are not the node's pages."""
     node.add(connection)
     descriptors = [os.open("/dev/zero", os.O_RDONLY) for _ in range(3)]
-    answer: dict[str, Any] = {"type": "attached", "version": 10, "slot": 3, "generation": 17, "gpu": 0, "index": 0}
+    answer: dict[str, Any] = {
+        "type": "attached",
+        "version": wire.HOOK_VERSION,
+        "slot": 3,
+        "generation": 17,
+        "gpu": 0,
+        "index": 0,
+    }
     connection.send({**answer, "process_generation": 1, "epoch": 1, "environment": {}}, descriptors)
     for descriptor in descriptors:
         os.close(descriptor)
@@ -341,7 +351,7 @@ def send_foreign_pages(node: FakeNode, connection: Connection) -> None:
 
 ANSWERS: dict[str, tuple[Answer, str]] = {
     "refusal": (refuse, "the node refused it: COTENANT_KIND is 'x'; use online or offline"),
-    "violation": (violate, "the node refused the request: this node speaks version 11 of the protocol, not 10"),
+    "violation": (violate, "the node refused the request: this node speaks version 2 of the hook protocol, not 1"),
     "garbage": (send_garbage, "the node's answer cannot be read"),
     "huge frame": (send_huge_frame, "the node's answer cannot be read"),
     "another version": (send_another_version, "the node speaks another version of the protocol"),

@@ -46,7 +46,7 @@ class Hook:
 
     def send(self, fields: dict[str, str] | None = None, **message: Any) -> None:
         texts = {"grant": "", "token": "", "command": "python train.py", "visible": ""} | message
-        data = wire.encode(wire.Attach(wire.VERSION, fields or {}, **texts))
+        data = wire.encode(wire.Attach(wire.HOOK_VERSION, fields or {}, **texts))
         with Path(os.devnull).open("rb") as pages:
             assert socket.send_fds(self.socket, [data], [pages.fileno()]) == len(data)
 
@@ -284,7 +284,7 @@ def test_refusal_of_the_registry_reaches_the_process(node: InProcessNode) -> Non
 
 
 def test_attach_needs_exactly_one_descriptor(node: InProcessNode) -> None:
-    data = wire.encode(wire.Attach(wire.VERSION, {}, "", "", "", ""))
+    data = wire.encode(wire.Attach(wire.HOOK_VERSION, {}, "", "", "", ""))
     [answer] = received(node.stranger(data))
     assert isinstance(answer, wire.ProtocolViolation)
     flood = node.stranger()

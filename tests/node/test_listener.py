@@ -92,6 +92,12 @@ def test_client_of_an_older_version_is_refused_with_a_reason(node: InProcessNode
     assert answer == wire.ProtocolViolation(f"this node speaks version {wire.VERSION} of the protocol, not 1")
 
 
+def test_hook_of_another_version_is_refused_with_a_reason(node: InProcessNode) -> None:
+    [answer] = received(node.stranger(packed(type="attach", version=wire.HOOK_VERSION + 1)))
+    expected = f"this node speaks version {wire.HOOK_VERSION} of the hook protocol, not {wire.HOOK_VERSION + 1}"
+    assert answer == wire.ProtocolViolation(expected)
+
+
 SPECS: dict[str, tuple[Any, ...]] = {
     "a priority of twelve": ("offline", 12),
     "a priority below zero": ("offline", -1),

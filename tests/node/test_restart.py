@@ -174,7 +174,7 @@ def attached_grant(node_harness: NodeHarness, token: str) -> Grant | None:
     with socket.socket(socket.AF_UNIX) as peer:
         peer.settimeout(BOUND_S)
         peer.connect(str(node_harness.directories.tenant_socket))
-        socket.send_fds(peer, [wire.encode(wire.Attach(wire.VERSION, {}, "", token, "", ""))], [pages.descriptor])
+        socket.send_fds(peer, [wire.encode(wire.Attach(wire.HOOK_VERSION, {}, "", token, "", ""))], [pages.descriptor])
         data, descriptors, _, _ = socket.recv_fds(peer, 1 << 16, 8)
         answer = wire.decode_answer(frames.feed(data)[0])
     pages.close()

@@ -45,7 +45,7 @@ class Attached:
         self._socket.close()
         self._connect()
         previous = (-1, 0) if self._place is None else (self._place.index, self._place.process_generation)
-        request = wire.Attach(wire.VERSION, {}, "", os.environ["COTENANT_TOKEN"], "", "", *previous)
+        request = wire.Attach(wire.HOOK_VERSION, {}, "", os.environ["COTENANT_TOKEN"], "", "", *previous)
         try:
             self._socket.connect(os.environ["COTENANT_SOCKET"])
             socket.send_fds(self._socket, [wire.encode(request)], [self._own.descriptor])

@@ -73,7 +73,7 @@ class AttachServer:
         assert not isinstance(result, Reject)
         self._peers[connection] = result.index, result.generation
         places = (result.index, result.generation, result.epoch)
-        answer = wire.AttachAnswer(wire.VERSION, *tenant, 0, *places, {})
+        answer = wire.AttachAnswer(wire.HOOK_VERSION, *tenant, 0, *places, {})
         socket.send_fds(connection, [wire.encode(answer)], list(result.descriptors))
         for page in self._processes.pages(0):
             if page.index != result.index:

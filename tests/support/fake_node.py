@@ -28,7 +28,7 @@ from cotenant.gate.shared_pages import ArbitrationPage, SealedPage
 
 LIMIT_S: Final = 60.0
 """Against hangs alone."""
-VERSION: Final = 10
+VERSION: Final = 1
 ONE_TENANT: Final = Grant(3, 17, Kind.OFFLINE, 7, 0, 0, 0, 0)
 SIZE_SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 ALL_SEALS: Final = SIZE_SEALS | 0x10  # F_SEAL_FUTURE_WRITE, which the module of Python 3.11 lacks

@@ -9,7 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { CT_MESSAGE_VERSION = 10, CT_FRAME_MAX_BYTES = 64 << 10, CT_FRAME_LENGTH_BYTES = 4 };
+/* Version of the hook's requests and of the shared pages, `HOOK_VERSION` in node/wire.py. */
+enum { CT_MESSAGE_VERSION = 1, CT_FRAME_MAX_BYTES = 64 << 10, CT_FRAME_LENGTH_BYTES = 4 };
 
 /* ---- writing ------------------------------------------------------------------------------------------------------ */
 

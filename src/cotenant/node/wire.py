@@ -32,6 +32,9 @@ from cotenant.node.model.tenant import (
 from cotenant.units.histogram import Histogram
 
 VERSION: Final = 10
+HOOK_VERSION: Final = 1
+"""Version of the hook's request `attach`, its answer and the shared pages. It is separate because the hook in a running
+program outlives an upgrade of the node: change it only if the two can no longer understand each other."""
 FRAME_LIMIT_BYTES: Final = 64 << 10
 """The largest frame that a peer may send; the node's answers may be larger."""
 ANSWER_LIMIT_BYTES: Final = 32 << 20
@@ -448,8 +451,9 @@ Answer: TypeAlias = (
 
 
 class _AnyVersion(msgspec.Struct, frozen=True):
-    """The one field that messages of all versions have or omit."""
+    """The fields that messages of all versions have or omit."""
 
+    type: str = ""
     version: int = VERSION
 
 
@@ -476,10 +480,17 @@ def decode_request(payload: bytes) -> Request:
 def _version_error(payload: bytes) -> str:
     """Return an error about the protocol version, if that differs, or an empty string."""
     try:
-        version = _versions.decode(payload).version
+        found = _versions.decode(payload)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return ""
-    return "" if version == VERSION else f"this node speaks version {VERSION} of the protocol, not {version}"
+    return version_error(found.version, is_hook=found.type == "attach")
+
+
+def version_error(version: int, *, is_hook: bool) -> str:
+    """Return an error about the version of a request, or an empty string."""
+    expected = HOOK_VERSION if is_hook else VERSION
+    name = "hook protocol" if is_hook else "protocol"
+    return "" if version == expected else f"this node speaks version {expected} of the {name}, not {version}"
 
 
 def decode_answer(payload: bytes) -> Answer:

@@ -35,6 +35,8 @@ _GANGS: Final = 0.02
 """Fraction of jobs that need two GPUs."""
 _WORK: Final = DurationNs(_HOUR_NS)
 """The median; the mean is 1.6 times as long. Five such jobs about fill a GPU for a day next to online work."""
+SMALLEST: Final = 400
+"""GPUs of the smallest cluster that can be chosen; a tenth of it still has nodes of both types."""
 LIMIT_S: Final = 120.0
 LIMIT_BYTES: Final = 4 << 30
 LIMIT_ROUND_MS: Final = 200.0
@@ -74,18 +76,19 @@ class ClusterBenchReport(msgspec.Struct, frozen=True, kw_only=True):
     """Exponent of time over size from the smallest to the largest size: 1 is proportional."""
     sizes: list[ClusterSize]
     met: dict[str, bool]
-    """Targets of the full bench; empty in a quick run."""
+    """Targets of the full bench; empty in a quick run, or for other sizes."""
 
 
 def bench_cluster(
-    report: Callable[[str], None], progress: Progress, *, quick: bool, seed: int = 0
+    report: Callable[[str], None], progress: Progress, *, quick: bool, gpus: int = 0, seed: int = 0
 ) -> ClusterBenchReport:
-    """Measure all sizes, each in its own process."""
+    """Measure all sizes, each in its own process; with `gpus` a tenth of that number and that number."""
     hours = 2 if quick else 24
     sizes = []
-    for gpus in (40, 160) if quick else (1_000, 5_000, 20_000):
-        report(f"{gpus:,} GPUs, {gpus * _JOBS_A_GPU:,} jobs, {hours} h, reports and rounds every 5 min")
-        sizes.append(_measure_in_process(gpus, hours, seed, progress))
+    defaults = (40, 160) if quick else (1_000, 5_000, 20_000)
+    for size in (gpus // 10, gpus) if gpus else defaults:
+        report(f"{size:,} GPUs, {size * _JOBS_A_GPU:,} jobs, {hours} h, reports and rounds every 5 min")
+        sizes.append(_measure_in_process(size, hours, seed, progress))
     smallest, largest = sizes[0], sizes[-1]
     exponent = math.log(largest.seconds / smallest.seconds) / math.log(largest.gpus / smallest.gpus)
     met = {
@@ -101,7 +104,7 @@ def bench_cluster(
         round_ms_p99=largest.round_ms_p99,
         growth_exponent=exponent,
         sizes=sizes,
-        met={} if quick else met,
+        met={} if quick or gpus else met,
     )
 
 

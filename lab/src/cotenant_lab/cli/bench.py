@@ -26,7 +26,7 @@ _OWN_FLAGS: Final = {
     "memory": ("quick",),
     "limit": ("quick",),
     "server": ("quick",),
-    "cluster": ("quick",),
+    "cluster": ("quick", "gpus"),
     "match": ("quick",),
     "kubernetes": ("quick",),
 }
@@ -79,6 +79,8 @@ def add_commands(commands: Any) -> None:
     bench.add_argument("--attack", action="append", default=None, metavar="NAME", help=attack)
     mode = "attack: only this sharing mode, slices or mps (default both)"
     bench.add_argument("--mode", default=None, help=mode)
+    gpus = "cluster: instead of the three sizes, a tenth of this number and this number"
+    bench.add_argument("--gpus", type=int, default=None, metavar="N", help=gpus)
 
 
 def _bench(options: argparse.Namespace) -> int:
@@ -209,12 +211,15 @@ def _bench_limit(options: argparse.Namespace) -> int:
 
 def _bench_cluster(options: argparse.Namespace) -> int:
     from cotenant.cli.simulate import show_progress
-    from cotenant_lab.bench.cluster import bench_cluster, show_cluster_bench
+    from cotenant_lab.bench.cluster import SMALLEST, bench_cluster, show_cluster_bench
 
+    gpus = options.gpus or 0
+    if options.gpus is not None and gpus < SMALLEST:
+        raise ConfigError("--gpus", gpus, f"must be at least {SMALLEST}")
     if options.rounds is not None:
         raise ConfigError("--rounds", options.rounds, "has no meaning for `bench cluster`: omit it")
     with show_progress(Console(stderr=True), "time of the cluster") as progress:
-        report = bench_cluster(print_line, progress, quick=bool(options.quick))
+        report = bench_cluster(print_line, progress, quick=bool(options.quick), gpus=gpus)
     if options.json:
         print_json(report)
     else:

@@ -356,7 +356,7 @@ class Attaching:
         if message.visible:
             environment.pop(_VISIBLE_DEVICES, None)
         position = (grant.slot, grant.generation, grant.gpu, result.index, result.generation, result.epoch)
-        self._replies.send(connection, wire.AttachAnswer(wire.VERSION, *position, environment), result.descriptors)
+        self._replies.send(connection, wire.AttachAnswer(wire.HOOK_VERSION, *position, environment), result.descriptors)
 
     def _excess(self, connection: PeerConnection, key: TenantKey, gpu: int) -> str:
         """Return why no further process of this tenant or user may attach; empty if one may."""

@@ -62,9 +62,10 @@ class ListeningSockets(NamedTuple):
 
 
 def _check_version(request: wire.Request) -> None:
+    is_hook = isinstance(request, wire.Attach)
     version = getattr(request, "version", wire.VERSION)
-    if version != wire.VERSION:
-        raise PeerError(f"this node speaks version {wire.VERSION} of the protocol, not {version}")
+    if error := wire.version_error(version, is_hook=is_hook):
+        raise PeerError(error)
 
 
 class LiveListener:

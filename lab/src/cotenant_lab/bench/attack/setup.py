@@ -199,6 +199,7 @@ class AttackSetup(NodeSite):
             "driver": str(self.driver),
             "sockets": [str(self.directories.runtime / socket) for socket in SOCKETS],
             "version": wire.VERSION,
+            "hook_version": wire.HOOK_VERSION,
             "spec_fields": list(TenantSpec.__struct_fields__),
             "join": msgspec.to_builtins(wire.Join(wire.VERSION, spec)),
         }

@@ -276,7 +276,7 @@ def _attach(context: AttackContext, **fields: str) -> dict[str, Any]:
     """Return the message with which a hook joins."""
     return {
         "type": "attach",
-        "version": context.facts["version"],
+        "version": context.facts["hook_version"],
         "fields": {"kind": "offline", "memory": "1GiB", **fields},
         "grant": "",
         "token": "",
