@@ -1,4 +1,7 @@
-"""The live and the simulated implementation of every port keep the port's contract."""
+"""The live and the simulated implementation of every port keep the port's contract.
+
+That of `ClusterTransport` is in tests/cluster/test_transport.py, those of the server in tests/serve.
+"""
 
 import inspect
 import os

@@ -73,7 +73,7 @@ class TurnHost(Generic[E, A]):
 class Divergence(Exception):  # noqa: N818  a result of replay, not an error
     """A turn whose recorded actions differ from the actions that the machine returns now."""
 
-    def __init__(self, number: int, turn: Turn[Any, Any], actual: Sequence[object]) -> None:
+    def __init__(self, number: int, turn: Turn[Any, Any], actual: Sequence[Any]) -> None:
         """Keep both lists of actions for the report."""
         self.number = number
         self.turn = turn

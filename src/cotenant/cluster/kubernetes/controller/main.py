@@ -43,7 +43,7 @@ from cotenant.cluster.kubernetes.controller.sources import (
 )
 from cotenant.cluster.kubernetes.gpu_node import GpuNode, gpu_node_path
 from cotenant.cluster.model.cluster import ClusterSettings
-from cotenant.cluster.model.event import ClusterAction, ClusterEvent, StartJob, StopJob
+from cotenant.cluster.model.event import ClusterAction, ClusterEvent, StartJob
 from cotenant.cluster.policy import LIVE
 from cotenant.errors import ConfigError, WorldError
 from cotenant.node.daemon.log import NodeLog
@@ -293,7 +293,7 @@ class ControllerProcess:
             if isinstance(action, StartJob):
                 gpus = ", ".join(str(gpu) for gpu in action.gpus)
                 self._report(f"{action.attempt.job.partition('@')[0]} is placed on {action.node}, GPU {gpus}")
-            elif isinstance(action, StopJob) and action.attempt.number:
+            elif action.attempt.number:
                 self._report(f"{action.attempt.job.partition('@')[0]} on {action.node} is to end: {action.why}")
 
     def _health(self) -> tuple[str, str]:
