@@ -1,6 +1,8 @@
 """`cotenant cluster plan` of a Kubernetes cluster: the state that its objects imply, and what a round would decide."""
 
+import contextlib
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,11 @@ from cotenant.cluster.kubernetes import names
 from cotenant.cluster.snapshot import decode_snapshot
 from cotenant.runner.clock import rfc3339, unix_ns
 from cotenant.units.instant import SECOND_NS
+from cotenant_lab.kubernetes.api import ApiError
+from cotenant_lab.kubernetes.cluster import TestControlPlane
+from cotenant_lab.kubernetes.control_plane import CONTROLLER_MANAGER
 from tests.support.api_server import FakeApi, fake_api
-from tests.support.kubernetes_objects import gated_pod, gpu_node_object, gpu_node_status, node_object
+from tests.support.kubernetes_objects import CRD, gated_pod, gpu_node_object, gpu_node_status, node_object
 
 
 def put_node(api: FakeApi, name: str, gpus: int, **status: Any) -> None:
@@ -76,3 +81,30 @@ def test_a_state_that_cannot_be_written_is_refused(cluster: Any, capsys: Any) ->
     _, flags = cluster
     assert main(["cluster", "plan", "--save", "/nowhere/now.json", *flags]) == 2
     assert "--save = '/nowhere/now.json': cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.kubernetes
+def test_plan_of_a_real_api_server(capsys: Any) -> None:
+    account, gpu_nodes = "/api/v1/namespaces/default/serviceaccounts/default", "/apis/cotenant.dev/v1alpha1/gpunodes"
+    with TestControlPlane(components=(CONTROLLER_MANAGER,)) as plane:
+        plane.kubectl("create", "-f", str(CRD))
+        for path in (account, gpu_nodes):
+            plane.wait(f"{path} is there", partial(_is_there, plane, path))
+        plane.request("POST", "/api/v1/nodes", node_object("one"))
+        plane.request("POST", gpu_nodes, gpu_node_object("one"))
+        plane.request("PATCH", f"{gpu_nodes}/one/status", gpu_node_status("one", 2))
+        for number in range(3):
+            plane.request("POST", "/api/v1/namespaces/default/pods", gated_pod(f"pod-{number}"))
+        assert main(["cluster", "plan", "--json", "--kubeconfig", str(plane.kubeconfig)]) == 0
+        plan = json.loads(capsys.readouterr().out)
+        assert sorted(row["gpus"] for row in plan["placed"]) == [[0], [1]]
+        assert [row["why"] for row in plan["waiting"]] == ["every suitable GPU is better used for another job"]
+        pods = plane.get("/api/v1/namespaces/default/pods")["items"]
+        assert all(pod["spec"]["schedulingGates"] for pod in pods)
+
+
+def _is_there(plane: TestControlPlane, path: str) -> bool:
+    with contextlib.suppress(ApiError):
+        plane.get(path)
+        return True
+    return False
