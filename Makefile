@@ -9,10 +9,10 @@ NATIVE := CMakeLists.txt $(shell find native -name '*.c' -o -name '*.h' -o -name
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-lab test-attack test-kubernetes test-fast coverage soak test-gpu native-test check docs reference man wheel release lock clean
+.PHONY: help setup demo demo-kubernetes test test-lab test-attack test-kubernetes test-fast coverage soak test-gpu native-test check docs reference man wheel release lock clean
 
 help: ## list these targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 17
 
 setup: $(VENV)/.installed ## create .venv with pinned tools, cotenant and cotenant-lab
 	@echo "setup: $(VENV) is ready"
@@ -35,6 +35,11 @@ $(VENV)/.installed: $(VENV)/.pinned pyproject.toml lab/pyproject.toml $(NATIVE)
 demo: $(VENV)/.installed ## run a service and a training job on one software GPU
 	@echo "demo: running cotenant demo"
 	@$(BIN)/python -m cotenant demo
+
+# The first run builds Kubernetes, containerd and runc from Go modules, as for test-kubernetes.
+demo-kubernetes: $(VENV)/.installed ## run a service and six jobs on a real Kubernetes cluster (as root; builds it first)
+	@echo "demo-kubernetes: running the product on a real cluster with two software GPUs"
+	@$(BIN)/python -m cotenant_lab.kubernetes demo
 
 # Most tests wait for processes more than they compute: three workers keep two cores busy. A worker that has finished
 # takes tests from the others, so that the length of one file does not decide the total time.

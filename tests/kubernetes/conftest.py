@@ -1,4 +1,4 @@
-"""The real cluster that tests with the marker `kubernetes` share."""
+"""The real cluster, and the product on it, that tests with the marker `kubernetes` share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 
 from cotenant_lab.kubernetes.binaries import cache_directory
 from cotenant_lab.kubernetes.cluster import TestCluster
-from cotenant_lab.kubernetes.images import python_image
+from cotenant_lab.kubernetes.installation import Installation
+from cotenant_lab.kubernetes.product_images import write_product_images
+from tests.support.product import Product
 
 
 def _report(text: str) -> None:
@@ -18,10 +20,26 @@ def _report(text: str) -> None:
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestCluster]:
-    """Start one node with the Python image; the logs outlive the cluster in pytest's temporary directory."""
+    """Start one node with all images; the logs outlive the cluster in pytest's temporary directory."""
     directory = tmp_path_factory.mktemp("cluster")
-    image = python_image(directory, cache_directory())
+    archive = write_product_images(directory, cache_directory())
     logs = directory / "logs"
-    with TestCluster(1, images=[image], keep_logs=logs, report=_report) as made:
+    with TestCluster(1, images=[archive], keep_logs=logs, report=_report) as made:
         yield made
     assert made.leftovers() == []
+
+
+@pytest.fixture(scope="session")
+def installation(cluster: TestCluster) -> Iterator[Installation]:
+    """Install the product on the shared cluster, with two software GPUs."""
+    with Installation(cluster, report=_report) as made:
+        yield made
+    assert made.leftovers() == []
+
+
+@pytest.fixture
+def product(installation: Installation) -> Iterator[Product]:
+    """Give a test the installed product, and remove the workloads of the test afterwards."""
+    made = Product(installation)
+    yield made
+    made.clear()

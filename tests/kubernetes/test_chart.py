@@ -145,14 +145,16 @@ def test_every_command_line_is_one_of_the_program(variant: str) -> None:
     assert count >= 3
 
 
-def test_only_the_node_daemon_has_rights_on_its_machine() -> None:
+def test_only_the_pod_of_the_node_daemon_has_rights_on_its_machine() -> None:
+    rights = {"daemon": {"KILL", "SYS_PTRACE", "DAC_READ_SEARCH", "DAC_OVERRIDE", "CHOWN", "FOWNER"}}
+    rights["plugin"] = {"SYS_PTRACE"}
     for spec in pod_specs(render()):
         for container in spec["containers"]:
             context = container["securityContext"]
             assert context["readOnlyRootFilesystem"] is True
             assert context["allowPrivilegeEscalation"] is False
             assert context["capabilities"]["drop"] == ["ALL"]
-            assert ("add" in context["capabilities"]) == (container["name"] == "daemon")
+            assert set(context["capabilities"].get("add", ())) == rights.get(container["name"], set())
             assert not context.get("privileged")
         is_node = any(container["name"] == "daemon" for container in spec["containers"])
         assert spec.get("hostPID", False) == is_node

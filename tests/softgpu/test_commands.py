@@ -85,6 +85,14 @@ def test_second_creation_is_refused_until_the_gpus_are_destroyed(gpus: NodeHarne
     assert (gpu["preset"], gpu["memory_bytes"]) == ("t4", 1 << 30)
 
 
+def test_gpus_in_the_foreground_end_with_the_command(node_harness: NodeHarness) -> None:
+    creating = node_harness.start("softgpu", "create", "--count", "2", "--foreground")
+    until(lambda: len(node_harness.json("softgpu", "list")["gpus"]) == 2)
+    creating.send_signal(signal.SIGTERM)
+    assert creating.wait(60) == 0
+    assert node_harness.json("softgpu", "list")["gpus"] == []
+
+
 @pytest.mark.parametrize(
     "words, parts",
     [

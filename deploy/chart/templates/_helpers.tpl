@@ -20,7 +20,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{ .image.repository }}:{{ .image.tag | default .root.Chart.AppVersion }}
 {{- end }}
 
-{{/* A container without rights: the plugin, the controller and the webhook need none beyond their files. */}}
+{{/* A container without rights: the controller and the webhook need none beyond their files. */}}
 {{- define "cotenant.restricted" -}}
 allowPrivilegeEscalation: false
 capabilities: {drop: [ALL]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -56,6 +57,8 @@ def _add_create(verbs: Any) -> None:
     about = "Whether loaded modules take device memory (default off)."
     device.add_argument("--module-memory", default="off", metavar="on|off", help=about)
     device.add_argument("--mps-death-harms", default="on", metavar="on|off", help=_MPS_DEATH)
+    about = "Stay until SIGTERM or Ctrl-C, and end the software GPUs then."
+    create.add_argument("--foreground", action="store_true", help=about)
 
 
 def _add_fault_commands(verbs: Any) -> None:
@@ -100,11 +103,17 @@ def _create(options: argparse.Namespace) -> int:
         options.compute_mode,
         softgpu_fault.on_or_off(options.mps_death_harms),
     )
-    created = softgpu.create(load(options)[1], settings)
+    directories = load(options)[1]
+    created = softgpu.create(directories, settings)
     if options.json:
         print_json({"gpus": created})
     else:
         show_softgpus(output(), created)
+    if options.foreground:
+        stopping = (signal.SIGTERM, signal.SIGINT)
+        signal.pthread_sigmask(signal.SIG_BLOCK, stopping)  # after the creation: the servers would inherit the mask
+        signal.sigwait(stopping)
+        softgpu.destroy(directories)
     return 0
 
 

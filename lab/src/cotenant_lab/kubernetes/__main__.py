@@ -1,21 +1,33 @@
-"""`python -m cotenant_lab.kubernetes build|up|remove`: build the programs, run a cluster, remove old clusters."""
+"""`python -m cotenant_lab.kubernetes build|up|demo|remove`.
+
+build: build the programs of a cluster; up: run a cluster until Ctrl-C; demo: run the product on a cluster;
+remove: remove what killed runs left.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import sys
 from pathlib import Path
+from typing import Final
+
+from rich.console import Console
 
 from cotenant.errors import ConfigError, CotenantError
 from cotenant_lab.kubernetes import binaries, leftovers
 from cotenant_lab.kubernetes.cluster import TEMPORARY, TestCluster
+from cotenant_lab.kubernetes.demo import run_demo
+
+_INTERRUPTED: Final = 130
+"""The exit code after Ctrl-C."""
 
 
 def main() -> int:
     """Run one of the commands and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m cotenant_lab.kubernetes", description=__doc__)
-    parser.add_argument("command", choices=["build", "up", "remove"])
+    parser.add_argument("command", choices=["build", "up", "demo", "remove"])
     parser.add_argument("--nodes", type=int, default=1, help="up: number of nodes, 1 to 100 (default 1)")
     parser.add_argument("--image", type=Path, action="append", default=[], help="up: docker archive to import")
     options = parser.parse_args()
@@ -26,12 +38,25 @@ def main() -> int:
         elif options.command == "remove":
             for name in leftovers.remove_abandoned(TEMPORARY):
                 print(f"removed {name}")
+        elif options.command == "demo":
+            _demo()
         else:
             _up(options)
+    except KeyboardInterrupt:
+        _report("interrupted; everything that was started has been removed")
+        return _INTERRUPTED
     except CotenantError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     return 0
+
+
+def _demo() -> None:
+    """Run the demo; its last line is JSON. SIGTERM ends it as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with SIGINT ignored
+    summary = run_demo(Console(), lambda text: _report(f"demo: {text}"))
+    print(json.dumps(summary), flush=True)
 
 
 def _up(options: argparse.Namespace) -> None:
