@@ -171,14 +171,22 @@ def test_an_expired_certificate_is_found(tmp_path: Path) -> None:
     assert "the certificate expired 35 days ago" in [result.what for result in found]
 
 
-def test_missing_rights_are_named(tmp_path: Path) -> None:
+def test_missing_rights_are_named_and_are_no_problem_of_the_installation(tmp_path: Path) -> None:
     with fake_api() as (api, client):
         put_cluster(api)
         api.refuse["/api/v1/nodes"] = 403
         found = problems(api, client, tmp_path)
-    assert {result.remedy for result in found} == {
-        "use a kubeconfig with these rights, for example that of a cluster administrator"
-    }
+    remedy = "use a kubeconfig with these rights, for example that of a cluster administrator"
+    assert {(result.level, result.remedy) for result in found} == {(Level.NOTE, remedy)}
+
+
+def test_the_device_plugin_needs_no_controller(tmp_path: Path) -> None:
+    with fake_api() as (api, client):
+        put_cluster(api)
+        for path in (f"{DRA}/deviceclasses/gpu.cotenant.dev", LEASE):
+            api.objects.pop(path)
+        found = problems(api, client, tmp_path)
+    assert [(result.check, result.level) for result in found] == [("CRD", Level.NOTE), ("controller", Level.NOTE)]
 
 
 def test_an_api_that_does_not_answer_ends_the_check_of_the_cluster(tmp_path: Path) -> None:

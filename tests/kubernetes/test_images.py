@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
 from cotenant_lab.errors import RunFailedError
-from cotenant_lab.kubernetes.images import Layer, distribution_closure, python_image, write_image
+from cotenant_lab.kubernetes.images import (
+    ImageEntry,
+    Layer,
+    distribution_closure,
+    python_image,
+    write_image,
+    write_images,
+)
 
 
 def sample(directory: Path) -> Layer:
@@ -66,6 +75,45 @@ def test_archive_names_image_config_and_layers(tmp_path: Path) -> None:
         assert config["config"] == {"Entrypoint": ["/app/program"]}
         digests = [f"sha256:{hashlib.sha256(read(layer)).hexdigest()}" for layer in manifest["Layers"]]
         assert config["rootfs"]["diff_ids"] == digests
+
+
+def test_archive_of_several_images_contains_each_layer_once(tmp_path: Path) -> None:
+    base = sample(tmp_path).write(tmp_path / "base.tar")
+    other = Layer()
+    other.add_text("/etc/other", "value\n")
+    more = other.write(tmp_path / "more.tar")
+    images = [ImageEntry(["a:1", "a:2"], [base], {}), ImageEntry(["b:1"], [base, more], {"User": "1"})]
+    with tarfile.open(write_images(tmp_path / "images.tar", images)) as tar:
+        names = tar.getnames()
+        file = tar.extractfile("manifest.json")
+        assert file is not None
+        first, second = json.loads(file.read())
+    assert (first["RepoTags"], second["RepoTags"]) == (["a:1", "a:2"], ["b:1"])
+    assert first["Layers"] == second["Layers"][:1]
+    assert sum(name.endswith("layer.tar") for name in names) == 2
+
+
+def test_python_files_are_compiled_and_used_whatever_the_times_say(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "answer.py").write_text("value = 42\n")
+    (tmp_path / "tree" / "broken.py").write_text("value = {{ template }}}\n")
+    layer = Layer()
+    layer.add_tree(tmp_path / "tree", "/app")
+    root = tmp_path / "root"
+    with tarfile.open(layer.write(tmp_path / "layer.tar")) as tar:
+        tar.extractall(root, filter="data")
+    [compiled] = (root / "app" / "__pycache__").iterdir()
+    assert compiled.name.startswith("answer.")
+    (root / "app" / "answer.py").write_text("value = 43\n")
+    command = [sys.executable, "-c", "import answer; print(answer.value)"]
+    done = subprocess.run(command, cwd=root / "app", capture_output=True, text=True, check=True)
+    assert done.stdout == "42\n"
+
+
+def test_closure_contains_the_dependencies_of_named_extras() -> None:
+    found = distribution_closure(["cotenant[kubernetes]"])
+    assert {"cotenant", "msgspec", "grpcio", "protobuf", "pyyaml", "cryptography", "cffi"} <= set(found)
+    assert not {"pytest", "onnxruntime"} & set(found)
 
 
 def test_closure_contains_dependencies_without_extras() -> None:

@@ -76,6 +76,11 @@ def test_the_device_plugin_serves_pods_after_an_upgrade(product: Product) -> Non
         assert (tenant["kind"], tenant["memoryBytes"], len(tenant["gpus"])) == ("online", 1 << 30, 1)
         done = product.run("kubernetes", "check")
         assert done.returncode == 0, done.stdout
+        kubelet = product.cluster.nodes[0].kubelet
+        kubelet.kill()
+        kubelet.start()
+        installation.wait_ready()
+        assert installation.tenant_of("placed") == tenant
         product.delete("placed")
     finally:
         installation.upgrade({"allocation": "claim"})

@@ -65,6 +65,24 @@ def test_a_pod_cannot_allocate_more_than_its_claim(product: Product) -> None:
     assert (tenant["kind"], tenant["memoryBytes"]) == ("offline", GIB)
 
 
+def test_a_claim_template_of_a_user_works_without_annotations(product: Product) -> None:
+    capacity = {"memory": "1Gi", "share": "30", "offlinePlaces": "0"}
+    request = {"name": "gpu", "exactly": {"deviceClassName": "gpu.cotenant.dev", "capacity": {"requests": capacity}}}
+    opaque = {"driver": "gpu.cotenant.dev", "parameters": {"kind": "online", "slo": "50ms"}}
+    devices = {"requests": [request], "config": [{"requests": ["gpu"], "opaque": opaque}]}
+    template = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {"name": "own"}}
+    product.cluster.apply({**template, "spec": {"spec": {"devices": devices}}})
+    claims = [{"name": "mine", "resourceClaimTemplateName": "own"}]
+    container = {"resources": {"claims": [{"name": "mine"}]}, "securityContext": RESTRICTED}
+    product.pod("own", ["python3", "-c", ALLOCATE], {}, container=container, resourceClaims=claims)
+    product.wait_running("own")
+    tenant = product.installation.tenant_of("own")
+    assert tenant is not None
+    assert (tenant["kind"], tenant["memoryBytes"]) == ("online", GIB)
+    product.wait("it has allocated", lambda: "beyond 2" in product.logs("own"))
+    product.cluster.kubectl("delete", "resourceclaimtemplates", "own")
+
+
 def test_the_share_of_an_offline_pod_is_a_cap_on_the_device(product: Product) -> None:
     product.pod("capped", BUSY, {"kind": "offline", "memory": "1GiB", "share": "25%"})
     product.wait_running("capped")

@@ -72,7 +72,8 @@ def check_cluster(client: ApiClient, options: CheckOptions, unix_ns: int) -> Ite
             try:
                 yield from check()
             except ApiError as error:
-                yield bad(name, str(error), _remedy_for(error))
+                result = note if error.status == _FORBIDDEN else bad  # what may not be read may well be good
+                yield result(name, str(error), _remedy_for(error))
             except ConfigError as error:  # an object that does not have the form of its kind
                 yield bad(name, str(error), "repair the object, or install the chart again")
     yield from check_node(options.paths)
@@ -167,16 +168,22 @@ def _check_crd(client: ApiClient) -> Iterator[CheckResult]:
         yield bad(name, f"{crd} is not established", f"see its conditions: kubectl describe crd {crd}")
     else:
         yield good(name, f"{crd} serves {names.GPU_NODE_VERSION}")
-    class_path = resource_path(DRA, "deviceclasses", "", names.DEVICE_CLASS)
+    if _has_device_class(client):
+        yield good(name, f"DeviceClass {names.DEVICE_CLASS} exists")
+    else:
+        remedy = "install the chart with allocation=claim; with allocation=device-plugin none is needed"
+        yield note(name, f"there is no DeviceClass {names.DEVICE_CLASS}", remedy)
+
+
+def _has_device_class(client: ApiClient) -> bool:
+    """Return whether the chart was installed with allocation=claim."""
     try:
-        client.get(class_path, dict[str, Any])
+        client.get(resource_path(DRA, "deviceclasses", "", names.DEVICE_CLASS), dict[str, Any])
     except ApiError as error:
         if error.status != NOT_FOUND:
             raise
-        remedy = "install the chart with allocation=claim; with allocation=device-plugin none is needed"
-        yield note(name, f"there is no DeviceClass {names.DEVICE_CLASS}", remedy)
-    else:
-        yield good(name, f"DeviceClass {names.DEVICE_CLASS} exists")
+        return False
+    return True
 
 
 def _check_gpu_nodes(client: ApiClient, unix_ns: int) -> Iterator[CheckResult]:
@@ -245,6 +252,9 @@ def _check_runtimes(client: ApiClient) -> Iterator[CheckResult]:
 
 
 def _check_controller(client: ApiClient, options: CheckOptions, unix_ns: int) -> Iterator[CheckResult]:
+    if not _has_device_class(client):
+        yield note("controller", "pods are not placed by a controller", "nothing, with allocation=device-plugin")
+        return
     path = resource_path("coordination.k8s.io/v1", "leases", options.namespace, names.LEASE)
     lease: JsonObject = client.get(path, dict[str, Any])
     spec = object_at(lease, "spec")
