@@ -273,6 +273,17 @@ def test_variables_that_identify_a_tenant_are_refused() -> None:
     assert "spec.containers[0].env[1].name = 'COTENANT_SLOT'" in refusal_of("Pod", value)
 
 
+def test_a_pod_that_got_its_name_after_the_claim_was_named_is_accepted() -> None:
+    value = pod({"slo": "50ms"})
+    del value["metadata"]["name"]
+    value["metadata"]["generateName"] = "ranking-"
+    translated = mutated("Pod", value)
+    assert translated["metadata"]["labels"]["cotenant.dev/claim"].startswith("ranking-gpu-")
+    translated["metadata"]["name"] = "ranking-x7k2p"
+    assert answer_of(validate(review_of("Pod", translated), WebhookSettings()))["allowed"]
+    assert mutated("Pod", translated) == translated
+
+
 def test_a_copy_of_a_pod_with_the_claim_of_another_is_refused() -> None:
     copied = mutated("Pod", pod({"slo": "50ms"}))
     copied["metadata"]["name"] = "second"

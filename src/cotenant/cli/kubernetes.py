@@ -384,6 +384,7 @@ def _check(options: argparse.Namespace) -> int:
         configuration=options.configuration,
         secret=options.secret,
         probe_namespace=options.probe_namespace,
+        node_name=os.environ.get("NODE_NAME", ""),
         paths=NodePaths(kubelet=options.kubelet_dir, cdi=options.cdi_dir),
     )
     with closing(api_client(options)) as client:

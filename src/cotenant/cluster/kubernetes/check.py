@@ -44,6 +44,8 @@ class CheckOptions(msgspec.Struct, frozen=True):
     secret: str = "cotenant-webhook-certificate"  # noqa: S105  the name of a Secret
     probe_namespace: str = "default"
     """The namespace in which a pod is created in a dry run."""
+    node_name: str = ""
+    """The node on which the check runs, as the service account of the plugin; empty: it runs elsewhere."""
     paths: NodePaths = NodePaths()
 
 
@@ -60,7 +62,7 @@ def check_cluster(client: ApiClient, options: CheckOptions, unix_ns: int) -> Ite
     version = yield from _check_api(client)
     if version is not None:
         checks: list[tuple[str, Callable[[], Iterator[CheckResult]]]] = [
-            ("features", lambda: _check_features(client, version)),
+            ("features", lambda: _check_features(client, version, options.node_name)),
             ("CRD", lambda: _check_crd(client)),
             ("nodes", lambda: _check_gpu_nodes(client, unix_ns)),
             ("container runtime", lambda: _check_runtimes(client)),
@@ -106,7 +108,7 @@ def version_of(text: str) -> tuple[int, int]:
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def _check_features(client: ApiClient, version: tuple[int, int]) -> Iterator[CheckResult]:
+def _check_features(client: ApiClient, version: tuple[int, int], node: str) -> Iterator[CheckResult]:
     name = "features"
     if version < MINIMUM_VERSION:
         what = f"Kubernetes {version[0]}.{version[1]} has no stable dynamic resource allocation"
@@ -127,7 +129,7 @@ def _check_features(client: ApiClient, version: tuple[int, int]) -> Iterator[Che
         "metadata": {"name": "cotenant-check"},
         "spec": {
             "driver": names.DRIVER,
-            "allNodes": True,
+            **({"nodeName": node} if node else {"allNodes": True}),  # a plugin may write the slices of its node only
             "pool": {"name": "cotenant-check", "generation": 1, "resourceSliceCount": 1},
             "devices": [
                 {
@@ -361,6 +363,8 @@ def _check_translation(client: ApiClient, options: CheckOptions) -> Iterator[Che
     try:
         created = msgspec.json.decode(client.create(path, pod, dryRun="All"))
     except ApiError as error:
+        if error.status == _FORBIDDEN and "admission webhook" not in str(error):
+            raise
         remedy = "see the log of the webhook: kubectl -n cotenant logs deployment/cotenant-webhook"
         yield bad(name, f"a pod that asks for a GPU cannot be created: {error}", remedy)
         return

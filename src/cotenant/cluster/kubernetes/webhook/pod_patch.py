@@ -105,16 +105,20 @@ def _check_node_name(pod: JsonObject, request: GpuRequest) -> None:
 
 
 def _add_claim(pod: JsonObject, metadata: JsonObject, spec: JsonObject, suffix: str) -> None:
-    """Add the name of the claim, or check the one that an earlier call added."""
-    prefix = text_at(metadata, "name", "metadata") or text_at(metadata, "generateName", "metadata")
+    """Add the name of the claim, or check the one that an earlier call added.
+
+    A pod that has only a generateName when the claim is named has a name as well when it is validated.
+    """
+    given = [text_at(metadata, field, "metadata") for field in ("name", "generateName")]
+    prefixes = [prefix for prefix in given if prefix] or [""]
     claim = _label(pod, names.LABEL_CLAIM)
     if claim:
-        start = names.claim_name(prefix, "")
-        if not claim.startswith(start) or not _SUFFIX.fullmatch(claim[len(start) :]):
+        starts = [names.claim_name(prefix, "") for prefix in prefixes]
+        if not any(claim.startswith(start) and _SUFFIX.fullmatch(claim[len(start) :]) for start in starts):
             remedy = "names the claim of another pod; remove this label and the entry gpu of spec.resourceClaims"
             raise ConfigError(join_path("metadata.labels", names.LABEL_CLAIM), claim, remedy)
     else:
-        claim = names.claim_name(prefix, suffix)
+        claim = names.claim_name(prefixes[0], suffix)
     entry = {"name": names.POD_CLAIM, "resourceClaimName": claim}
     entries = list_at(spec, "resourceClaims", "spec")
     for index, existing in enumerate(entries):
