@@ -14,14 +14,16 @@ from cotenant_lab.kubernetes.product_images import TRAINING_IMAGE
 
 PODS = "/api/v1/namespaces/default/pods"
 JOBS = "/apis/batch/v1/namespaces/default/jobs"
-BUSY = ("python3", "-m", "cotenant_lab.programs.busy", "greedy")
-"""A program that always has work for the GPU."""
 PLACED = "cotenant.dev/Placed"
 
 
 def train(steps: int, *more: str) -> list[str]:
     """Return the command of a training run."""
     return ["python3", "train.py", "--steps", str(steps), *more]
+
+
+BUSY = train(10**9, "--kernel-us", "1000")
+"""A program that always has work for the GPU."""
 
 
 def pod_template(command: Sequence[str], annotations: dict[str, str], **spec: Any) -> dict[str, Any]:
@@ -122,9 +124,13 @@ class Product:
         self.cluster.wait(what, is_true, timeout_s)
 
     def wait_running(self, *names: str) -> None:
-        """Wait until pods run and are tenants of the node."""
+        """Wait until pods run and are tenants of the node; a pod that ended is an error."""
         for name in names:
-            self.wait(f"{name} is a tenant", lambda name=name: self.tenant_state(name) == "running")  # type: ignore[misc]
+            self.wait(f"{name} is a tenant", lambda name=name: self._is_running(name))  # type: ignore[misc]
+
+    def _is_running(self, name: str) -> bool:
+        assert self.phase(name) not in {"Succeeded", "Failed"}, self.logs(name)
+        return self.tenant_state(name) == "running"
 
     def tenant_state(self, name: str) -> str:
         """Return the state of the tenant of a pod; empty: its node reports none."""

@@ -50,14 +50,13 @@ class RequestLoad:
             pause(0.05)
 
     def _run(self) -> None:
-        connection: http.client.HTTPConnection | None = None
+        connection = http.client.HTTPConnection(self._address, self._port, timeout=_TIMEOUT_S)
         due_ns = monotonic_ns()
         while not self._stopping.is_set():
             due_ns += self._period_ns
             if (ahead_ns := due_ns - monotonic_ns()) > 0:
                 pause(ahead_ns / 1e9)
             try:
-                connection = connection or http.client.HTTPConnection(self._address, self._port, timeout=_TIMEOUT_S)
                 connection.request("GET", self._path)
                 answer = connection.getresponse()
                 answer.read()
@@ -65,10 +64,9 @@ class RequestLoad:
                     self._latencies_ns.append(monotonic_ns() - due_ns)
                     continue
             except (OSError, http.client.HTTPException):
-                if connection is not None:
-                    connection.close()
-                connection = None
+                connection.close()  # the next request connects again
             self.failed += 1
+        connection.close()
 
 
 def p99_ms(latencies_ns: list[int]) -> float:
