@@ -119,9 +119,9 @@ def _share(
         observer = _follow_jobs(cluster, report)
         shared = load.take()
     _show(console, observer)
-    rows = [
-        [name, str(len(times)), f"{p99_ms(times):.1f} ms"] for name, times in (("alone", alone), ("shared", shared))
-    ]
+    runs = {"alone": alone, "with offline jobs": shared}
+    rows = [[name, str(len(times)), f"{p99_ms(times):.1f} ms"] for name, times in runs.items()]
+    console.print()
     console.print(table(f"search-ranking, SLO {SLO_MS:.0f} ms", ["RUN", "REQUESTS", "P99"], rows))
     if load.failed:
         console.print(f"{load.failed} requests failed")

@@ -34,6 +34,8 @@ _FOLDERS: Final = {
     "usr/local/cotenant": "usr-local-cotenant",
 }
 _READY_S: Final = 180
+_POD_WEIGHT: Final = 8
+"""Pods outweigh the control plane, which would run on other machines."""
 
 
 class NodeSettings(NamedTuple):
@@ -64,6 +66,8 @@ class ClusterNode:
         for folder in (*_FOLDERS.values(), "cni", "containerd", "containerd-state", "volume-plugins"):
             (directory / folder).mkdir(parents=True)
         cgroups.create(self.cgroup)
+        for group in (settings.cgroup, self.cgroup):
+            cgroups.set_weight(group, _POD_WEIGHT)
         self.namespaces = NamespaceSet(self.name, directory, settings.pause_program, _mount_lines(directory))
         try:
             connect_node(settings.control_namespaces, self.namespaces, settings.addresses, index)

@@ -1,42 +1,57 @@
-"""A load generator for the example service: HTTP requests that are due at fixed intervals, whatever the answers do."""
+"""A load generator for the example service: HTTP requests that are due at fixed intervals, whatever the answers do.
+
+It is a process of its own, `python -m cotenant_lab.kubernetes.request_load ADDRESS PORT PERIOD_MS PATH`, which prints a
+line per request: its latency in nanoseconds from the instant at which it was due, or 0 if it failed. It has a high
+priority where that is permitted, because it stands for clients on other machines.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import os
+import subprocess
+import sys
 import threading
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Final, Self
 
 from cotenant.runner.clock import monotonic_ns, pause
 from cotenant.units.instant import MILLISECOND_NS
 from cotenant.workload.player import quantile
+from cotenant_lab.errors import RunFailedError
 
 _TIMEOUT_S: Final = 10.0
+_PRIORITY: Final = -10
 
 
 class RequestLoad:
-    """Sends requests from a thread, one after the other; a request that is due while another is answered waits."""
+    """Sends requests one after the other; a request that is due while another is answered waits."""
 
     def __init__(self, address: str, port: int = 8000, *, period_ms: int = 50, path: str = "/infer") -> None:
         """Describe the load; entering the context starts it."""
-        self._address, self._port, self._path = address, port, path
-        self._period_ns = period_ms * MILLISECOND_NS
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="request-load", daemon=True)
+        words = [address, str(port), str(period_ms), path]
+        self._command = [sys.executable, "-m", "cotenant_lab.kubernetes.request_load", *words]
+        self._process: subprocess.Popen[str] | None = None
+        self._reader = threading.Thread(target=self._read, name="request-load", daemon=True)
         self._latencies_ns: list[int] = []
         self.failed = 0
 
     def __enter__(self) -> Self:
         """Begin to send."""
-        self._thread.start()
+        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        self._reader.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop after the present request."""
-        self._stopping.set()
-        self._thread.join()
+        """Stop at once."""
+        assert self._process is not None
+        self._process.kill()
+        self._reader.join()
+        self._process.communicate()
 
     def take(self) -> list[int]:
         """Return the latencies since the last call, in nanoseconds from the instant at which a request was due."""
@@ -46,29 +61,53 @@ class RequestLoad:
 
     def wait_for(self, requests: int) -> None:
         """Wait until this many answers are there that have not been taken."""
-        while len(self._latencies_ns) < requests and not self._stopping.is_set():
+        assert self._process is not None
+        while len(self._latencies_ns) < requests:
+            if self._process.poll() is not None:
+                raise RunFailedError(f"the load generator ended with code {self._process.returncode}")
             pause(0.05)
 
-    def _run(self) -> None:
-        connection = http.client.HTTPConnection(self._address, self._port, timeout=_TIMEOUT_S)
-        due_ns = monotonic_ns()
-        while not self._stopping.is_set():
-            due_ns += self._period_ns
-            if (ahead_ns := due_ns - monotonic_ns()) > 0:
-                pause(ahead_ns / 1e9)
-            try:
-                connection.request("GET", self._path)
-                answer = connection.getresponse()
-                answer.read()
-                if answer.status == http.HTTPStatus.OK:
-                    self._latencies_ns.append(monotonic_ns() - due_ns)
-                    continue
-            except (OSError, http.client.HTTPException):
-                connection.close()  # the next request connects again
-            self.failed += 1
-        connection.close()
+    def _read(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            latency_ns = int(line)
+            if latency_ns:
+                self._latencies_ns.append(latency_ns)
+            else:
+                self.failed += 1
 
 
 def p99_ms(latencies_ns: list[int]) -> float:
     """Return the 99th percentile in milliseconds; 0 if there are none."""
     return quantile(sorted(latencies_ns), 0.99) / MILLISECOND_NS if latencies_ns else 0.0
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Send requests until the process is killed."""
+    address, port, period_ms, path = arguments
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, _PRIORITY)
+    connection = http.client.HTTPConnection(address, int(port), timeout=_TIMEOUT_S)
+    due_ns = monotonic_ns()
+    while True:
+        due_ns += int(period_ms) * MILLISECOND_NS
+        if (ahead_ns := due_ns - monotonic_ns()) > 0:
+            pause(ahead_ns / 1e9)
+        is_answered = _send(connection, path)
+        print(monotonic_ns() - due_ns if is_answered else 0, flush=True)
+
+
+def _send(connection: http.client.HTTPConnection, path: str) -> bool:
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        answer.read()
+    except (OSError, http.client.HTTPException):
+        connection.close()  # the next request connects again
+        return False
+    return answer.status == http.HTTPStatus.OK
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
