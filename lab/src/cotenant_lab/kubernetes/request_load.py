@@ -78,9 +78,9 @@ class RequestLoad:
                 self.failed += 1
 
 
-def p99_ms(latencies_ns: list[int]) -> float:
-    """Return the 99th percentile in milliseconds; 0 if there are none."""
-    return quantile(sorted(latencies_ns), 0.99) / MILLISECOND_NS if latencies_ns else 0.0
+def percentile_ms(latencies_ns: list[int], part: float) -> float:
+    """Return a percentile in milliseconds, 0.99 for the 99th; 0 if there are no latencies."""
+    return quantile(sorted(latencies_ns), part) / MILLISECOND_NS
 
 
 def main(arguments: Sequence[str]) -> None:
