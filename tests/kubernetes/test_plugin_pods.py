@@ -10,6 +10,7 @@ import pytest
 
 from cotenant.cluster.kubernetes.gpu_node import GpuNode
 from cotenant.cluster.kubernetes.plugin import report
+from cotenant.gate.activity import DeviceSnapshot, GateCounts
 from cotenant.gate.grant import Kind
 from cotenant.node import wire
 from cotenant.node.client.commands import evict
@@ -201,6 +202,23 @@ def test_report_names_gpus_online_work_and_tenants_of_pods(harness: PluginHarnes
     stored = harness.api.objects[f"/apis/cotenant.dev/v1alpha1/gpunodes/{NODE}"]
     assert stored["metadata"]["ownerReferences"][0]["uid"] == "node-uid"
     assert stored["status"]["conditions"][0]["status"] == "True"
+
+
+def test_report_contains_the_speed_of_offline_tenants(harness: PluginHarness, tenant: Hook) -> None:
+    tenants = harness.plugin.node.tenants()
+    [grant] = [view.tenant.grant for view in tenants.tenants]
+    made = report.StatusMaker(lambda claim: ())
+
+    def rate_ppm(launches: int, waited_ns: int, now: int) -> int:
+        counts = GateCounts(generation=grant.generation, launches=launches, waited_ns=waited_ns)
+        gate = DeviceSnapshot(grant.gpu, now, tenants.rules, {grant.slot: counts})
+        activity = [wire.GpuActivity(gate, None, {})]
+        return made.make(tenants, activity, epoch=1, now=now).tenants[0].rate_ppm
+
+    assert rate_ppm(0, 0, 0) == 0
+    assert rate_ppm(100, 3 * SECOND_NS, 10 * SECOND_NS) == 700_000
+    assert rate_ppm(110, 3 * SECOND_NS, 11 * SECOND_NS) == 700_000, "until the next one is measured"
+    assert made.make(tenants, [], epoch=1, now=12 * SECOND_NS).tenants[0].rate_ppm == 0
 
 
 def writes(harness: PluginHarness) -> int:

@@ -14,11 +14,13 @@ import msgspec
 from cotenant.cluster.kubernetes.gpu_node import GpuNodeStatus, GpuStatus, OnlineTenant, TenantStatus, Use
 from cotenant.cluster.kubernetes.plugin.host_files import PROGRESS
 from cotenant.cluster.kubernetes.plugin.node_link import GpuDevice, devices_of
+from cotenant.cluster.kubernetes.plugin.rates import TenantRates
 from cotenant.cluster.model.cluster import ONLINE_LIMIT, GpuCondition
 from cotenant.cluster.progress import PROGRESS_LIMIT_BYTES, decode_progress
 from cotenant.gate.activity import GateCounts
 from cotenant.gate.grant import Kind
 from cotenant.node import wire
+from cotenant.node.model.protection import ExitPhase
 from cotenant.node.model.tenant import Tenant
 from cotenant.predict.usage import TaskUse
 from cotenant.units.instant import Instant
@@ -49,6 +51,7 @@ class StatusMaker:
         self._gpus_of_claim = gpus_of_claim
         self._proc = proc
         self._counts: dict[tuple[int, int], tuple[GateCounts, Instant]] = {}
+        self._rates = TenantRates()
 
     def make(
         self, tenants: wire.TenantList, activity: Sequence[wire.GpuActivity], *, epoch: int, now: Instant
@@ -58,8 +61,11 @@ class StatusMaker:
         present = [view.tenant for view in tenants.tenants]
         status = GpuNodeStatus(epoch=epoch, version=tenants.node_version)
         status.gpus = [self._gpu(device, present, activity, now) for device in devices]
-        status.tenants = [self._tenant(tenant, devices) for tenant in present if tenant.spec.pod]
+        status.tenants = [
+            self._tenant(tenant, devices, self._rate(tenant, activity, now)) for tenant in present if tenant.spec.pod
+        ]
         keys = {_key(tenant) for tenant in present}
+        self._rates.keep(keys)
         self._counts = {key: counts for key, counts in self._counts.items() if key in keys}
         return status
 
@@ -117,7 +123,18 @@ class StatusMaker:
                 observed[tenant.grant.slot] = _TenantObservation(load_ppm, device_ppm, counts)
         return observed
 
-    def _tenant(self, tenant: Tenant, devices: Sequence[GpuDevice]) -> TenantStatus:
+    def _rate(self, tenant: Tenant, activity: Sequence[wire.GpuActivity], now: Instant) -> int:
+        """Return the speed of an offline tenant relative to its speed alone; 0: unknown."""
+        gate = activity[tenant.grant.gpu].gate if 0 <= tenant.grant.gpu < len(activity) else None
+        if gate is None or tenant.grant.kind is not Kind.OFFLINE:
+            return 0
+        counts = gate.counts.get(tenant.grant.slot, GateCounts())
+        if counts.generation != tenant.grant.generation:
+            return 0
+        is_paused = tenant.paused or tenant.lifecycle.phase is not ExitPhase.RUNNING
+        return self._rates.observe(_key(tenant), counts, is_paused=is_paused, now=now)
+
+    def _tenant(self, tenant: Tenant, devices: Sequence[GpuDevice], rate_ppm: int) -> TenantStatus:
         pod_uid, _, claim_uid = tenant.spec.pod.partition("/")
         own = [devices[tenant.grant.gpu].uuid] if 0 <= tenant.grant.gpu < len(devices) else []
         return TenantStatus(
@@ -128,6 +145,7 @@ class StatusMaker:
             list(self._gpus_of_claim(claim_uid) if claim_uid else ()) or own,
             tenant.grant.memory_bytes,
             read_progress(tenant.pid, self._proc),
+            rate_ppm,
             state="paused" if tenant.paused else tenant.lifecycle.phase.value,
             reason=tenant.lifecycle.why,
         )
