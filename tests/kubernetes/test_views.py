@@ -121,10 +121,16 @@ def test_jobs_are_listed_with_their_pods(cluster: Any) -> None:
         ("train", {}, "default/train (offline) runs on n1, GPU 0", "GPU 0 is shared with 1 online tenant: default.web"),
         ("web", {}, "default/web (online) runs on n1", "its program has not used the GPU yet"),
         (
-            "plain",
+            "missed",
             {"translated": False},
-            "default/plain does not use a GPU of cotenant",
+            "default/missed does not use a GPU of cotenant",
             "the webhook has not translated it",
+        ),
+        (
+            "plain",
+            {"translated": False, "metadata": {"annotations": {"team": "a"}}},
+            "default/plain does not use a GPU of cotenant",
+            "it has no annotation of cotenant",
         ),
         (
             "queued",

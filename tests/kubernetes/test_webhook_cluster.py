@@ -202,6 +202,31 @@ def test_an_outage_refuses_pods_that_ask_for_a_gpu_and_no_others(
     assert create(plane, pod("late", {"slo": "50ms"}))["spec"]["resourceClaims"]
 
 
+def test_pods_that_an_ignored_outage_left_untranslated_are_explained(
+    plane: TestControlPlane, webhook: WebhookProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for plural in CONFIGURATIONS:
+        _set_failure_policy(plane, plural, "Ignore")
+    webhook.end(signal.SIGKILL)
+    created = create(plane, pod("ignored", {"slo": "50ms"}))
+    assert "resourceClaims" not in created["spec"]
+    assert main(["explain", "pod", "ignored", "--kubeconfig", str(plane.kubeconfig), "-n", "default", "--json"]) == 0
+    explained = capsys.readouterr().out
+    assert "does not use a GPU of cotenant" in explained
+    assert "webhook.failurePolicy is Ignore" in explained
+    for plural in CONFIGURATIONS:
+        _set_failure_policy(plane, plural, "Fail")
+    webhook.start()
+
+
+def _set_failure_policy(plane: TestControlPlane, plural: str, policy: str) -> None:
+    path = f"/apis/admissionregistration.k8s.io/v1/{plural}/cotenant"
+    configuration = plane.get(path)
+    for each in configuration["webhooks"]:
+        each["failurePolicy"] = policy
+    plane.request("PUT", path, configuration)
+
+
 def test_an_expired_certificate_is_replaced(plane: TestControlPlane, webhook: WebhookProcess) -> None:
     webhook.end()
     expired = make_certificates(("localhost",), unix_ns() - 500 * DAY_NS)

@@ -295,10 +295,13 @@ def explain_pod(client: ApiClient, namespace: str, name: str) -> PodExplanation:
 def _explain(pod: Pod, snapshot: ClusterSnapshot) -> tuple[str, tuple[str, ...]]:
     view = snapshot.view_of(pod)
     if names.LABEL_KIND not in pod.metadata.labels:
-        why = (
-            "the webhook has not translated it: it has no annotation of cotenant and no resource that is translated, "
-            "or its namespace is not served"
-        )
+        if any(name in names.ANNOTATIONS for name in pod.metadata.annotations):
+            why = (
+                "it has annotations of cotenant, but the webhook has not translated it: no webhook answered when it "
+                "was created (webhook.failurePolicy is Ignore), or its namespace is not served; create it again"
+            )
+        else:
+            why = "it has no annotation of cotenant and no resource that the webhook translates"
         return f"{pod.key} does not use a GPU of cotenant", (why,)
     kind = f" ({view.kind})" if view.kind else ""
     causes = [view.reason] if view.reason else []

@@ -23,6 +23,7 @@ from cotenant.cluster.kubernetes.webhook.review import mutate, validate
 from cotenant.cluster.kubernetes.webhook.server import WebhookServer
 from cotenant.errors import ConfigError, CotenantError, WorldError
 from cotenant.runner.clock import unix_ns
+from cotenant.runner.process import name_process
 
 MUTATE_PATH: Final = "/mutate"
 VALIDATE_PATH: Final = "/validate"
@@ -119,6 +120,7 @@ class Webhook:
 
 def serve_webhook(client: ApiClient, options: WebhookOptions, report: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT."""
+    name_process("cotenant-webhook")
     try:
         webhook = Webhook(client, options, certificate_source(client, options), report)
     except OSError as error:
