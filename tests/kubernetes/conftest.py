@@ -24,7 +24,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestCluster]:
     directory = tmp_path_factory.mktemp("cluster")
     archive = write_product_images(directory, cache_directory())
     logs = directory / "logs"
-    with TestCluster(1, images=[archive], keep_logs=logs, report=_report) as made:
+    # Tests kill the parts of the product more often than a kubelet starts a container again without a long pause.
+    kubelet = {"crashLoopBackOff": {"maxContainerRestartPeriod": "1s"}}
+    with TestCluster(1, images=[archive], kubelet_config=kubelet, keep_logs=logs, report=_report) as made:
         yield made
     assert made.leftovers() == []
 
@@ -32,7 +34,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestCluster]:
 @pytest.fixture(scope="session")
 def installation(cluster: TestCluster) -> Iterator[Installation]:
     """Install the product on the shared cluster, with two software GPUs."""
-    with Installation(cluster, report=_report) as made:
+    with Installation(cluster, {"controller": {"round": "1s"}}, report=_report) as made:
         yield made
     assert made.leftovers() == []
 

@@ -167,39 +167,3 @@ def test_a_gang_is_placed_as_a_whole(plane: Plane) -> None:
         plane.end("single")
         plane.plane.wait("the gang is bound", lambda: {"member-0", "member-1"} <= set(plane.bound()))
     assert set(plane.bound().values()) == {"one", "two"}
-
-
-@pytest.mark.timeout(900)
-def test_kills_of_the_controller_and_a_restart_of_the_api_server_lose_no_pod(plane: Plane) -> None:
-    total, kills = 100, 20
-    for name in ("one", "two"):
-        plane.add_node(name, 4)
-    for number in range(total):
-        plane.plane.request("POST", PODS, gated_pod(f"pod-{number}"))
-    starts: dict[str, str] = {}
-    process = plane.start_controller()
-    killed = 0
-
-    def step() -> bool:
-        nonlocal process, killed
-        for name, node in plane.bound().items():
-            assert starts.setdefault(name, node) == node
-            plane.end(name)
-        if killed < kills and len(starts) * (kills + 1) > killed * total:
-            killed += 1
-            process.kill()
-            process.wait()
-            if killed == kills // 2:
-                plane.plane.restart_apiserver()
-            process = plane.start_controller()
-        return len(starts) == total
-
-    try:
-        plane.plane.wait("all pods ran", step, 800)
-    finally:
-        process.terminate()
-        process.wait(30)
-    assert killed == kills
-    assert not plane.gated()
-    claims = plane.plane.get(CLAIMS)["items"]
-    assert len({claim["metadata"]["labels"][names.LABEL_POD_UID] for claim in claims}) == total

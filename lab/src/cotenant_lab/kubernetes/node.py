@@ -8,7 +8,7 @@ In the node's mount namespace the usual paths exist, and each is a folder below 
     /var/lib/cotenant    DIRECTORY/var-lib-cotenant
     /usr/local/cotenant  DIRECTORY/usr-local-cotenant
 
-What processes of the node write elsewhere below /var/lib, /run, /opt and /usr/local goes to an overlay of the node.
+What processes of the node write elsewhere below /var/lib, /var/log, /run, /opt and /usr/local goes to an overlay of the node.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cotenant_lab.kubernetes.control_plane import ControlPlane
 from cotenant_lab.kubernetes.images import PAUSE_IMAGE
 from cotenant_lab.kubernetes.namespaces import Addresses, NamespaceSet, connect_node
 
-_OVERLAYS: Final = ("var/lib", "run", "opt", "usr/local")
+_OVERLAYS: Final = ("var/lib", "var/log", "run", "opt", "usr/local")
 _FOLDERS: Final = {
     "var/lib/kubelet": "kubelet",
     "run/cdi": "cdi",

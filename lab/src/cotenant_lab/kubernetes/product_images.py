@@ -10,7 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+import cotenant
 from cotenant import __version__
+from cotenant.hook.shim import hook_library
 from cotenant_lab import programs
 from cotenant_lab.kubernetes.images import (
     ENVIRONMENT,
@@ -32,7 +34,9 @@ SERVICE_IMAGE: Final = "example.org/search-ranking:1"
 TRAINING_IMAGE: Final = "example.org/training:1"
 """The names in deploy/examples."""
 NEXT_TAG: Final = "next"
-"""A second tag of the product's images, to which tests upgrade."""
+"""The tag of images with another version of the product, to which tests upgrade."""
+NEXT_VERSION: Final = f"{__version__}.next"
+"""The version that these images have; everything else is the same."""
 
 _APPLICATION: Final = "/app"
 _PROGRAMS: Final = {"example_service.py": "serve.py", "example_training.py": "train.py"}
@@ -44,21 +48,20 @@ def write_product_images(directory: Path, cache: Path) -> Path:
     base, dependencies, product = python_base(cache), _dependencies(cache), _product(directory)
     workloads = _workloads(directory)
     whole = [base, dependencies, product]
+    following = [*whole, _next_version(directory)]
     environment = {"Env": [*ENVIRONMENT, "PYTHONDONTWRITEBYTECODE=1"], "Entrypoint": ["cotenant"]}
     node = {**environment, "User": "0:0", "Cmd": ["node"]}
     controller = {**environment, "User": _NON_ROOT, "Cmd": ["kubernetes", "controller"]}
     application = {"Env": list(ENVIRONMENT), "WorkingDir": _APPLICATION, "Cmd": ["python3"]}
     names = [SERVICE_IMAGE, TRAINING_IMAGE, PYTHON_IMAGE]
     images = [
-        ImageEntry(_tags(NODE_REPOSITORY), whole, node),
-        ImageEntry(_tags(CONTROLLER_REPOSITORY), whole, controller),
+        ImageEntry([f"{NODE_REPOSITORY}:{__version__}"], whole, node),
+        ImageEntry([f"{CONTROLLER_REPOSITORY}:{__version__}"], whole, controller),
+        ImageEntry([f"{NODE_REPOSITORY}:{NEXT_TAG}"], following, node),
+        ImageEntry([f"{CONTROLLER_REPOSITORY}:{NEXT_TAG}"], following, controller),
         ImageEntry(names, [base, workloads], application),
     ]
     return write_images(directory / "product.tar", images)
-
-
-def _tags(repository: str) -> list[str]:
-    return [f"{repository}:{__version__}", f"{repository}:{NEXT_TAG}"]
 
 
 def _dependencies(cache: Path) -> Path:
@@ -76,6 +79,20 @@ def _product(directory: Path) -> Path:
     add_distribution(layer, "cotenant")
     add_libraries(layer, [file for file in layer.sources() if ".so" in file.name])
     return layer.write(directory / "product-layer.tar")
+
+
+def _next_version(directory: Path) -> Path:
+    """Write the layer that changes the version of the product."""
+    text = Path(cotenant.__file__).read_text().replace(f'"{__version__}"', f'"{NEXT_VERSION}"')
+    changed = directory / "next-version.py"
+    changed.write_text(text)
+    layer = Layer()
+    layer.add_file(changed, f"{PACKAGES_DIRECTORY}/cotenant/__init__.py")
+    libraries = hook_library().parent
+    for file in libraries.glob(f"*{__version__}*"):
+        name = file.name.replace(__version__, NEXT_VERSION)
+        layer.add_file(file, f"{PACKAGES_DIRECTORY}/cotenant/{libraries.name}/{name}")
+    return layer.write(directory / "next-version-layer.tar")
 
 
 def _workloads(directory: Path) -> Path:

@@ -1,0 +1,38 @@
+"""The processes of the installed product on the first node of a test cluster: kill, stop and continue them."""
+
+from __future__ import annotations
+
+import contextlib
+
+from cotenant_lab.errors import RunFailedError
+from cotenant_lab.kubernetes.installation import Installation
+
+DAEMON = "cotenant-node"
+PLUGIN = "cotenant-plugin"
+CONTROLLER = "cotenant-contro"  # the kernel keeps 15 characters of the name of a process
+WEBHOOK = "cotenant-webhoo"
+
+
+class Parts:
+    """The parts by the names of their processes, which the kubelet starts again when they end."""
+
+    def __init__(self, installation: Installation) -> None:
+        self.installation = installation
+        self.cluster = installation.cluster
+        self.node = self.cluster.nodes[0]
+
+    def pids(self, part: str) -> list[str]:
+        """Return the processes of a part, by their numbers in the node."""
+        with contextlib.suppress(RunFailedError):  # there are none
+            return self.node.run(["pgrep", "-x", part]).split()
+        return []
+
+    def signal(self, part: str, name: str) -> None:
+        """Send a signal to the processes of a part."""
+        self.node.run(["pkill", f"-{name}", "-x", part])
+
+    def kill(self, part: str) -> None:
+        """Send SIGKILL to a part, and wait until another process has taken its place."""
+        before = set(self.pids(part))
+        self.signal(part, "KILL")
+        self.cluster.wait(f"{part} runs again", lambda: bool(set(self.pids(part)) - before))
