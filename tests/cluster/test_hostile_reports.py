@@ -77,7 +77,6 @@ specs = st.builds(
     JobSpec,
     jobs,
     st.sampled_from(["anna", "ben"]),
-    amounts,
     st.none() | uses,
     st.sampled_from(["", "p"]),
     amounts,

@@ -53,7 +53,6 @@ specs = st.builds(
     JobSpec,
     st.sampled_from([f"job{number}" for number in range(24)]),
     st.sampled_from(("ann", "bob")),
-    st.just(0),
     st.sampled_from(USES),
     st.sampled_from(("", "bert")),
     st.sampled_from((0, 4 * GIB, 10 * GIB)),

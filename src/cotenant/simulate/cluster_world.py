@@ -126,7 +126,6 @@ def _job(
     spec = JobSpec(
         name=job.name,
         user=job.user,
-        work_ns=job.work_ns if is_known else 0,
         use=training.use if is_known else None,
         profile=training.name,
         memory_bytes=job.memory_bytes or training.memory_bytes,

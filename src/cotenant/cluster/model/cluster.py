@@ -77,8 +77,6 @@ class JobSpec(Value, frozen=True):
     name: Name
     """Unique among the jobs that the cluster remembers."""
     user: Name
-    work_ns: Amount = 0
-    """Duration alone on whole GPUs; 0: unknown."""
     use: TaskUse | None = None
     """Use of a GPU when alone; None: unknown, so the worst case is assumed until speeds were measured."""
     profile: Label = ""
