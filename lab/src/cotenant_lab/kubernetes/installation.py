@@ -247,6 +247,8 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     result = dict(base)
     for key, value in changes.items():
         present = result.get(key)
-        is_nested = isinstance(value, Mapping) and isinstance(present, Mapping)
-        result[key] = _merged(present, value) if is_nested else value
+        if isinstance(value, Mapping) and isinstance(present, Mapping):
+            result[key] = _merged(present, value)
+        else:
+            result[key] = value
     return result
