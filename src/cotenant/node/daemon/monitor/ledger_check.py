@@ -60,6 +60,7 @@ class LedgerCheck:
         self._faulted: set[TenantKey] = set()  # tenants whose pages are invalid
         self._context_sizes: deque[int] = deque(maxlen=_CONTEXT_SIZES_KEPT)
         self._is_context_known = False
+        self._imported_bytes: dict[int, int] = {}  # by slot: before the device was queried
         self.device_bytes = 0
         """The memory of the device; 0: unknown."""
         self.free_bytes = 0
@@ -128,6 +129,8 @@ class LedgerCheck:
         for read in self._read.values():
             read.before = self._ledgers.ledger(self._gpu, read.process.index)
             read.recorded_bytes = self._ledgers.recorded_bytes(self._gpu, read.process.index)
+        slots = {read.process.tenant[0] for read in self._read.values()}
+        self._imported_bytes = {slot: self._ledgers.imported_bytes(self._gpu, slot) for slot in slots}
 
     def settle(self, held_bytes: Mapping[int, int | None] | None, *, is_complete: bool = True) -> None:
         """Apply the memory that the device reported by process; None: the device reports none.
@@ -154,6 +157,10 @@ class LedgerCheck:
             return 0
         recorded_bytes = self._ledgers.recorded_bytes(self._gpu, process.index)
         return max(0, held_bytes - max(recorded_bytes, read.recorded_bytes))
+
+    def imported_bytes(self, slot: int) -> int:
+        """Return the most memory of other tenants that a tenant had open around the query."""
+        return max(self._imported_bytes.get(slot, 0), self._ledgers.imported_bytes(self._gpu, slot))
 
     def expect(self, context_bytes: int) -> None:
         """Use the context size that the node measured; 0: it could not be measured."""

@@ -25,7 +25,8 @@ tolerated.
 """
 _REPEAT_NS: Final = 10 * SECOND_NS
 _CONFIRMATIONS: Final = 2
-"""Memory beyond what attached processes recorded counts after this many readings: both are read a moment apart."""
+"""Memory beyond what attached processes recorded, or beyond the quota, counts after this many readings: device and
+records are read a moment apart, and processes allocate, open and free memory meanwhile."""
 _UNMATCHED_READINGS: Final = 3
 """A process that cannot be found counts as unmatched after this many readings: it may just have ended."""
 
@@ -67,6 +68,7 @@ class MemoryAttribution:
         self._post = post
         self._reported: dict[tuple[int, int], _Bypass] = {}
         self._excess_readings: dict[tuple[int, int], int] = {}
+        self._over_readings: dict[tuple[int, int], int] = {}
         self._missing: dict[int, int] = {}  # by number: consecutive readings in which no such process was found
         self._unlisted_readings = 0
         self.holders: frozenset[int] = frozenset()
@@ -111,6 +113,7 @@ class MemoryAttribution:
             self._judge(present[key], use, now, is_reconnecting=key in reconnecting)
         self._reported = {key: bypass for key, bypass in self._reported.items() if key in present}
         self._excess_readings = {key: count for key, count in self._excess_readings.items() if key in present}
+        self._over_readings = {key: count for key, count in self._over_readings.items() if key in present}
         self._ledgers.set_foreign(self._gpu, sum(self.foreign.values()), self.unmatched_bytes)
 
     def _match(self, held_bytes: Mapping[int, int | None], attached: Iterable[int]) -> None:
@@ -132,12 +135,12 @@ class MemoryAttribution:
         grant = tenant.grant
         key = grant.slot, grant.generation
         tolerance_bytes = max(TOLERANCE_BYTES, 2 * self._ledgers.context_bytes(self._gpu))
-        is_excessive = use.excess_bytes > tolerance_bytes
-        readings = self._excess_readings[key] = self._excess_readings.get(key, 0) + 1 if is_excessive else 0
-        unseen_bytes = use.unhooked_bytes + (use.excess_bytes if readings >= _CONFIRMATIONS else 0)
-        own_bytes = use.measured_bytes - self._ledgers.imported_bytes(self._gpu, grant.slot)
+        is_excessive = _is_confirmed(self._excess_readings, key, is_found=use.excess_bytes > tolerance_bytes)
+        unseen_bytes = use.unhooked_bytes + (use.excess_bytes if is_excessive else 0)
+        own_bytes = use.measured_bytes - self._check.imported_bytes(grant.slot)
         beyond_bytes = own_bytes - grant.memory_bytes if grant.memory_bytes else 0
-        over_bytes = max(0, beyond_bytes) if unseen_bytes or beyond_bytes > tolerance_bytes else 0
+        is_beyond = _is_confirmed(self._over_readings, key, is_found=beyond_bytes > tolerance_bytes)
+        over_bytes = max(0, beyond_bytes) if unseen_bytes or is_beyond else 0
         if is_reconnecting:
             unseen_bytes = over_bytes = 0
         self._ledgers.set_measured(
@@ -167,6 +170,12 @@ def reclaimable_bytes(tenants: Iterable[Tenant], ledgers: LiveLedgers) -> int:
         if tenant.grant.kind is Kind.OFFLINE and not tenant.lifecycle.suspended
     ]
     return min(sum(amounts), MAX_BYTES)
+
+
+def _is_confirmed(readings: dict[tuple[int, int], int], key: tuple[int, int], *, is_found: bool) -> bool:
+    """Count consecutive readings, and return whether they are enough."""
+    readings[key] = readings.get(key, 0) + 1 if is_found else 0
+    return readings[key] >= _CONFIRMATIONS
 
 
 def _add(use: TenantUse, amount: int, excess: int, *, is_attached: bool) -> TenantUse:
