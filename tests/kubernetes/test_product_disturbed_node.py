@@ -12,10 +12,12 @@ from cotenant_lab.kubernetes.installation import Installation
 from cotenant_lab.kubernetes.product_images import NEXT_TAG, NEXT_VERSION
 from tests.support.kubernetes_parts import DAEMON, PLUGIN, Parts
 from tests.support.kubernetes_tenants import GPU_NODE, SLICES, Records, RequestLoop, Tenants
+from tests.support.product import BUSY, Product
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
 
 DISABLED = "cotenant.dev/disabled"
+NO_OFFLINE = "cotenant.dev/no-offline"
 
 
 class Steady(NamedTuple):
@@ -180,3 +182,27 @@ def test_a_lost_gpu_gets_no_pods_until_it_answers_again(parts: Parts, tenants: T
         tenants.records.end(job)
     tenants.wait_finished("first", "second")
     assert [tenants.records.events(job) for job in ("first", "second")] == [["start", "finish"]] * 2
+
+
+def test_a_throttled_gpu_gets_no_offline_pods_until_it_recovers(
+    parts: Parts, tenants: Tenants, product: Product
+) -> None:
+    cluster, in_node = parts.cluster, parts.installation.in_node
+    product.pod("busy", BUSY, {"kind": "online", "memory": "2GiB", "share": "30%"})
+    product.wait_running("busy")
+    gpu = product.gpu_of("busy")
+    slow = ("cotenant", "softgpu", "fault", "slow-clock", "--gpu", gpu.removeprefix("gpu-"))
+    in_node(*slow, "--factor", "0.55", "--for", "600s")
+    cluster.wait("the GPU is tainted", lambda: devices(tenants)[gpu] == [NO_OFFLINE])
+    tenants.start_job("first", waits=True)
+    tenants.wait_started("first")
+    assert product.gpu_of(tenants.pod_of("first")["metadata"]["name"]) != gpu
+    tenants.start_job("second")
+    cluster.wait("the other Job says why it waits", lambda: tenants.placed("second").get("status") == "False")
+    assert tenants.placed("second")["message"] == "None of 2 GPUs is open: 1 held, 1 unhealthy"
+    assert product.tenant_state("busy") == "running"
+    in_node(*slow, "--factor", "1", "--for", "1s")
+    product.delete("busy")  # a GPU that is always busy does not count as calm
+    cluster.wait("the GPU is healthy again", lambda: is_healthy(tenants))
+    tenants.wait_finished("second")
+    assert tenants.records.events("first") == ["start"], "the other GPU was held all the time"

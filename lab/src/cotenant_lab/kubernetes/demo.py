@@ -17,6 +17,7 @@ from cotenant.runner.clock import monotonic_ns, pause
 from cotenant_lab.kubernetes import binaries
 from cotenant_lab.kubernetes.cluster import TestCluster
 from cotenant_lab.kubernetes.installation import CLAIMS, EXAMPLES, Installation
+from cotenant_lab.kubernetes.namespaces import require_root
 from cotenant_lab.kubernetes.product_images import write_product_images
 from cotenant_lab.kubernetes.request_load import RequestLoad, percentile_ms
 
@@ -86,6 +87,7 @@ def _waiting_reason(pod: Any) -> str:
 
 def run_demo(console: Console, report: Callable[[str], None]) -> dict[str, Any]:
     """Run the demo, print what happened, and return the summary."""
+    require_root()  # before a build that takes a quarter of an hour
     binaries.build(list(binaries.MODULES), report)
     with tempfile.TemporaryDirectory(prefix="cotenant-demo-") as directory:
         report("packing the images of the product and of the example programs")

@@ -8,8 +8,7 @@ In the node's mount namespace the usual paths exist, and each is a folder below 
     /var/lib/cotenant    DIRECTORY/var-lib-cotenant
     /usr/local/cotenant  DIRECTORY/usr-local-cotenant
 
-What processes of the node write elsewhere below /var/lib, /var/log, /run, /opt and /usr/local goes to an overlay of
-the node.
+What else the node writes below /var/lib, /var/log, /run, /opt and /usr/local goes to an overlay of the node.
 """
 
 from __future__ import annotations
