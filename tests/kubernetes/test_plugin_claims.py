@@ -101,6 +101,12 @@ def test_offline_claim_has_memory_and_its_share_as_a_cap() -> None:
 def test_online_claim_reserves_the_share_that_the_scheduler_counted() -> None:
     found = claim(parameters={"kind": "online", "slo": "50ms"}, capacity={"memory": "2Gi", "share": "40"})
     assert (found.parameters.share_ppm, found.parameters.slo_ns) == (400_000, 50_000_000)
+
+
+@pytest.mark.parametrize("parameters, reserved_ppm", [({}, 0), ({"share": "100%"}, 1_000_000)])
+def test_a_whole_gpu_is_reserved_only_if_the_claim_says_so(parameters: dict[str, str], reserved_ppm: int) -> None:
+    found = claim(parameters={"kind": "online", **parameters}, capacity={"memory": "2Gi", "share": "100"})
+    assert found.parameters.share_ppm == reserved_ppm
     spec = found.parameters.spec(found.name, POD_UID, "GPU-0", found.memory_bytes)
     assert spec.limit is Limit.OFF
 

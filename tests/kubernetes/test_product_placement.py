@@ -35,6 +35,18 @@ def test_offline_pods_go_where_online_pods_leave_most(product: Product) -> None:
     assert product.gpu_of("next") == product.gpu_of("first")
 
 
+def test_a_service_without_a_share_leaves_its_idle_time_to_offline_pods(product: Product) -> None:
+    product.pod("service", ["python3", "serve.py"], {"slo": "50ms", "memory": "2GiB"})
+    product.wait_running("service")
+    for name in ("training-a", "training-b"):  # one for each GPU
+        product.pod(name, train(100_000), OFFLINE)
+    product.wait_running("training-a", "training-b")
+    assert product.gpu_of("service") in {product.gpu_of("training-a"), product.gpu_of("training-b")}
+    product.pod("second", ["python3", "serve.py"], {"slo": "50ms", "memory": "2GiB", "share": "10%"})
+    product.wait_running("second")
+    assert product.gpu_of("second") != product.gpu_of("service"), "the scheduler counts the whole GPU as used"
+
+
 def test_the_reason_why_a_pod_waits_is_a_condition_an_event_and_an_explanation(product: Product) -> None:
     for name in ("holder-a", "holder-b"):
         product.pod(name, train(100_000), OFFLINE)

@@ -114,7 +114,10 @@ def read_claim(claim: ResourceClaim, uid: str) -> GpuClaim:
     parameters = _parameters_of(allocation, results, where)
     if parameters.kind is Kind.ONLINE and not parameters.share_ppm:
         percent = parse_quantity(results[0].consumed_capacity.get(names.CAPACITY_SHARE, "0"), "share", where)
-        parameters = msgspec.structs.replace(parameters, share_ppm=min(WHOLE_PPM, percent * _PERCENT_PPM))
+        share_ppm = percent * _PERCENT_PPM
+        # A claim that names no share consumes all of it, which keeps other online pods away. Nothing is reserved then:
+        # online work goes first, and offline work uses what it leaves, as on a machine without Kubernetes.
+        parameters = msgspec.structs.replace(parameters, share_ppm=share_ppm if share_ppm < WHOLE_PPM else 0)
     memory = parse_quantity(results[0].consumed_capacity.get(names.CAPACITY_MEMORY, "0"), "memory", where)
     name = f"{meta.namespace}.{pods[0].name}"[:54].rstrip("-.") + f"-{uid[:8]}"
     return GpuClaim(uid, pods[0].uid, name, parameters, memory, tuple(results))
