@@ -60,11 +60,19 @@ void sg_account_share(struct sg_server *server, uint32_t account, uint64_t more_
         account_at(server, account)->memory_bytes += more_bytes;
 }
 
+void sg_account_left_share(struct sg_server *server, uint32_t account, uint64_t more_bytes)
+{
+    if (account)
+        account_at(server, account)->left_bytes += more_bytes;
+}
+
 void sg_account_update_peak(struct sg_server *server, uint32_t account)
 {
     struct sg_account *one = account_at(server, account);
     if (one && one->memory_bytes > one->memory_peak_bytes)
         one->memory_peak_bytes = one->memory_bytes;
+    if (one && one->memory_bytes - one->left_bytes > one->kept_peak_bytes)
+        one->kept_peak_bytes = one->memory_bytes - one->left_bytes;
 }
 
 /* A client whose memory is off the device has no shares, so the difference is exact. */

@@ -13,7 +13,9 @@ struct sg_account {
     uint32_t clients;            /* number of connected clients */
     uint64_t connected;          /* number of clients that ever connected */
     uint64_t memory_bytes;       /* of its clients without their shares, and of the shares that they created */
+    uint64_t left_bytes;         /* the part in shares that only clients of other accounts hold */
     uint64_t memory_peak_bytes;
+    uint64_t kept_peak_bytes;    /* the maximum without left_bytes */
     /* Count of disconnects when its last client left; the account with the lowest one is evicted first. */
     uint64_t idle_since;
 };
@@ -25,6 +27,8 @@ void sg_account_update(struct sg_server *server, int index);
 /* Add bytes to the shares of an account (index plus one; 0: none); the unsigned difference may be negative. The peak is
  * updated by the next sg_account_update() of the client or by sg_account_update_peak(). */
 void sg_account_share(struct sg_server *server, uint32_t account, uint64_t more_bytes);
+/* Add to the part that only clients of other accounts hold. */
+void sg_account_left_share(struct sg_server *server, uint32_t account, uint64_t more_bytes);
 void sg_account_update_peak(struct sg_server *server, uint32_t account);
 /* Remove the client. Its shares have been passed on or released. */
 void sg_account_leave(struct sg_server *server, int index);

@@ -120,9 +120,9 @@ static void accounts(const struct sg_server *server, struct text *text)
             continue;
         append(text,
                "%s{\"account\":\"%s\",\"clients\":%" PRIu32 ",\"connected\":%" PRIu64 ",\"memory_bytes\":%" PRIu64
-               ",\"memory_peak_bytes\":%" PRIu64 "}",
+               ",\"memory_peak_bytes\":%" PRIu64 ",\"left_bytes\":%" PRIu64 ",\"kept_peak_bytes\":%" PRIu64 "}",
                comma, account->name, account->clients, account->connected, account->memory_bytes,
-               account->memory_peak_bytes);
+               account->memory_peak_bytes, account->left_bytes, account->kept_peak_bytes);
         comma = ",";
     }
 }

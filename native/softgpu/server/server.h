@@ -56,6 +56,7 @@ struct sg_share {
     int descriptor, kind;
     int owner; /* the client that is charged for it; passes to another holder when that client ends */
     uint32_t account; /* of the client that created it */
+    int is_left;      /* no client of that account holds it */
     uint32_t holds[SG_CONNECTIONS];
 };
 

@@ -136,6 +136,28 @@ static int share_make(struct sg_server *server, int index, const struct sg_reque
     return CT_DEVICE_OK;
 }
 
+/* Change the account, and the part that only others hold. */
+static void account_add(struct sg_server *server, const struct sg_share *share, uint64_t more_bytes)
+{
+    sg_account_share(server, share->account, more_bytes);
+    if (share->is_left)
+        sg_account_left_share(server, share->account, more_bytes);
+}
+
+/* Called after a change of its holders. */
+static void account_update(struct sg_server *server, struct sg_share *share)
+{
+    int is_left = 1;
+    for (int i = 0; i < SG_CONNECTIONS; i++)
+        if (share->holds[i] && server->clients[i] && server->clients[i]->account == share->account)
+            is_left = 0;
+    if (is_left == share->is_left)
+        return;
+    sg_account_left_share(server, share->account, is_left ? share->bytes : 0 - share->bytes);
+    share->is_left = is_left;
+    sg_account_update_peak(server, share->account);
+}
+
 static int share_open(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply,
                       int *descriptor)
 {
@@ -146,6 +168,7 @@ static int share_open(struct sg_server *server, int index, const struct sg_reque
     if (request->b && share->holds[index] == UINT32_MAX)
         return CT_DEVICE_FULL;
     share->holds[index] += request->b != 0;
+    account_update(server, share);
     reply->a = share->bytes;
     reply->b = share->file_bytes;
     reply->c = share->owner == index;
@@ -172,7 +195,7 @@ static void release_charge(struct sg_server *server, struct sg_share *share)
 static void end_share(struct sg_server *server, struct sg_share *share)
 {
     release_charge(server, share);
-    sg_account_share(server, share->account, 0 - share->bytes);
+    account_add(server, share, 0 - share->bytes);
     close(share->descriptor);
     memset(share, 0, sizeof *share);
 }
@@ -185,6 +208,8 @@ static int share_close(struct sg_server *server, int index, uint64_t id)
     share->holds[index]--;
     if (holder_of(share) < 0)
         end_share(server, share);
+    else
+        account_update(server, share);
     return CT_DEVICE_OK;
 }
 
@@ -201,7 +226,7 @@ static int share_resize(struct sg_server *server, int index, uint64_t id, uint64
         return result;
     uint64_t less = bytes < share->bytes ? share->bytes - bytes : 0;
     client->shared_bytes += bytes - share->bytes; /* unsigned differences */
-    sg_account_share(server, share->account, bytes - share->bytes);
+    account_add(server, share, bytes - share->bytes);
     sg_account_update_peak(server, share->account);
     share->bytes = bytes;
     return less ? client_give(server, index, less) : CT_DEVICE_OK;
@@ -317,6 +342,8 @@ void sg_share_release_client(struct sg_server *server, int index)
             server->clients[new_owner]->shared_bytes += share->bytes;
             share->owner = new_owner;
         }
+        if (new_owner >= 0)
+            account_update(server, share);
     }
     for (int i = 0; i < SG_SHARED_EVENTS; i++)
         server->shared_events[i].users[index / 64] &= ~(UINT64_C(1) << (index % 64));

@@ -216,11 +216,19 @@ class LiveLedgers:
         ledger = line.ledger
         return ledger is None or ledger.begun != ledger.ended or line.measured_version == ledger.own_version + 1
 
-    def measure(self, gpu: int, index: int, before: ProcessLedger, held_bytes: int) -> bool:
+    def unattributed_bytes(self, gpu: int, index: int) -> int:
+        """Return the memory that the device may or may not attribute to a process."""
+        device = self._device(gpu)
+        return self._unattributed_bytes(device, device.lines[index])
+
+    def measure(
+        self, gpu: int, index: int, before: ProcessLedger, held_bytes: int, unattributed_before: int = 0
+    ) -> bool:
         """Store what the device reports for a process; return False if the process allocated since `before`.
 
         It is unknown how much managed memory is on the device, and to which process shared memory is attributed; if
-        there is either, the estimate of own memory is only increased.
+        there is either, the estimate of own memory is only increased. Other processes may end or close shared memory
+        around the query, so the most of it counts, from before (`unattributed_before`) or now.
         """
         device = self._device(gpu)
         line = device.lines[index]
@@ -228,7 +236,7 @@ class LiveLedgers:
         is_stable = ledger is not None and before.begun == before.ended == ledger.begun == ledger.ended
         if ledger is None or not is_stable:
             return False
-        unattributed_bytes = self._unattributed_bytes(device, line)
+        unattributed_bytes = max(unattributed_before, self._unattributed_bytes(device, line))
         beyond_bytes = max(0, min(held_bytes, MAX_BYTES) - ledger.allocated_bytes)
         lower_bytes = max(0, beyond_bytes - unattributed_bytes)
         is_known = line.measured_version == ledger.own_version + 1

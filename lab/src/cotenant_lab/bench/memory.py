@@ -77,7 +77,8 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     """Calls that failed for an unknown reason."""
     allocations: dict[str, int]
     bypassed_bytes: int
-    """The largest amount by which any tenant exceeded its quota."""
+    """The largest amount by which any tenant exceeded its quota, without memory that it left to another tenant, which is
+    charged for it."""
     leaked_bytes: int
     """Largest difference between ledger and device at rest, plus what remained after all processes ended."""
     quiet_points: int
@@ -169,7 +170,7 @@ class _MemorySetup:
     def metrics(self) -> dict[str, Any]:
         """Return the measured values."""
         accounts = {account["account"]: account for account in manage.inspect(self._gpus, 0)["accounts"]}
-        peaks = {tenant.name: accounts[tenant.name]["memory_peak_bytes"] for tenant in TENANTS}
+        peaks = {tenant.name: accounts[tenant.name]["kept_peak_bytes"] for tenant in TENANTS}
         lives = self._total("lives")
         return {
             "processes": sum(tenant.workers for tenant in TENANTS),
@@ -241,8 +242,8 @@ class _MemorySetup:
     def _present_difference(self) -> int:
         """Return the difference between ledger and device in the memory of all tenants on the device.
 
-        It is not compared by tenant: memory that a killed process had exported counts for a tenant that has it open,
-        and the device's accounts name the tenant that allocated it.
+        It is not compared by tenant: memory that a process left to processes of other tenants counts for one of those
+        tenants, and the device's accounts name the tenant that allocated it.
         """
         slots = {row.tenant.name: row.tenant.grant.slot for row in list_tenants(self._directories).tenants}
         snapshot = self._ledger()

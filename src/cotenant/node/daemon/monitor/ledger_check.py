@@ -40,6 +40,8 @@ class _ReadProcess:
         """The ledger as it was read before the device was queried."""
         self.recorded_bytes = 0
         """The most that the device may report for it, at that time."""
+        self.unattributed_bytes = 0
+        """Memory that the device may or may not attribute to it, at that time."""
         self.is_fault_reported = False
         self.denied = 0
 
@@ -129,6 +131,7 @@ class LedgerCheck:
         for read in self._read.values():
             read.before = self._ledgers.ledger(self._gpu, read.process.index)
             read.recorded_bytes = self._ledgers.recorded_bytes(self._gpu, read.process.index)
+            read.unattributed_bytes = self._ledgers.unattributed_bytes(self._gpu, read.process.index)
         slots = {read.process.tenant[0] for read in self._read.values()}
         self._imported_bytes = {slot: self._ledgers.imported_bytes(self._gpu, slot) for slot in slots}
 
@@ -183,7 +186,7 @@ class LedgerCheck:
         ledger = self._ledgers.ledger(self._gpu, process.index)
         if held is None or before is None or ledger is None:
             return
-        is_accepted = self._ledgers.measure(self._gpu, process.index, before, held)
+        is_accepted = self._ledgers.measure(self._gpu, process.index, before, held, read.unattributed_bytes)
         beyond_bytes = held - ledger.allocated_bytes - ledger.code_bytes
         is_informative = is_accepted and not ledger.managed_bytes and not self._is_context_known
         # The tenant may have written any number of contexts.
