@@ -77,8 +77,8 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     """Calls that failed for an unknown reason."""
     allocations: dict[str, int]
     bypassed_bytes: int
-    """The largest amount by which any tenant exceeded its quota, without memory that it left to another tenant, which is
-    charged for it."""
+    """The largest amount by which any tenant exceeded its quota, without memory that it left to another tenant, which
+    is charged for it."""
     leaked_bytes: int
     """Largest difference between ledger and device at rest, plus what remained after all processes ended."""
     quiet_points: int
