@@ -137,7 +137,8 @@ def test_priority_applies_to_the_next_launch_without_the_daemon(gpu: HarnessWith
         return gpu.launches(name) - before <= 4
 
     goes_on("above")
-    until(lambda: waits("below", "above"))
+    until(lambda: "waits at the gate" in gpu.run("explain", "below").stdout)  # its program has attached
+    assert waits("below", "above")
     for first, second, priority in (("below", "above", 1), ("above", "below", 9)):
         set_priority(gpu.directories, "below", priority)
         pid = gpu.node_pid()
