@@ -42,7 +42,7 @@ static enum outcome fail(struct ct_membership *membership, enum outcome outcome,
 
 /* ---- mappings ----------------------------------------------------------------------------------------------------- */
 
-/* Maps a memory file that nobody can shorten, at this address unless it is NULL. A forked child does not inherit the
+/* Maps a memory file that no process can shorten, at this address unless it is NULL. A forked child does not inherit the
  * mapping. Returns NULL if it is not such a file. */
 static void *map_sealed(int descriptor, int seals, size_t bytes, int protection, const void *address)
 {

@@ -1,4 +1,4 @@
-/* Memory files that only their creator can write, and that nobody can resize. */
+/* Memory files that only their creator can write, and that no process can resize. */
 #ifndef COTENANT_HOOK_ENTRY_SEALED_MEMORY_H
 #define COTENANT_HOOK_ENTRY_SEALED_MEMORY_H
 

@@ -50,11 +50,3 @@ def text_at(parent: JsonObject, key: str, path: str = "") -> str:
     if not isinstance(value, str):
         raise ConfigError(join_path(path, key), value, "must be text")
     return value
-
-
-def number_at(parent: JsonObject, key: str, path: str = "") -> int | None:
-    """Return a field that is a whole number; None if it is absent."""
-    value = parent.get(key)
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-        raise ConfigError(join_path(path, key), value, "must be a whole number")
-    return value

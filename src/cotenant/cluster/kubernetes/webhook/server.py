@@ -75,7 +75,7 @@ class WebhookServer(ThreadingMixIn, HTTPServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer the requests of a connection; the handshake is done here, where it delays nobody else."""
+        """Answer the requests of a connection; the handshake is done here, where it delays no other connection."""
         try:
             request.settimeout(_TIMEOUT_S)
             encrypted = self._context.wrap_socket(request, server_side=True)
