@@ -339,6 +339,29 @@ def test_freed_export_counts_for_the_tenant_that_has_it_open(sharing: Sharing) -
     assert sharing.held() == (400, 600)
 
 
+def test_export_that_was_freed_between_two_readings_counts_for_the_tenant_that_has_it_open(sharing: Sharing) -> None:
+    exporter, _, other = sharing.hooks
+    sharing.settle()
+    exporter.write(allocated_bytes=400)
+    exporter.share(0, ShareRole.ORPHANED, 7, 600)
+    other.share(0, ShareRole.IMPORT, 7, 0)
+    sharing.settle()
+    assert sharing.held() == (400, 600)
+
+
+def test_freed_export_of_an_ended_process_counts_in_full(sharing: Sharing) -> None:
+    """What an ended process held is no bound for memory that it had freed before."""
+    exporter, _, other = sharing.hooks
+    exporter.write(allocated_bytes=100)
+    exporter.share(0, ShareRole.ORPHANED, 7, 600)
+    other.share(0, ShareRole.IMPORT, 7, 0)
+    sharing.settle()
+    assert sharing.held() == (100, 600)
+    sharing.end(0)
+    sharing.settle({})
+    assert sharing.held() == (0, 600)
+
+
 def test_repeated_key_of_another_process_changes_nothing(sharing: Sharing) -> None:
     exporter, forger, other = sharing.hooks
     exporter.write(allocated_bytes=1000)

@@ -189,7 +189,12 @@ class LiveLedgers:
         if account is not None and line.ledger is not None:
             account.denied += line.ledger.denied
             account.denied_bytes += min(line.ledger.denied_bytes, MAX_BYTES)
-            exports = {key: size_bytes for key, size_bytes, owner, _ in device.owned() if owner is line}
+            # What it freed is not part of what it held.
+            exports = {
+                key: min(size_bytes, line.held_bytes) if role is ShareRole.EXPORT else size_bytes
+                for key, size_bytes, owner, role in device.owned()
+                if owner is line
+            }
             if line.held_bytes or exports:
                 account.ended.append(_EndedProcess(line.pid, line.held_bytes, exports))
             self.write(gpu)
@@ -202,7 +207,7 @@ class LiveLedgers:
         device = self._device(gpu)
         line = device.lines[index]
         line.ledger = ledger
-        for key, _ in line.shares(ShareRole.EXPORT):
+        for key, _ in line.shares(*_OWNED):  # it may have exported and freed the memory since the last reading
             device.exporters.setdefault(key, (index, line.generation))
 
     def ledger(self, gpu: int, index: int) -> ProcessLedger | None:
@@ -270,7 +275,7 @@ class LiveLedgers:
                     continue
                 for key, size_bytes in process.exports.items():
                     if key in importers:
-                        device.orphans[key] = _Orphan((slot, account.generation), min(size_bytes, process.held_bytes))
+                        device.orphans[key] = _Orphan((slot, account.generation), size_bytes)
             account.ended = kept
         device.orphans = {key: orphan for key, orphan in device.orphans.items() if key in importers}
         self._charge_orphans(device, importers)
