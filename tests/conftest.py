@@ -1,6 +1,7 @@
 """Hypothesis profiles, the order of tests, the retry rule for live tests, and the fixtures that many tests share."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from tests.support.node_processes import NodeHarness
 settings.register_profile("developer", deadline=None, print_blob=True, max_examples=EXAMPLES)
 settings.register_profile("ci", deadline=None, derandomize=True, database=None, max_examples=EXAMPLES)
 settings.load_profile("ci" if os.environ.get("CI") else "developer")
+
+# A shell starts background jobs with SIGINT ignored, and programs that tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
