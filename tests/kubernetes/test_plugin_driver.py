@@ -12,6 +12,7 @@ import pytest
 from cotenant.cluster.kubernetes.plugin import protocol
 from cotenant.gate.grant import Kind
 from cotenant.node.daemon.tokens import Tokens
+from cotenant.node.model.protection import ProtectLimits
 from tests.support.kubelets import call
 from tests.support.plugin_api import CLAIM_UID, POD_UID
 from tests.support.plugins import CLAIM, GPUS, PluginHarness
@@ -61,6 +62,7 @@ def test_cdi_spec_mounts_directories_and_checks_the_image(harness: PluginHarness
     edits = spec["devices"][0]["containerEdits"]
     variables = dict(entry.split("=", 1) for entry in edits["env"])
     assert variables["COTENANT_REQUIRED"] == "1"
+    assert int(variables["COTENANT_HOLD_ERRORS_MS"]) * 10**6 > ProtectLimits().pod_notice_ns
     mounts = {mount["containerPath"]: mount for mount in edits["mounts"]}
     hosts = {path: mount["hostPath"] for path, mount in mounts.items()}
     socket, grant = (Path(variables[name]) for name in ("COTENANT_SOCKET", "COTENANT_GRANT"))

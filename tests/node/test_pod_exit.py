@@ -11,6 +11,7 @@ from cotenant.node.model.event import (
     NodeSettings,
     NodeStarted,
     TenantDrained,
+    TenantFaulted,
     TenantJoined,
     TenantResumed,
     TimerFired,
@@ -98,6 +99,25 @@ def test_tenants_of_a_lost_gpu_await_the_notice(node: NodeMachine) -> None:
     actions = node.handle(GpuLost(0, "Xid 79"), now=10)
     assert not any(isinstance(action, SignalTenant | KillTenant) for action in actions)
     assert lifecycle(node).awaits_notice
+
+
+def test_an_error_that_the_loss_of_the_gpu_caused_does_not_end_the_pod_before_the_notice(node: NodeMachine) -> None:
+    node.handle(TenantFaulted(0, 1, "cuda", 999), now=5)
+    assert (lifecycle(node).phase, lifecycle(node).awaits_notice) == (ExitPhase.DRAINING, False)
+    actions = node.handle(GpuLost(0, "no answer"), now=10)
+    assert not any(isinstance(action, SignalTenant | KillTenant) for action in actions)
+    assert lifecycle(node).awaits_notice
+    assert lifecycle(node).why == "ended: GPU 0 is disabled: it does not respond: no answer"
+    assert lifecycle(node).until_ns == 10 + LIMITS.pod_notice_ns
+    node.handle(announced(True), now=20)
+    assert lifecycle(node).phase is ExitPhase.TERMINATING
+
+
+def test_an_error_of_the_program_alone_ends_the_pod_as_a_failure(node: NodeMachine) -> None:
+    node.handle(TenantFaulted(0, 1, "cuda", 719), now=5)
+    assert not lifecycle(node).awaits_notice
+    actions = node.handle(TimerFired(), now=lifecycle(node).until_ns)
+    assert [action.kind for action in actions if isinstance(action, SignalTenant)] == ["term"]
 
 
 def test_announcement_that_is_late_or_of_another_tenant_changes_nothing(node: NodeMachine) -> None:

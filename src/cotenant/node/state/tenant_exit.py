@@ -41,10 +41,13 @@ class TenantExits:
     ) -> list[Action]:
         """Begin a tenant's exit; one that exits already exits no later.
 
+        The program of a pod that drains after an error of its own now ends for this reason, such as the loss of its
+        GPU, of which the error was a symptom.
         Without `drain` the tenant's work is not waited for: it is lost in any case.
         """
         tenant = self._registry.holders[slot]
-        if tenant.lifecycle.phase in ENDING:
+        is_after_fault = tenant.lifecycle.phase is ExitPhase.DRAINING and not tenant.lifecycle.awaits_notice
+        if tenant.lifecycle.phase in ENDING and not (tenant.spec.pod and is_after_fault):
             return self._shorten(tenant, grace_ns, may_restart=may_restart)
         limits = self._context.settings.limits
         tenant = self._with_cause(

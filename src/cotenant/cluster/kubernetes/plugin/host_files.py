@@ -30,6 +30,9 @@ GRANT: Final = "grant"
 """The name of the grant in the directory of a claim."""
 PROGRESS: Final = "/dev/shm/cotenant-progress"  # noqa: S108  in the container, whose /dev/shm is its own
 """The file in which a program may report its progress. /dev/shm is writable and limited in every container."""
+HOLD_ERRORS_MS: Final = 20_000
+"""How long the hook keeps an error of the device from a program; the node notices the loss of a GPU and has the pod
+evicted well within this time."""
 _GLIBC: Final = re.compile(rb"GLIBC_2\.([0-9]+)\x00")
 _LIBRARY_DIRECTORIES: Final = {
     "x86_64": ("/usr/lib/x86_64-linux-gnu", "/usr/lib64"),
@@ -95,6 +98,7 @@ class HostFiles:
             "COTENANT_SOCKET": f"{SOCKET_DIRECTORY}/tenant.sock",
             "COTENANT_GRANT": f"{CLAIM_DIRECTORY}/{GRANT}",
             "COTENANT_REQUIRED": "1",
+            "COTENANT_HOLD_ERRORS_MS": str(HOLD_ERRORS_MS),
             PROGRESS_VARIABLE: PROGRESS,
         }
         if softgpu is not None:
