@@ -32,6 +32,7 @@ from cotenant.cluster.state.cluster import ClusterMachine
 from cotenant.predict.usage import TaskUse
 from cotenant.units.instant import SECOND_NS
 from tests.support.cluster_setup import FakeNode, Report
+from tests.support.cluster_steps import replaced
 from tests.support.effort import examples
 
 GIB = 1 << 30
@@ -47,6 +48,7 @@ gpus = st.builds(
     st.sampled_from((0, 300_000, 700_000, 1_000_000)),
     st.sampled_from((GpuCondition.HEALTHY, GpuCondition.HEALTHY, GpuCondition.OVERLIMIT, GpuCondition.UNHEALTHY)),
     st.sampled_from(((), (OnlineUse("web", SERVED),), (OnlineUse("web", SERVED), OnlineUse("ads", SERVED)))),
+    st.sampled_from((1, 1, 2, 3)),
 )
 GOOD = GpuReport("V100", 16 * GIB, 16 * GIB, 1_000_000)
 specs = st.builds(
@@ -90,7 +92,7 @@ class ClusterLife(RuleBasedStateMachine):
         self.started: set[int] = set()
         self.tell(ClusterStarted(self.settings))
         for number in range(count):
-            self._join(f"node{number}", (GOOD,) * (number % 2 + 1))
+            self._join(f"node{number}", (replaced(GOOD, places=number + 1),) * (number % 2 + 1))
 
     # -- events, and checks of the resulting actions ----------------------------------------------------------------
 
@@ -126,6 +128,13 @@ class ClusterLife(RuleBasedStateMachine):
             assert not spec.types or report.type in spec.types
             assert not any(tenant.name in spec.avoid for tenant in report.online)
         jobs = list(self.machines[0].jobs())
+        for gpu in order.gpus:
+            report = reported.gpus[gpu]
+            others = [job.spec for job in jobs if job.node == order.node and gpu in job.gpus]
+            others = [other for other in others if other.name != spec.name]
+            assert len(others) < report.places
+            assert not others or all(one.memory_bytes for one in (spec, *others))
+            assert spec.memory_bytes + sum(other.memory_bytes for other in others) <= report.free_bytes
         co_runners = [job.spec for job in jobs if job.node == order.node and job.spec.name != spec.name]
         assert not any(
             (co_runner.group or "-") in spec.avoid or (spec.group or "-") in co_runner.avoid for co_runner in co_runners

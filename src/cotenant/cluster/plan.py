@@ -151,7 +151,7 @@ def _idle(machine: ClusterMachine, used: set[tuple[str, int]]) -> tuple[IdleGpu,
             if (node.name, gpu) in used:
                 continue
             reason = why_closed(node, gpu)
-            if gpu in node.busy:
-                reason = f"{node.busy[gpu].spec.name} has it"
+            if holders := ", ".join(job.spec.name for job in node.busy.get(gpu, ())):
+                reason = f"held by {holders}" if node.is_full(gpu) else f"no waiting job can share it with {holders}"
             idle.append(IdleGpu(node.name, gpu, reason or "no waiting job can use it"))
     return tuple(idle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -23,6 +24,7 @@ from cotenant.cluster.model.cluster import (
     Name,
     OnlineUse,
     Part,
+    Places,
     QueuePriority,
 )
 from cotenant.cluster.model.event import ClusterRestored, JobSnapshot, NodeSnapshot
@@ -68,6 +70,7 @@ class _Gpu(_NamedFields, frozen=True):
     offer_ppm: Part
     condition: GpuCondition = GpuCondition.HEALTHY
     online: Annotated[tuple[_Online, ...], msgspec.Meta(max_length=ONLINE_LIMIT)] = ()
+    places: Places = 1
 
 
 class _Node(_NamedFields, frozen=True):
@@ -190,12 +193,12 @@ def _check(file: _File, where: str) -> None:
 
 
 def _check_jobs(file: _File, where: str) -> None:
-    gpus = {node.name: len(node.gpus) for node in file.nodes}
+    gpus = {node.name: node.gpus for node in file.nodes}
     silent = {node.name for node in file.nodes if node.silent}
     names = {job.name for job in file.jobs}
     if len(names) < len(file.jobs):
         raise ConfigError("jobs", len(file.jobs), "two jobs have the same name; give each its own", where=where)
-    allocated: set[tuple[str, int]] = set()
+    allocated: Counter[tuple[str, int]] = Counter()
     for number, job in enumerate(file.jobs):
         field = f"jobs[{number}]"
         if job.state.is_over:
@@ -206,24 +209,25 @@ def _check_jobs(file: _File, where: str) -> None:
             continue
         if job.node not in gpus:
             raise ConfigError(f"{field}.node", job.node, "write the name of one of the nodes", where=where)
-        if len(set(job.on)) != job.gpus or any(not 0 <= gpu < gpus[job.node] for gpu in job.on):
+        if len(set(job.on)) != job.gpus or any(not 0 <= gpu < len(gpus[job.node]) for gpu in job.on):
             raise ConfigError(f"{field}.on", job.on, f"name {job.gpus} GPUs of {job.node}, from 0", where=where)
         if (job.state is JobState.LOST) != (job.node in silent):
             raise ConfigError(f"{field}.state", job.state.value, "jobs of silent nodes, and only those, are lost")
-        held = {(job.node, gpu) for gpu in job.on}
-        if held & allocated:
-            raise ConfigError(f"{field}.on", job.on, "another job has one of these GPUs", where=where)
-        allocated |= held
+        allocated.update((job.node, gpu) for gpu in job.on)
+        if any(allocated[job.node, gpu] > gpus[job.node][gpu].places for gpu in job.on):
+            raise ConfigError(f"{field}.on", job.on, "other jobs have all places of one of these GPUs", where=where)
 
 
 def _gpu_of(report: GpuReport) -> _Gpu:
     online = tuple(_Online(tenant.name, _Use(*msgspec.structs.astuple(tenant.use))) for tenant in report.online)
-    return _Gpu(report.type, report.memory_bytes, report.free_bytes, report.offer_ppm, report.condition, online)
+    values = (report.type, report.memory_bytes, report.free_bytes, report.offer_ppm, report.condition)
+    return _Gpu(*values, online, report.places)
 
 
 def _report(gpu: _Gpu) -> GpuReport:
     online = tuple(OnlineUse(tenant.name, TaskUse(*msgspec.structs.astuple(tenant.use))) for tenant in gpu.online)
-    return GpuReport(gpu.type, gpu.memory_bytes, gpu.free_bytes, gpu.offer_ppm, gpu.condition, online)
+    values = (gpu.type, gpu.memory_bytes, gpu.free_bytes, gpu.offer_ppm, gpu.condition)
+    return GpuReport(*values, online, gpu.places)
 
 
 def _job_of(job: JobSnapshot, now: Instant) -> _Job:

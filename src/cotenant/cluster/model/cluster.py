@@ -14,6 +14,8 @@ from cotenant.units.value import Value
 
 GPUS_LIMIT: Final = 64
 """GPUs of one node."""
+PLACES_LIMIT: Final = 64
+"""Offline jobs that may share one GPU."""
 ONLINE_LIMIT: Final = 32
 """Online tenants that a report names for one GPU."""
 GANG_LIMIT: Final = 64
@@ -25,6 +27,7 @@ Amount = Annotated[int, msgspec.Meta(ge=0, le=_LARGEST)]
 Part = Annotated[int, msgspec.Meta(ge=0, le=WHOLE_PPM)]
 Label = Annotated[str, msgspec.Meta(max_length=128)]
 """Free text, possibly empty."""
+Places = Annotated[int, msgspec.Meta(ge=1, le=PLACES_LIMIT)]
 Gang = Annotated[int, msgspec.Meta(ge=1, le=GANG_LIMIT)]
 GangSize = Annotated[int, msgspec.Meta(ge=0, le=1000)]
 QueuePriority = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
@@ -69,6 +72,8 @@ class GpuReport(Value, frozen=True):
     """Part of the SMs that offline work may use; 0: none."""
     condition: GpuCondition = GpuCondition.HEALTHY
     online: Annotated[tuple[OnlineUse, ...], msgspec.Meta(max_length=ONLINE_LIMIT)] = ()
+    places: Places = 1
+    """Offline jobs that may share the GPU."""
 
 
 class JobSpec(Value, frozen=True):

@@ -66,15 +66,16 @@ class ClusterState:
         self.occupy(job, node)
         self.job_table.move(job, JobState.STARTING, now)
         self.job_table.set_kind(job)
-        for gpu in gpus:
-            self.inventory.open[node.base + gpu] = 0
+        is_open = [self.inventory.refresh_gpu(node, gpu) or self.inventory.open[node.base + gpu] for gpu in gpus]
+        if any(is_open):  # other jobs may share the GPU: a round starts one there, and the next one another
+            self.request_early_round(now)
         return self.order(job, node)
 
     def occupy(self, job: Job, node: Node) -> None:
         """Allocate the GPUs of the attempt."""
         node.attempts[job.attempt] = job
         for gpu in job.gpus:
-            node.busy[gpu] = job
+            node.hold(gpu, job)
         self.job_table.users.hold(job.spec.user, len(job.gpus))
         if job.spec.group or job.spec.avoid:
             self.job_table.particular[job.spec.name] = job
@@ -105,8 +106,8 @@ class ClusterState:
         """Stop a running job and reserve these GPUs for it."""
         job.reserved_on, job.reserved = node, gpus
         for gpu in gpus:
-            node.busy[gpu] = job
-            self.inventory.open[node.base + gpu] = 0
+            node.hold(gpu, job)
+            self.inventory.refresh_gpu(node, gpu)
         return self.stop(job, f"it is moved to a faster GPU of {node.name}", now)
 
     def end(
@@ -117,7 +118,7 @@ class ClusterState:
         assert node is not None
         del node.attempts[job.attempt]
         for gpu in job.gpus:
-            del node.busy[gpu]
+            node.release(gpu, job)
         self.job_table.users.hold(job.spec.user, -len(job.gpus))
         self.job_table.particular.pop(job.spec.name, None)
         if self.inventory.refresh(node):
@@ -174,7 +175,7 @@ class ClusterState:
         node = job.reserved_on
         if node is not None:
             for gpu in job.reserved:
-                del node.busy[gpu]
+                node.release(gpu, job)
             job.reserved_on, job.reserved = None, ()
             self.inventory.refresh(node)
 
@@ -185,7 +186,7 @@ class ClusterState:
         if abs(rate_ppm - job.rate_ppm) * _LEARNED_STEPS < WHOLE_PPM or job.gpus[0] >= len(node.gpus):
             return
         job.rate_ppm = rate_ppm
-        kind = self.inventory.kinds[self.inventory.kind[node.base + job.gpus[0]]]
+        kind = self.inventory.kind_for_holder(node, job.gpus[0])
         predicted = self.pair_weights.predicted(self.job_table.kinds[job.kind], kind)
         profile = job.spec.profile or job.spec.name
         self.pair_weights.predictor.learn(profile, co_runner_key(kind.online), predicted, rate_ppm / WHOLE_PPM)

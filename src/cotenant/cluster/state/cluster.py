@@ -152,7 +152,7 @@ class ClusterMachine(ClusterState):
             self.job_table.add(job)
             if job.reserved_on is not None:
                 for gpu in job.reserved:
-                    job.reserved_on.busy[gpu] = job
+                    job.reserved_on.hold(gpu, job)
         self.job_table.next_number = len(event.jobs)
         for job in sorted(self.job_table.jobs.values(), key=lambda job: job.attempt):  # in the order of their start
             if job.node is not None:

@@ -17,9 +17,11 @@ def why_not(inventory: ClusterInventory, job_table: JobTable, job: Job, node: No
     for gpu in gpus:
         if gpu >= len(node.gpus) or not inventory.open[node.base + gpu]:
             return "it is not open"
-        reason = why_not_gpu(spec, node.gpus[gpu])
+        reason = why_not_gpu(spec, node.next_report(gpu))
         if reason:
             return reason
+        if gpu in node.busy and not spec.memory_bytes:
+            return "it has offline jobs, and this one does not say how much memory it needs"
     if (spec.group or spec.avoid) and any(
         neighbour.node is node and clash(job, neighbour) for neighbour in job_table.particular.values()
     ):

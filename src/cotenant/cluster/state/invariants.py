@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
-from cotenant.cluster.model.cluster import GpuCondition, JobState
+from cotenant.cluster.model.cluster import JobState
 from cotenant.cluster.state.attempts import ClusterState
 from cotenant.cluster.state.inventory import Node
 from cotenant.cluster.state.jobs import Job
-from cotenant.cluster.state.kinds import gpu_kind, job_kind
+from cotenant.cluster.state.kinds import job_kind
 from cotenant.errors import InvariantError
 from cotenant.units.share import WHOLE_PPM
 
@@ -67,11 +67,13 @@ def _job_checks(state: ClusterState) -> list[tuple[str, object, object]]:
 
 
 def _placement_checks(state: ClusterState) -> list[tuple[str, object, object]]:
-    """Compare allocations: no job has two attempts, and no GPU two jobs."""
+    """Compare allocations: no job has two attempts, and no GPU more jobs than may share it."""
     jobs = [job for job in state.job_table.jobs.values() if not job.state.is_over]
     on_node = [job for job in jobs if job.node is not None]
     attempts = [(node.name, number, job.spec.name) for node in _nodes(state) for number, job in node.attempts.items()]
-    busy = [(node.name, gpu, job.spec.name) for node in _nodes(state) for gpu, job in node.busy.items()]
+    busy = [
+        (node.name, gpu, job.spec.name) for node in _nodes(state) for gpu, jobs in node.busy.items() for job in jobs
+    ]
     held = [(job.node.name, gpu, job.spec.name) for job in on_node if job.node is not None for gpu in job.gpus]
     reserved = [
         (job.reserved_on.name, gpu, job.spec.name)
@@ -88,8 +90,12 @@ def _placement_checks(state: ClusterState) -> list[tuple[str, object, object]]:
         ),
         ("GPUs in use", sorted(busy), sorted(held + reserved)),
         (
-            "GPUs with two jobs",
-            [gpu for gpu, count in Counter((allocation[:2]) for allocation in held + reserved).items() if count > 1],
+            "GPUs with too many jobs",
+            [
+                (node, gpu)
+                for (node, gpu), count in Counter((allocation[:2]) for allocation in held + reserved).items()
+                if count > state.inventory.nodes[node].most_places
+            ],
             [],
         ),
         ("attempt numbers issued twice", len(set(numbers)), len(numbers)),
@@ -136,17 +142,12 @@ def _inventory_checks(state: ClusterState) -> list[tuple[str, object, object]]:
         ("ranks", [node.rank for node in nodes], list(range(len(nodes)))),
         ("ranks of GPUs", list(inventory.rank), [node.rank for node, _ in gpus]),
         ("places", [node.base + gpu for node, gpu in gpus], list(range(len(inventory)))),
-        ("open GPUs", list(inventory.open), [int(_is_open(node, gpu)) for node, gpu in gpus]),
+        ("open GPUs", list(inventory.open), [int(inventory.is_open(node, gpu)) for node, gpu in gpus]),
         ("GPUs by kind", {n: c for n, c in enumerate(inventory.counts) if c}, dict(kind_counts)),
         (
             "kinds of GPUs",
             [] if inventory.is_stale else kinds,
-            []
-            if inventory.is_stale
-            else [
-                gpu_kind(node.gpus[gpu], inventory.avoided, exact=inventory.is_small, pools=node.pools)
-                for node, gpu in gpus
-            ],
+            [] if inventory.is_stale else [inventory.kind_at(node, gpu) for node, gpu in gpus],
         ),
         (
             "prices of kinds without GPUs",
@@ -183,12 +184,6 @@ def _row_checks(state: ClusterState) -> list[tuple[str, object, object]]:
             [job.spec.user for job in alive],
         ),
     ]
-
-
-def _is_open(node: Node, gpu: int) -> bool:
-    report = node.gpus[gpu]
-    is_free = gpu not in node.busy and gpu not in node.strays and not node.is_drained and not node.is_silent
-    return is_free and report.condition is GpuCondition.HEALTHY and report.offer_ppm > 0
 
 
 def _nodes(state: ClusterState) -> Iterable[Node]:

@@ -10,6 +10,8 @@ from array import array
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from cotenant.cluster.model.cluster import GpuCondition, GpuReport
 from cotenant.cluster.state.kinds import GpuKind, gpu_kind
 from cotenant.units.instant import Instant
@@ -36,6 +38,7 @@ class Node:
         "is_drained",
         "is_silent",
         "last_report",
+        "most_places",
         "name",
         "pools",
         "rank",
@@ -51,10 +54,12 @@ class Node:
         self.is_silent = False
         self.attempts: dict[int, Job] = {}
         """By number: attempts that are wanted here, or whose end was not reported yet."""
-        self.busy: dict[int, Job] = {}
-        """By GPU: the job to which it is allocated, or for which it is reserved."""
+        self.busy: dict[int, tuple[Job, ...]] = {}
+        """By GPU: the jobs to which it is allocated, or for which it is reserved."""
         self.strays: tuple[int, ...] = ()
         """GPUs on which attempts run that are not wanted here."""
+        self.most_places = max((gpu.places for gpu in gpus), default=1)
+        """Most jobs that could ever share one of its GPUs; jobs stay when their number is reduced."""
         self.pools: tuple[str, ...] = ()
         """Pools to which it belongs, in the order of their names."""
         self.base = 0
@@ -63,6 +68,38 @@ class Node:
     @property
     def takes_jobs(self) -> bool:
         return not (self.is_drained or self.is_silent)
+
+    def hold(self, gpu: int, job: Job) -> None:
+        """Allocate a GPU to a job, or reserve it."""
+        self.busy[gpu] = (*self.busy.get(gpu, ()), job)
+
+    def release(self, gpu: int, job: Job) -> None:
+        """End the allocation or the reservation of a GPU for a job."""
+        holders = list(self.busy.pop(gpu))
+        holders.remove(job)
+        if holders:
+            self.busy[gpu] = tuple(holders)
+
+    def is_full(self, gpu: int) -> bool:
+        """Return whether the GPU has as many jobs as may share it."""
+        return gpu in self.busy and len(self.busy[gpu]) >= self.gpus[gpu].places
+
+    def next_report(self, gpu: int) -> GpuReport:
+        """Return a GPU as the next job would find it: without the memory of its jobs, with an equal part of its offer.
+
+        A job whose memory is unknown may use all of it.
+        """
+        report, holders = self.gpus[gpu], self.busy.get(gpu, ())
+        if not holders or report.places == 1:
+            return report
+        held_bytes = sum(job.spec.memory_bytes or report.free_bytes for job in holders)
+        free_bytes, offer_ppm = max(0, report.free_bytes - held_bytes), report.offer_ppm // (len(holders) + 1)
+        return msgspec.structs.replace(report, free_bytes=free_bytes, offer_ppm=offer_ppm)
+
+    def shared_report(self, gpu: int) -> GpuReport:
+        """Return a GPU as each of its jobs finds it: with an equal part of its offer."""
+        report, count = self.gpus[gpu], len(self.busy.get(gpu, ()))
+        return report if count < 2 else msgspec.structs.replace(report, offer_ppm=report.offer_ppm // count)
 
 
 class ClusterInventory:
@@ -103,8 +140,8 @@ class ClusterInventory:
         node.rank = len(self.ranked)
         node.base = len(self.kind)
         self.ranked.append(node)
-        for report in node.gpus:
-            self.kind.append(self._enter(report, node))
+        for index in range(len(node.gpus)):
+            self.kind.append(self._enter_kind(self.kind_at(node, index)))
             self.rank.append(node.rank)
             self.open.append(0)
         self.refresh(node)
@@ -120,36 +157,59 @@ class ClusterInventory:
         """Take the reported GPUs of a node, and return whether one of them became open."""
         old_gpus, node.gpus = node.gpus, gpus
         if len(old_gpus) != len(gpus):
+            node.most_places = max((node.most_places, *(gpu.places for gpu in gpus)))
             self._lay_out()
             return True
         opened = False
         for index, report in enumerate(gpus):
             old = old_gpus[index]
             if old is not report and old != report:
-                opened |= self._update_gpu(node, index, report)
+                node.most_places = max(node.most_places, report.places)
+                self._set_kind(node, index)
+                opened |= self._set_open(node, index)
         return opened
-
-    def _update_gpu(self, node: Node, index: int, report: GpuReport) -> bool:
-        position = node.base + index
-        kind = gpu_kind(report, self.avoided, exact=self.is_small, pools=node.pools)
-        new_number = self.kind_of.get(kind)
-        old_number = self.kind[position]
-        if new_number != old_number:
-            self._drop(old_number)
-            self.kind[position] = self._enter_kind(kind)
-        was_open = self.open[position]
-        is_open = report.condition is _HEALTHY and report.offer_ppm > 0 and self._is_free(node, index)
-        self.open[position] = is_open
-        return is_open and not was_open
 
     def refresh(self, node: Node) -> bool:
         """Recompute which GPUs of a node are open, and return whether one became open."""
         opened = False
-        for index, report in enumerate(node.gpus):
-            is_open = report.condition is _HEALTHY and report.offer_ppm > 0 and self._is_free(node, index)
-            opened |= is_open and not self.open[node.base + index]
-            self.open[node.base + index] = is_open
+        for index in range(len(node.gpus)):
+            opened |= self.refresh_gpu(node, index)
         return opened
+
+    def refresh_gpu(self, node: Node, index: int) -> bool:
+        """Take the jobs that a GPU has now, and return whether it became open."""
+        if node.gpus[index].places > 1:  # its kind depends on its jobs
+            self._set_kind(node, index)
+        return self._set_open(node, index)
+
+    def kind_at(self, node: Node, index: int) -> GpuKind:
+        """Return the kind of a GPU, as the next job would find it."""
+        report = node.next_report(index)
+        jobs = 0 if report is node.gpus[index] else len(node.busy[index])
+        return gpu_kind(report, self.avoided, exact=self.is_small, pools=node.pools, jobs=jobs)
+
+    def kind_for_holder(self, node: Node, index: int) -> GpuKind:
+        """Return the kind of a GPU, as each of its jobs finds it."""
+        return gpu_kind(node.shared_report(index), self.avoided, exact=self.is_small, pools=node.pools)
+
+    def _set_kind(self, node: Node, index: int) -> None:
+        position, kind = node.base + index, self.kind_at(node, index)
+        if self.kind_of.get(kind) != self.kind[position]:
+            self._drop(self.kind[position])
+            self.kind[position] = self._enter_kind(kind)
+
+    def _set_open(self, node: Node, index: int) -> bool:
+        position = node.base + index
+        was_open, is_open = self.open[position], self.is_open(node, index)
+        self.open[position] = is_open
+        return is_open and not was_open
+
+    @staticmethod
+    def is_open(node: Node, index: int) -> bool:
+        """Return whether a job could be started on a GPU."""
+        report = node.gpus[index]
+        is_offering = report.condition is _HEALTHY and report.offer_ppm > 0
+        return is_offering and not node.is_full(index) and index not in node.strays and node.takes_jobs
 
     def avoid(self, names: tuple[str, ...], change: int) -> None:
         """Change by `by` the number of jobs that avoid these tenants."""
@@ -179,21 +239,11 @@ class ClusterInventory:
         if self.is_stale:
             self.is_stale = False
             self.forget_prices()
-            exact = self.is_small
             for node in self.ranked:
-                for index, report in enumerate(node.gpus):
-                    kind = gpu_kind(report, self.avoided, exact=exact, pools=node.pools)
-                    if self.kind_of.get(kind) != self.kind[node.base + index]:
-                        self._drop(self.kind[node.base + index])
-                        self.kind[node.base + index] = self._enter_kind(kind)
+                for index in range(len(node.gpus)):
+                    self._set_kind(node, index)
         if len(self.kinds) > _KINDS_LIMIT and sum(1 for count in self.counts if count) * 2 < len(self.kinds):
             self._renumber()
-
-    def _is_free(self, node: Node, index: int) -> bool:
-        return index not in node.busy and index not in node.strays and node.takes_jobs
-
-    def _enter(self, report: GpuReport, node: Node) -> int:
-        return self._enter_kind(gpu_kind(report, self.avoided, exact=self.is_small, pools=node.pools))
 
     def _enter_kind(self, kind: GpuKind) -> int:
         number = self.kind_of.get(kind)

@@ -33,6 +33,8 @@ class GpuKind(NamedTuple):
     """Online tenants with which some job must not share a GPU."""
     pools: tuple[str, ...] = ()
     """Pools to which its node belongs."""
+    jobs: int = 0
+    """Offline jobs that it has already."""
 
 
 class JobKind(NamedTuple):
@@ -49,8 +51,10 @@ class JobKind(NamedTuple):
     pool: str = ""
 
 
-def gpu_kind(report: GpuReport, avoided: Mapping[str, int], *, exact: bool, pools: tuple[str, ...] = ()) -> GpuKind:
-    """Return the kind of a GPU whose node belongs to these pools."""
+def gpu_kind(
+    report: GpuReport, avoided: Mapping[str, int], *, exact: bool, pools: tuple[str, ...] = (), jobs: int = 0
+) -> GpuKind:
+    """Return the kind of a GPU whose node belongs to these pools, and which has this many offline jobs already."""
     online = report.online
     uses: tuple[UseKey, ...] = ()
     named: tuple[str, ...] = ()
@@ -63,7 +67,7 @@ def gpu_kind(report: GpuReport, avoided: Mapping[str, int], *, exact: bool, pool
         step = report.memory_bytes // _MEMORY_STEPS or 1
         free_bytes -= free_bytes % step
     step = WHOLE_PPM // _OFFER_STEPS
-    return GpuKind(report.type, report.offer_ppm // step * step, free_bytes, uses, named, pools)
+    return GpuKind(report.type, report.offer_ppm // step * step, free_bytes, uses, named, pools, jobs)
 
 
 def job_kind(spec: JobSpec, *, was_tried: bool) -> JobKind:

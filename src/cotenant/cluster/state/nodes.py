@@ -157,7 +157,8 @@ class Nodes:
             state.lease_due = NEVER
 
     def _release_reservations(self, node: Node) -> None:
-        for job in {job.number: job for job in node.busy.values() if job.reserved_on is node}.values():
+        holders = [job for jobs in node.busy.values() for job in jobs]
+        for job in {job.number: job for job in holders if job.reserved_on is node}.values():
             self._state.release_reservation(job)
 
     # -- reported and wanted attempts -------------------------------------------------------------------------------

@@ -148,6 +148,8 @@ def possible_pairs(jobs: Sequence[JobKind], gpus: Sequence[GpuKind]) -> Array:
     memory = np.array([kind.memory_bytes for kind in jobs], np.int64)
     min_share = np.array([kind.min_share_ppm for kind in jobs], np.int64)
     possible = (memory[:, None] <= free) & (min_share[:, None] <= offer) & (offer > 0)
+    if any(kind.jobs for kind in gpus):  # a job of unknown memory shares a GPU with no other
+        possible &= (memory > 0)[:, None] | np.array([not kind.jobs for kind in gpus])
     types = np.array([kind.type for kind in gpus])
     fits: dict[tuple[str, ...], Array] = {}
     for row, kind in enumerate(jobs):

@@ -100,6 +100,8 @@ def why_not_kind(job: JobKind, gpu: GpuKind) -> str:
         return f"of type {gpu.type}"
     if job.memory_bytes > gpu.free_bytes:
         return "with too little memory free"
+    if gpu.jobs and not job.memory_bytes:
+        return "with offline jobs, and it does not say how much memory it needs"
     if job.min_share_ppm > gpu.offer_ppm:
         return "with too small a share on offer"
     if job.pool and job.pool not in gpu.pools:
@@ -114,8 +116,9 @@ def why_closed(node: Node, gpu: int) -> str:
     report = node.gpus[gpu]
     if node.is_silent:
         return "of a silent node"
-    if gpu in node.busy:
-        return "held" if node.busy[gpu].state is not JobState.LOST else "held by a lost job"
+    if node.is_full(gpu):
+        is_lost = any(job.state is JobState.LOST for job in node.busy[gpu])
+        return "held by a lost job" if is_lost else "held"
     if gpu in node.strays:
         return "with an unwanted attempt that must end first"
     if node.is_drained:

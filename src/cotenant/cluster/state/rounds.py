@@ -146,7 +146,7 @@ def commit(machine: ClusterState, prepared: PreparedRound, planned: RoundPlan, n
         # A kind with unused GPUs gets no price, so that the next round can use them.
         unused_kinds = {inventory.kind[gpu] for gpu in prepared.gpus.tolist() if inventory.open[gpu]}
         for kind, price in zip(prepared.gpu_kinds, planned.price.tolist(), strict=True):
-            inventory.prices[kind] = 0.0 if kind in unused_kinds else price
+            inventory.prices[kind] = price if kind not in unused_kinds and inventory.counts[kind] else 0.0
     return actions
 
 
@@ -161,7 +161,7 @@ def _placement(machine: ClusterState, prepared: PreparedRound, pairing: Pairing)
 
 
 def _movable(machine: ClusterState, now: Instant) -> list[Job]:
-    """Return the jobs that have run on one GPU for at least a round, so that their speed is known.
+    """Return the jobs that have had one GPU alone for at least a round, so that their speed is known.
 
     In a large cluster each round considers another part of the nodes.
     """
@@ -178,6 +178,7 @@ def _movable(machine: ClusterState, now: Instant) -> list[Job]:
         and not job.spec.gang
         and job.started <= since
         and job.gpus[0] < len(node.gpus)
+        and node.gpus[job.gpus[0]].places == 1
     ]
 
 
