@@ -50,7 +50,7 @@ def test_a_check_of_a_broken_cluster_shows_remedies_and_ends_with_1(tmp_path: Pa
     [
         (["check"], 75, "no Kubernetes API is configured"),
         (["check", "--kubeconfig", "/nowhere"], 75, "cannot read /nowhere"),
-        (["webhook", "--allocation", "magic"], 2, "--allocation = 'magic': choose claim or device-plugin"),
+        (["webhook", "--allocation", "magic"], 2, "--allocation = 'magic': choose auto or claim or device-plugin"),
         (["webhook", "--port", "70000"], 2, "--port = '70000': write a port from 0 to 65535"),
         (["webhook", "--port", "x"], 2, "--port = 'x': write a whole number"),
         (["controller", "--fair", "maybe"], 2, "--fair = 'maybe': choose yes or no"),

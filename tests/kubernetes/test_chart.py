@@ -38,6 +38,8 @@ EVERYTHING = {
 VARIANTS: dict[str, tuple[dict[str, Any], str]] = {
     "default": ({}, KUBERNETES),
     "everything": (EVERYTHING, KUBERNETES),
+    "claim": ({"allocation": "claim"}, KUBERNETES),
+    "auto on an old cluster": ({}, "1.33.2"),
     "device plugin": ({"allocation": "device-plugin"}, "1.31.4"),
     "one replica": ({"webhook.replicas": 1, "node.metricsPort": 0, "node.restrictWrites": False}, "1.36.1"),
     "named issuer": (
@@ -74,7 +76,7 @@ def test_helm_lint_has_no_warning(values: dict[str, Any]) -> None:
 
 BAD: list[tuple[str, Any, str]] = [
     ("webhook.failurePolicy", "Maybe", 'webhook.failurePolicy must be one of the following: "Fail", "Ignore"'),
-    ("allocation", "auto", 'allocation must be one of the following: "claim", "device-plugin"'),
+    ("allocation", "magic", 'allocation must be one of the following: "auto", "claim", "device-plugin"'),
     ("controller.round", 10, "controller.round: Invalid type. Expected: string, given: integer"),
     ("controller.round", "10", "controller.round: Does not match pattern"),
     ("controller.replicas", 0, "controller.replicas: Must be greater than or equal to 1"),
@@ -115,14 +117,36 @@ def test_every_value_is_in_the_schema_and_has_a_comment() -> None:
 
 
 def test_claims_are_refused_on_a_cluster_that_is_too_old() -> None:
-    done = template({}, "1.33.2")
+    done = template({"allocation": "claim"}, "1.33.2")
     assert done.returncode == 1
     assert "allocation=claim needs Kubernetes 1.34 or newer, and this cluster is v1.33.2" in done.stderr
     assert "chart requires kubeVersion" in template({"allocation": "device-plugin"}, "1.29.0").stderr
 
 
-def test_without_claims_there_is_no_controller_and_no_device_class() -> None:
-    kinds = {(each["kind"], each["metadata"]["name"]) for each in render(*VARIANTS["device plugin"])}
+@pytest.mark.parametrize(
+    "variant, mode, allocation",
+    [
+        ("default", "auto", "auto"),
+        ("auto on an old cluster", "auto", "auto"),
+        ("claim", "dra", "claim"),
+        ("device plugin", "device-plugin", "device-plugin"),
+    ],
+)
+def test_plugin_and_webhook_allocate_gpus_alike(variant: str, mode: str, allocation: str) -> None:
+    objects = render(*VARIANTS[variant])
+    flags = [
+        flag
+        for spec in pod_specs(objects)
+        for container in spec["containers"]
+        for flag in container.get("args", ())
+        if flag.startswith(("--mode", "--allocation"))
+    ]
+    assert sorted(flags) == [f"--allocation={allocation}", f"--mode={mode}"]
+
+
+@pytest.mark.parametrize("variant", ["device plugin", "auto on an old cluster"])
+def test_without_claims_there_is_no_controller_and_no_device_class(variant: str) -> None:
+    kinds = {(each["kind"], each["metadata"]["name"]) for each in render(*VARIANTS[variant])}
     assert not {name for _, name in kinds if "controller" in name}
     assert "DeviceClass" not in {kind for kind, _ in kinds}
     daemon_set = find(render(*VARIANTS["device plugin"]), "DaemonSet", "cotenant-node")

@@ -164,6 +164,17 @@ def test_each_broken_part_is_found_with_a_remedy(check: str, breaking: Break, wh
     assert all(result.remedy for result in found)
 
 
+def test_missing_feature_gates_are_no_problem_where_the_device_plugin_is_used(tmp_path: Path) -> None:
+    with fake_api() as (api, client):
+        put_cluster(api)
+        api.objects[GPU_NODE]["status"]["allocation"] = "device-plugin"
+        api.dry_run = strip("taints")
+        found = problems(api, client, tmp_path)
+    assert [(result.level, result.what) for result in found] == [
+        (Level.NOTE, "the feature gate DRADeviceTaints is off, so the device plugin is used")
+    ]
+
+
 def test_an_expired_certificate_is_found(tmp_path: Path) -> None:
     with fake_api() as (api, client):
         put_cluster(api)

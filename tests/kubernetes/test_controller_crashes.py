@@ -125,18 +125,18 @@ def test_two_controllers_at_once_release_no_pod_twice() -> None:
 class ControllerHistory(RuleBasedStateMachine):
     """Random orders of pods, ends, reports, watch events, requests, lost answers, and crashes."""
 
-    @initialize(nodes=st.integers(1, 3), gpus=st.integers(1, 3))
-    def begin(self, nodes: int, gpus: int) -> None:
-        self.cluster = TestCluster(nodes, gpus)
+    @initialize(nodes=st.integers(1, 3), gpus=st.integers(1, 3), places=st.integers(1, 3))
+    def begin(self, nodes: int, gpus: int, places: int) -> None:
+        self.cluster = TestCluster(nodes, gpus, places=places)
         self.violations = gang_watcher(self.cluster)
         self.gangs = 0
         self.uids: list[str] = []
         self.cluster.start_controller()
 
-    @rule(count=st.integers(1, 3))
-    def add_pods(self, count: int) -> None:
+    @rule(count=st.integers(1, 3), memory=st.sampled_from(["", "4GiB", "14GiB"]))
+    def add_pods(self, count: int, memory: str) -> None:
         for _ in range(count):
-            self.uids.append(self.cluster.add_pod())
+            self.uids.append(self.cluster.add_pod(memory=memory) if memory else self.cluster.add_pod())
 
     @rule(size=st.integers(2, 3))
     def add_gang(self, size: int) -> None:

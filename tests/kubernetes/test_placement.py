@@ -53,6 +53,35 @@ def test_higher_priority_goes_first() -> None:
     assert not cluster.is_gated(high)
 
 
+def test_pods_share_a_gpu_up_to_its_places_and_its_memory() -> None:
+    cluster = TestCluster(nodes=1, gpus=1, places=3)
+    large, small = cluster.add_pod(memory="12GiB"), [cluster.add_pod(memory="4GiB") for _ in range(3)]
+    unknown = cluster.add_pod()
+    cluster.start_controller()
+    cluster.settle(12)
+    assert not cluster.is_gated(large)
+    assert [cluster.is_gated(uid) for uid in small].count(False) == 2
+    assert cluster.is_gated(unknown), "it may need all memory"
+    [last] = [uid for uid in small if cluster.is_gated(uid)]
+    condition = cluster.condition(last)
+    assert condition is not None
+    assert condition["message"] == "None of 1 GPU is open: 1 held"
+    cluster.kill_controller()
+    cluster.start_controller()
+    cluster.settle(8)
+    assert cluster.is_gated(last)
+    assert cluster.is_gated(unknown)
+    cluster.end_pod(large)
+    cluster.settle(8)
+    assert not cluster.is_gated(last)
+    for uid in small:
+        cluster.end_pod(uid)
+    cluster.settle(8)
+    assert not cluster.is_gated(unknown)
+    assert cluster.controller is not None
+    cluster.controller.machine.check()
+
+
 def test_a_pod_with_several_gpus_gets_them_on_one_node() -> None:
     cluster = TestCluster(nodes=2, gpus=4)
     uid = cluster.add_pod(gpus="3")

@@ -24,7 +24,7 @@ from cotenant_lab.errors import RunFailedError
 from cotenant_lab.kubernetes.cluster import TestControlPlane
 from tests.support.chart import CHART, render
 
-pytestmark = pytest.mark.kubernetes
+pytestmark = [pytest.mark.kubernetes, pytest.mark.xdist_group("planes")]
 
 ACCOUNT = "system:serviceaccount:cotenant:cotenant-webhook"
 SECRET = "/api/v1/namespaces/cotenant/secrets/cotenant-webhook-certificate"

@@ -163,7 +163,7 @@ def test_the_webhook_follows_the_sizes_of_gpus_and_its_certificate() -> None:
         webhook = Webhook(client, options, source, lines.append)
         webhook.refresh()
         assert "cannot refresh the webhook configurations" in lines[0]
-        assert webhook.has_problems
+        assert webhook.needs_refresh
         for plural in ("mutating", "validating"):
             path = f"/apis/admissionregistration.k8s.io/v1/{plural}webhookconfigurations/cotenant"
             api.put(path, {"metadata": {"name": "cotenant"}, "webhooks": [{"clientConfig": {}}]})
@@ -171,13 +171,46 @@ def test_the_webhook_follows_the_sizes_of_gpus_and_its_certificate() -> None:
         api.put("/apis/cotenant.dev/v1alpha1/gpunodes/n1", {"metadata": {"name": "n1"}, "status": status})
         webhook.refresh()
         assert lines[-1] == "the webhook configurations could be refreshed again"
-        assert not webhook.has_problems
+        assert not webhook.needs_refresh
         limits = {"nvidia.com/gpumem-percentage": 25}
         pod = {"metadata": {"name": "p"}, "spec": {"containers": [{"resources": {"limits": limits}}]}}
         answer = answer_of(webhook.server.routes["/mutate"](review_of("Pod", pod)))
         assert answer["allowed"]
         assert "4GiB" in str(patch_of(answer))
         webhook.server.server_close()
+
+
+def test_new_pods_get_what_the_nodes_report() -> None:
+    lines: list[str] = []
+    options = WebhookOptions("127.0.0.1", 0, allocation=None)
+    pod = {
+        "metadata": {"name": "p", "annotations": {"cotenant.dev/kind": "offline"}},
+        "spec": {"containers": [{"name": "main"}]},
+    }
+    with fake_api() as (api, client):
+        webhook = Webhook(client, options, certificate_source(client, options), lines.append)
+
+        def answer_with(*allocations: str) -> dict[str, Any]:
+            for number, allocation in enumerate(allocations):
+                tree = {"metadata": {"name": f"n{number}"}, "status": {"allocation": allocation}}
+                api.put(f"/apis/cotenant.dev/v1alpha1/gpunodes/n{number}", tree)
+            webhook.refresh()
+            return answer_of(webhook.server.routes["/mutate"](review_of("Pod", pod)))
+
+        refused = answer_with()
+        assert not refused["allowed"]
+        assert "no node has reported yet" in refused["status"]["message"]
+        assert webhook.needs_refresh
+        by_plugin = answer_with("device-plugin", "")
+        assert "cotenant.dev/gpu" in str(patch_of(by_plugin))
+        assert "schedulingGates" not in str(patch_of(by_plugin))
+        [warning] = by_plugin["warnings"]
+        assert "so the device plugin allocates the GPU of this pod, without a placement round" in warning
+        by_claim = answer_with("device-plugin", "claim")
+        assert "schedulingGates" in str(patch_of(by_claim))
+        assert "warnings" not in by_claim
+        webhook.server.server_close()
+    assert lines[-1] == "the nodes allocate GPUs by claim, and so do new pods"
 
 
 def test_the_certificate_names_the_service_as_the_api_server_calls_it() -> None:

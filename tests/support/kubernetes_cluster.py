@@ -7,6 +7,7 @@ every order of them can be tried.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,7 +56,8 @@ class TestCluster:
 
     __test__ = False
 
-    def __init__(self, nodes: int = 2, gpus: int = 2, per_second: float = 1e6) -> None:
+    def __init__(self, nodes: int = 2, gpus: int = 2, per_second: float = 1e6, places: int = 1) -> None:
+        self.places = places
         self.api = FakeKubernetes()
         self.clock = ManualClock()
         self.settings = ControllerSettings(
@@ -87,6 +89,7 @@ class TestCluster:
                 "offerPpm": 500_000,
                 "condition": "healthy",
                 "online": [],
+                "offlinePlaces": self.places,
             }
             for index in range(gpus)
         ]
@@ -155,12 +158,12 @@ class TestCluster:
 
     def schedule(self) -> None:
         """Bind pods without gates whose claim can be allocated, and remove those that were evicted."""
-        held = {
+        held = Counter(
             uuid
             for uid, claim in self.claims().items()
             if claim.get("status", {}).get("allocation") and self.pods()[uid]["status"]["phase"] == "Running"
             for uuid in _gpus_of(claim)
-        }
+        )
         for uid, pod in list(self.pods().items()):
             key = (pod["metadata"]["namespace"], pod["metadata"]["name"])
             if pod["metadata"].get("deletionTimestamp"):
@@ -168,7 +171,7 @@ class TestCluster:
             elif not pod["spec"].get("schedulingGates") and not pod["spec"].get("nodeName"):
                 self._bind(uid, pod, key, held)
 
-    def _bind(self, uid: str, pod: Tree, key: tuple[str, str], held: set[str]) -> None:
+    def _bind(self, uid: str, pod: Tree, key: tuple[str, str], held: Counter[str]) -> None:
         claim = self.claims().get(uid)
         if claim is None:
             return
@@ -180,7 +183,8 @@ class TestCluster:
         else:
             wanted, node = _gpus_of(claim), (pod["spec"].get("nodeSelector") or {}).get("kubernetes.io/hostname", "")
             is_elsewhere = bool(wanted) and claim["metadata"]["annotations"]["cotenant.dev/node"] != node
-            if is_elsewhere or held.intersection(wanted) or not all(self.fits(uuid, capacity) for uuid in wanted):
+            is_full = any(held[uuid] >= self.places for uuid in wanted)
+            if is_elsewhere or is_full or not all(self.fits(uuid, capacity) for uuid in wanted):
                 wanted = []
         if not wanted:
             unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}

@@ -41,10 +41,15 @@ seccompProfile: {type: RuntimeDefault}
 {{- if not .Values.webhook.certificate.certManager }}true{{ end }}
 {{- end }}
 
+{{/* Whether claims may be used: the controller, the DeviceClass and the checks of claims are installed. */}}
+{{- define "cotenant.claims" -}}
+{{- if or (eq .Values.allocation "claim") (and (eq .Values.allocation "auto") (semverCompare ">=1.34.0-0" .Capabilities.KubeVersion.Version)) }}true{{ end }}
+{{- end }}
+
 {{/* Stop where the cluster is too old for what is asked: a DRA driver there would never be called. */}}
 {{- define "cotenant.check" -}}
 {{- if and (eq .Values.allocation "claim") (semverCompare "<1.34.0-0" .Capabilities.KubeVersion.Version) }}
-{{- fail (printf "allocation=claim needs Kubernetes 1.34 or newer, and this cluster is %s; set allocation=device-plugin" .Capabilities.KubeVersion.Version) }}
+{{- fail (printf "allocation=claim needs Kubernetes 1.34 or newer, and this cluster is %s; set allocation=auto or allocation=device-plugin" .Capabilities.KubeVersion.Version) }}
 {{- end }}
 {{- end }}
 

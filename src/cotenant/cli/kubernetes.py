@@ -30,7 +30,7 @@ from cotenant.units.text import parse_duration, parse_share
 NAMESPACE: Final = "cotenant"
 """The namespace in which the chart is installed unless another is named."""
 _REMEDY: Final = 'pip install "cotenant[kubernetes]"'
-_ALLOCATIONS: Final = ("claim", "device-plugin")
+_ALLOCATIONS: Final = ("auto", "claim", "device-plugin")
 
 
 def configure_kubernetes(parser: Parser) -> None:
@@ -263,8 +263,8 @@ def _configure_webhook(verbs: Any) -> None:
     about = "Directory with tls.crt and tls.key that cert-manager renews; the Secret is then not used."
     certificate.add_argument("--certificate-directory", default="", metavar="DIR", help=about)
     pods = group(parser, "Pods")
-    about = "What a pod gets: a claim (default) for the DRA driver, or device-plugin for its resource."
-    pods.add_argument("--allocation", default="claim", metavar="claim|device-plugin", help=about)
+    about = "What a pod gets: claim (DRA), device-plugin (its resource), or auto: what the nodes report (default)."
+    pods.add_argument("--allocation", default="auto", metavar="auto|claim|device-plugin", help=about)
     about = "Translate nvidia.com/gpu also where no other name of HAMi and no annotation of cotenant is used."
     pods.add_argument("--translate-plain-gpu", action="store_true", help=about)
 
@@ -339,7 +339,8 @@ def _webhook(options: argparse.Namespace) -> int:
     from cotenant.cluster.kubernetes.webhook.main import WebhookOptions, serve_webhook
     from cotenant.cluster.kubernetes.webhook.pod_request import AllocationMode
 
-    allocation = AllocationMode(_choice("--allocation", options.allocation, _ALLOCATIONS))
+    chosen = _choice("--allocation", options.allocation, _ALLOCATIONS)
+    allocation = None if chosen == "auto" else AllocationMode(chosen)
     port = whole_number("--port", options.port)
     if port > 65535:
         raise ConfigError("--port", options.port, "write a port from 0 to 65535")

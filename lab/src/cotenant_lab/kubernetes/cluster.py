@@ -80,6 +80,11 @@ class TestControlPlane:
         return self.control_plane.kubeconfig
 
     @property
+    def has_gates(self) -> bool:
+        """Return whether the feature gates that claims need are on."""
+        return all(self._gates.get(gate, False) for gate in FEATURE_GATES)
+
+    @property
     def logs(self) -> Path:
         """Return the directory with one log per component."""
         return self.control_plane.logs

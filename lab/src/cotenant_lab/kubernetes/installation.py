@@ -148,7 +148,8 @@ class Installation:
     @property
     def uses_claims(self) -> bool:
         """Return whether GPUs are allocated by claims."""
-        return bool(self.values.get("allocation", "claim") == "claim")
+        allocation = self.values.get("allocation", "auto")
+        return allocation == "claim" or (allocation == "auto" and self.cluster.has_gates)
 
     def webhook_answers(self) -> bool:
         """Return whether a pod that asks for a GPU is translated, in a dry run."""
@@ -177,7 +178,7 @@ class Installation:
         return str(allocatable.get("cotenant.dev/gpu", ""))
 
     def _deployments(self) -> list[str]:
-        return ["webhook", "controller"] if self.uses_claims else ["webhook"]
+        return ["webhook"] if self.values.get("allocation") == "device-plugin" else ["webhook", "controller"]
 
     def _wait(self, what: str, is_true: Callable[[], bool]) -> None:
         try:

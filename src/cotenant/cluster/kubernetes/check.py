@@ -112,15 +112,16 @@ def _check_features(client: ApiClient, version: tuple[int, int], node: str) -> I
     name = "features"
     if version < MINIMUM_VERSION:
         what = f"Kubernetes {version[0]}.{version[1]} has no stable dynamic resource allocation"
-        remedy = "install the chart with allocation=device-plugin, or upgrade to 1.34"
-        yield note(name, what, remedy)
+        yield note(name, what, "upgrade to 1.34 for placement rounds; the device plugin is used until then")
         return
     try:
         client.get(f"/apis/{DRA}", dict[str, Any])
     except ApiError as error:
         if error.status != NOT_FOUND:
             raise
-        remedy = f"start kube-apiserver with --runtime-config={DRA}=true, or set allocation=device-plugin in the chart"
+        remedy = (
+            f"start kube-apiserver with --runtime-config={DRA}=true, or set allocation to device-plugin in the chart"
+        )
         yield bad(name, f"the API group {DRA} is not served", remedy)
         return
     probe = {
@@ -144,6 +145,7 @@ def _check_features(client: ApiClient, version: tuple[int, int], node: str) -> I
     answer = msgspec.json.decode(client.create(resource_path(DRA, "resourceslices"), probe, dryRun="All"))
     devices = list_at(object_at(answer, "spec"), "devices", "spec")
     device = devices[0] if devices else {}
+    is_fallback = _is_device_plugin_in_use(client)
     # The API server removes fields of features that are off.
     for field, gate in (("allowMultipleAllocations", "DRAConsumableCapacity"), ("taints", "DRADeviceTaints")):
         if field in device:
@@ -151,9 +153,25 @@ def _check_features(client: ApiClient, version: tuple[int, int], node: str) -> I
         else:
             remedy = (
                 f"add --feature-gates={gate}=true to kube-apiserver, kube-scheduler, kube-controller-manager and the "
-                "kubelets, or set allocation=device-plugin in the chart"
+                "kubelets, and restart the DaemonSet"
             )
-            yield bad(name, f"the feature gate {gate} is off", remedy)
+            if is_fallback:
+                yield note(name, f"the feature gate {gate} is off, so the device plugin is used", remedy)
+            else:
+                remedy += "; or set allocation to auto or device-plugin in the chart"
+                yield bad(name, f"the feature gate {gate} is off", remedy)
+
+
+def _is_device_plugin_in_use(client: ApiClient) -> bool:
+    """Return whether nodes report that the device plugin allocates their GPUs, and none that claims do."""
+    path = resource_path(f"{names.GROUP}/{names.GPU_NODE_VERSION}", names.GPU_NODE_PLURAL)
+    try:
+        reported = {node.status.get("allocation") for node in client.list(path, NodeObject).items}
+    except ApiError as error:
+        if error.status != NOT_FOUND:
+            raise
+        return False
+    return names.ALLOCATION_DEVICE_PLUGIN in reported and names.ALLOCATION_CLAIM not in reported
 
 
 def _check_crd(client: ApiClient) -> Iterator[CheckResult]:
@@ -173,12 +191,12 @@ def _check_crd(client: ApiClient) -> Iterator[CheckResult]:
     if _has_device_class(client):
         yield good(name, f"DeviceClass {names.DEVICE_CLASS} exists")
     else:
-        remedy = "install the chart with allocation=claim; with allocation=device-plugin none is needed"
+        remedy = "install the chart with allocation auto or claim; the device plugin needs none"
         yield note(name, f"there is no DeviceClass {names.DEVICE_CLASS}", remedy)
 
 
 def _has_device_class(client: ApiClient) -> bool:
-    """Return whether the chart was installed with allocation=claim."""
+    """Return whether the chart was installed with a controller."""
     try:
         client.get(resource_path(DRA, "deviceclasses", "", names.DEVICE_CLASS), dict[str, Any])
     except ApiError as error:
@@ -255,7 +273,7 @@ def _check_runtimes(client: ApiClient) -> Iterator[CheckResult]:
 
 def _check_controller(client: ApiClient, options: CheckOptions, unix_ns: int) -> Iterator[CheckResult]:
     if not _has_device_class(client):
-        yield note("controller", "pods are not placed by a controller", "nothing, with allocation=device-plugin")
+        yield note("controller", "pods are not placed by a controller", "nothing, with the device plugin")
         return
     path = resource_path("coordination.k8s.io/v1", "leases", options.namespace, names.LEASE)
     lease: JsonObject = client.get(path, dict[str, Any])

@@ -61,6 +61,8 @@ class GpuStatus(msgspec.Struct, rename="camel"):
     condition: str = "healthy"
     """A value of `cotenant.cluster.model.cluster.GpuCondition`."""
     online: list[OnlineTenant] = []
+    offline_places: int = 1
+    """Offline tenants that may share the GPU."""
 
 
 class TenantStatus(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -89,6 +91,8 @@ class GpuNodeStatus(msgspec.Struct, rename="camel"):
     version: str = ""
     gpus: list[GpuStatus] = []
     tenants: list[TenantStatus] = []
+    allocation: str = ""
+    """How containers get the GPUs: "claim" or "device-plugin"."""
 
 
 class GpuNodeMeta(msgspec.Struct, rename="camel"):

@@ -6,6 +6,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+import msgspec
+
 from cotenant.cluster.kubernetes.controller.constraints import Constraint, allows
 from cotenant.cluster.kubernetes.controller.mapping import gpu_report
 from cotenant.cluster.kubernetes.controller.objects import KubeNode
@@ -98,11 +100,11 @@ def _are_same(old: tuple[GpuReport, ...], new: list[GpuReport]) -> bool:
 
 def _without(gpu: GpuReport, kept_bytes: int) -> GpuReport:
     free_bytes = max(0, min(gpu.free_bytes, gpu.memory_bytes - kept_bytes))
-    return GpuReport(gpu.type, gpu.memory_bytes, free_bytes, gpu.offer_ppm, gpu.condition, gpu.online)
+    return msgspec.structs.replace(gpu, free_bytes=free_bytes)
 
 
 def _closed(gpu: GpuReport) -> GpuReport:
-    return GpuReport(gpu.type, gpu.memory_bytes, gpu.free_bytes, gpu.offer_ppm, _UNREPORTED, gpu.online)
+    return msgspec.structs.replace(gpu, condition=_UNREPORTED)
 
 
 class GpuFleet:

@@ -8,7 +8,15 @@ from typing import Final
 from cotenant.cluster.kubernetes import names
 from cotenant.cluster.kubernetes.controller.objects import Pod
 from cotenant.cluster.kubernetes.gpu_node import GpuStatus
-from cotenant.cluster.model.cluster import GANG_LIMIT, ONLINE_LIMIT, GpuCondition, GpuReport, JobSpec, OnlineUse
+from cotenant.cluster.model.cluster import (
+    GANG_LIMIT,
+    ONLINE_LIMIT,
+    PLACES_LIMIT,
+    GpuCondition,
+    GpuReport,
+    JobSpec,
+    OnlineUse,
+)
 from cotenant.errors import ConfigError
 from cotenant.units.instant import SECOND_NS, Instant
 from cotenant.units.share import WHOLE_PPM
@@ -86,6 +94,7 @@ def gpu_report(status: GpuStatus) -> GpuReport:
             OnlineUse(tenant.name, tenant.use.task_use(), max(0, tenant.slo_ns))
             for tenant in status.online[:ONLINE_LIMIT]
         ),
+        max(1, min(status.offline_places, PLACES_LIMIT)),
     )
 
 

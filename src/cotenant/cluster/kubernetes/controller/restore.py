@@ -7,6 +7,7 @@ without gate and with a pinned claim is where the claim says. Nothing else is ne
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -41,7 +42,7 @@ def restore(
     view, fleet = placement.view, placement.fleet
     pods = sorted(view.pods.values(), key=lambda pod: (pod.metadata.creation_timestamp, pod.key))
     specs = {pod.uid: spec for pod in pods if (spec := _spec(placement, pod)) is not None}
-    taken: set[tuple[str, int]] = set()
+    taken: Counter[tuple[str, int]] = Counter()
     starts = _released(placement, pods, specs, taken)
     begun = _begun(placement, pods, specs, taken)
     snapshots: list[JobSnapshot] = []
@@ -89,9 +90,9 @@ def _spec(placement: Placement, pod: Pod) -> JobSpec | None:
 
 
 def _released(
-    placement: Placement, pods: Iterable[Pod], specs: dict[str, JobSpec], taken: set[tuple[str, int]]
+    placement: Placement, pods: Iterable[Pod], specs: dict[str, JobSpec], taken: Counter[tuple[str, int]]
 ) -> dict[str, Start]:
-    """Return the starts of pods without gate; of two on one GPU, the second is left to the reports of its node."""
+    """Return the starts of pods without gate; those beyond the places of a GPU are left to its reports."""
     starts = {}
     for pod in pods:
         claim = placement.view.claims.get(pod.uid)
@@ -105,7 +106,7 @@ def _released(
 
 
 def _begun(
-    placement: Placement, pods: Iterable[Pod], specs: dict[str, JobSpec], taken: set[tuple[str, int]]
+    placement: Placement, pods: Iterable[Pod], specs: dict[str, JobSpec], taken: Counter[tuple[str, int]]
 ) -> dict[str, Start]:
     """Return the starts of gated pods that have a claim and are to be continued."""
     starts: dict[str, Start] = {}
@@ -114,7 +115,7 @@ def _begun(
         if pod.is_gated and pod.uid in specs:
             gated.setdefault(specs[pod.uid].gang or pod.uid, []).append(pod)
     for members in gated.values():
-        tentative = set(taken)
+        tentative = Counter(taken)
         found = [
             _start_of(placement, pod, claim, specs[pod.uid], tentative, must_be_open=True)
             for pod in members
@@ -123,7 +124,7 @@ def _begun(
         complete = [start for start in found if start is not None]
         if len(complete) < len(members):
             continue
-        taken |= tentative
+        taken |= tentative  # the maximum of each count
         for start in complete:
             start.phase = Phase.CLAIMED
             starts[start.uid] = start
@@ -135,24 +136,24 @@ def _start_of(
     pod: Pod,
     claim: Claim,
     spec: JobSpec,
-    taken: set[tuple[str, int]],
+    taken: Counter[tuple[str, int]],
     *,
     must_be_open: bool = False,
 ) -> Start | None:
-    """Return the start that a claim records; None if its GPUs are unknown, held by another pod, or not open."""
+    """Return the start that a claim records; None if its GPUs are unknown, held by other pods, or not open."""
     record = placement.fleet.nodes.get(claim.node)
     if record is None:
         return None
     gpus = tuple(record.position_of_uuid[uuid] for uuid in claim.gpu_uuids if uuid in record.position_of_uuid)
-    places = {(record.name, gpu) for gpu in gpus}
-    if len(places) != spec.gpus or places & taken:
+    if len(set(gpus)) != spec.gpus or any(taken[record.name, gpu] >= record.gpus[gpu].places for gpu in gpus):
         return None
     if must_be_open:
         is_healthy = all(record.gpus[gpu].condition is GpuCondition.HEALTHY for gpu in gpus)
-        holders = {gpu for uid, tenant in record.tenants.items() if uid != pod.uid for gpu in tenant.gpus}
-        if not is_healthy or placement.fleet.is_closed(claim.node) or holders.intersection(claim.gpu_uuids):
+        holders = Counter(uuid for uid, tenant in record.tenants.items() if uid != pod.uid for uuid in tenant.gpus)
+        is_full = any(holders[record.uuids[gpu]] >= record.gpus[gpu].places for gpu in gpus)
+        if not is_healthy or is_full or placement.fleet.is_closed(claim.node):
             return None
-    taken |= places
+    taken.update((record.name, gpu) for gpu in gpus)
     pinned = PinnedGpus(claim.node, claim.gpu_uuids, min(record.gpus[gpu].free_bytes for gpu in gpus))
     start = Start(pod.uid, Attempt(spec.name, 0), claim.node, tuple(sorted(gpus)), pinned)
     start.gang, start.claim = spec.gang, claim

@@ -113,8 +113,8 @@ class Plugin:
         pods = NodePods(api, options.node_name)
         self._answers = PodAnswers(self.node, pods, report)
         self._evictions = PodEvictions(api, self.node, pods, report, unix_ns)
-        made = StatusMaker(self.grants.gpus)
-        self._reporter = NodeReporter(api, self.node, options.node_name, made, self.owner, unix_ns)
+        self._status = StatusMaker(self.grants.gpus, options.offline_places)
+        self._reporter = NodeReporter(api, self.node, options.node_name, self._status, self.owner, unix_ns)
         self._publisher = SlicePublisher(api, options.node_name, options.offline_places, self.owner, report)
         self.preparer = ClaimPreparer(api, self.node, self.cdi, self.grants, self._files, report)
         self._device_plugin: DevicePlugin | None = None
@@ -126,6 +126,7 @@ class Plugin:
         """Install the files of this version and serve; raise `CotenantError` if that is impossible."""
         self._files.install()
         self.mode = self._choose_mode()
+        self._status.allocation = names.ALLOCATION_CLAIM if self.mode == "dra" else names.ALLOCATION_DEVICE_PLUGIN
         if self.mode == "dra":
             self._servers = self._dra_servers()
         else:

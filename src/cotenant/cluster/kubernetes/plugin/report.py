@@ -46,8 +46,16 @@ class _TenantObservation(NamedTuple):
 class StatusMaker:
     """Makes reports; loads are measured between two of them."""
 
-    def __init__(self, gpus_of_claim: Callable[[str], Sequence[str]], proc: Path = Path("/proc")) -> None:
-        """`gpus_of_claim` returns the uuids of all GPUs of a claim, empty if it has one only."""
+    def __init__(
+        self, gpus_of_claim: Callable[[str], Sequence[str]], places: int = 1, proc: Path = Path("/proc")
+    ) -> None:
+        """`gpus_of_claim` returns the uuids of all GPUs of a claim, empty if it has one only.
+
+        `places` is the number of offline tenants that may share a GPU.
+        """
+        self.allocation = ""
+        """How containers get GPUs, once that is decided."""
+        self._places = places
         self._gpus_of_claim = gpus_of_claim
         self._proc = proc
         self._counts: dict[tuple[int, int], tuple[GateCounts, Instant]] = {}
@@ -59,7 +67,7 @@ class StatusMaker:
         """Return the status without the time of observation; `now` is an instant of any clock that does not jump."""
         devices = devices_of(tenants.gpus, tenants.devices)
         present = [view.tenant for view in tenants.tenants]
-        status = GpuNodeStatus(epoch=epoch, version=tenants.node_version)
+        status = GpuNodeStatus(epoch=epoch, version=tenants.node_version, allocation=self.allocation)
         status.gpus = [self._gpu(device, present, activity, now) for device in devices]
         status.tenants = [
             self._tenant(tenant, devices, self._rate(tenant, activity, now)) for tenant in present if tenant.spec.pod
@@ -101,6 +109,7 @@ class StatusMaker:
                 )
                 for tenant in online[:ONLINE_LIMIT]
             ],
+            self._places,
         )
 
     def _observe(

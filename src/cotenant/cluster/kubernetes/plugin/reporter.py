@@ -65,6 +65,8 @@ class NodeReporter:
             self._notice_restart()
             activity = self._node.activity().gpus
             self._latest = self._report.make(tenants, activity, epoch=self._epoch, now=now)
+        else:
+            self._latest.allocation = self._report.allocation
         status = self._latest if tenants is not None else unattended(self._latest)
         if self._is_due(status, tenants is not None, now):
             self._write(status, problem, is_ready=tenants is not None)

@@ -1,10 +1,10 @@
-"""`cotenant kubernetes webhook`: serve admission reviews, renew the certificate, and follow the sizes of GPUs."""
+"""`cotenant kubernetes webhook`: serve admission reviews, renew the certificate, and read the reports of nodes."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -44,7 +44,8 @@ class WebhookOptions(msgspec.Struct, frozen=True):
     secret: str = "cotenant-webhook-certificate"  # noqa: S105  the name of a Secret
     certificate_directory: str = ""
     """Directory with tls.crt and tls.key that others renew; empty: the webhook maintains the Secret."""
-    allocation: AllocationMode = AllocationMode.CLAIM
+    allocation: AllocationMode | None = AllocationMode.CLAIM
+    """None: as the nodes report it."""
     translate_plain_gpu: bool = False
 
 
@@ -54,16 +55,17 @@ class GpuSize(msgspec.Struct, rename="camel"):
     memory_bytes: int = 0
 
 
-class GpuNodeSizes(msgspec.Struct):
-    """The sizes in the status of a GpuNode."""
+class GpuNodeSummary(msgspec.Struct):
+    """The part of the status of a GpuNode that the webhook reads."""
 
     gpus: list[GpuSize] = []
+    allocation: str = ""
 
 
-class SizedGpuNode(msgspec.Struct):
+class SummarizedGpuNode(msgspec.Struct):
     """The part of a GpuNode that the webhook reads."""
 
-    status: GpuNodeSizes = msgspec.field(default_factory=GpuNodeSizes)
+    status: GpuNodeSummary = msgspec.field(default_factory=GpuNodeSummary)
 
 
 class Webhook:
@@ -76,7 +78,8 @@ class Webhook:
         self._source = source
         self._report = report
         self._problems: dict[str, str] = {}
-        self._settings = WebhookSettings(options.allocation, options.translate_plain_gpu)
+        self._follows_nodes = options.allocation is None
+        self._settings = WebhookSettings(options.allocation, translate_plain_gpu=options.translate_plain_gpu)
         routes = {
             MUTATE_PATH: lambda body: mutate(body, self._settings),
             VALIDATE_PATH: lambda body: validate(body, self._settings),
@@ -84,15 +87,15 @@ class Webhook:
         self.server = WebhookServer((options.address, options.port), routes, source.read(unix_ns()))
 
     def refresh(self) -> None:
-        """Renew and publish the certificate, and read the sizes of GPUs; report what fails and keep the old state."""
+        """Renew and publish the certificate, and read the reports of nodes; log what fails and keep the old state."""
         self._attempt("certificate", self._refresh_certificate)
         self._attempt("webhook configurations", self._source.publish)
-        self._attempt("sizes of GPUs", self._refresh_sizes)
+        self._attempt("reports of the nodes", self._refresh_nodes)
 
     @property
-    def has_problems(self) -> bool:
-        """Return whether the last refresh failed in part."""
-        return bool(self._problems)
+    def needs_refresh(self) -> bool:
+        """Return whether the last refresh failed in part, or found no node that reports."""
+        return bool(self._problems) or self._settings.allocation is None
 
     def _attempt(self, what: str, refresh: Callable[[], None]) -> None:
         try:
@@ -111,11 +114,24 @@ class Webhook:
         self.server.use(pair)
         self.server.is_ready = validity_of(pair.certificate).until_ns > now_ns
 
-    def _refresh_sizes(self) -> None:
+    def _refresh_nodes(self) -> None:
         group_version = f"{names.GROUP}/{names.GPU_NODE_VERSION}"
-        nodes = self._client.list(resource_path(group_version, names.GPU_NODE_PLURAL), SizedGpuNode).items
+        nodes = self._client.list(resource_path(group_version, names.GPU_NODE_PLURAL), SummarizedGpuNode).items
         sizes = {gpu.memory_bytes for node in nodes for gpu in node.status.gpus if gpu.memory_bytes > 0}
-        self._settings = msgspec.structs.replace(self._settings, memory_sizes=tuple(sorted(sizes)[:_SIZES_LIMIT]))
+        settings = msgspec.structs.replace(self._settings, memory_sizes=tuple(sorted(sizes)[:_SIZES_LIMIT]))
+        if self._follows_nodes:
+            allocation = reported_allocation(node.status.allocation for node in nodes)
+            if allocation is not None and allocation is not settings.allocation:
+                self._report(f"the nodes allocate GPUs by {allocation.value}, and so do new pods")
+            is_fallback = allocation is AllocationMode.DEVICE_PLUGIN
+            settings = msgspec.structs.replace(settings, allocation=allocation, is_fallback=is_fallback)
+        self._settings = settings
+
+
+def reported_allocation(reported: Iterable[str]) -> AllocationMode | None:
+    """Return how new pods get a GPU: by claims if any node serves them; None if no node has reported."""
+    found = set(reported)
+    return next((mode for mode in AllocationMode if mode.value in found), None)
 
 
 def serve_webhook(client: ApiClient, options: WebhookOptions, report: Callable[[str], None]) -> None:
@@ -134,7 +150,7 @@ def serve_webhook(client: ApiClient, options: WebhookOptions, report: Callable[[
     thread = threading.Thread(target=webhook.server.serve_forever, name="webhook", daemon=True)
     thread.start()
     report(f"the webhook listens at port {webhook.server.server_address[1]}")
-    while not stop.wait(_RETRY_S if webhook.has_problems else _REFRESH_S):
+    while not stop.wait(_RETRY_S if webhook.needs_refresh else _REFRESH_S):
         webhook.refresh()
     webhook.server.shutdown()
     webhook.server.server_close()

@@ -42,19 +42,30 @@ def translate_pod(pod: JsonObject, suffix: str, settings: WebhookSettings) -> Tr
     if request is None:
         return Translation(pod)
     _check_node_name(pod, request)
+    allocation = _allocation(settings, request)
     translated: JsonObject = msgspec.json.decode(msgspec.json.encode(pod))
     metadata, spec = translated.setdefault("metadata", {}), translated["spec"]
     metadata["annotations"] = {**annotations_of(pod), **request.annotations}
     metadata["labels"] = {**object_at(metadata, "labels", "metadata"), names.LABEL_KIND: request.kind.value}
-    if settings.allocation is AllocationMode.CLAIM:
+    if allocation is AllocationMode.CLAIM:
         _add_claim(pod, metadata, spec, suffix)
     for container in request.containers:
-        _translate_container(container_at(translated, container), request, settings.allocation)
-    if request.kind is Kind.OFFLINE and settings.allocation is AllocationMode.CLAIM:
+        _translate_container(container_at(translated, container), request, allocation)
+    if request.kind is Kind.OFFLINE and allocation is AllocationMode.CLAIM:
         gates = list_at(spec, "schedulingGates", "spec")
         if all(gate.get("name") != names.GATE for gate in gates):
             spec["schedulingGates"] = [*gates, {"name": names.GATE}]
-    return Translation(translated, tuple(_warnings(pod, request)))
+    return Translation(translated, tuple(_warnings(pod, request, settings)))
+
+
+def _allocation(settings: WebhookSettings, request: GpuRequest) -> AllocationMode:
+    if settings.allocation is not None:
+        return settings.allocation
+    remedy = (
+        "no node has reported yet whether claims or the device plugin allocate its GPUs; see `kubectl get gpunodes`, "
+        "and create the pod again"
+    )
+    raise ConfigError(annotation_path(names.ANNOTATION_KIND, ""), request.kind.value, remedy)
 
 
 def validate_pod(pod: JsonObject, settings: WebhookSettings) -> None:
@@ -148,9 +159,13 @@ def _translate_container(container: JsonObject, request: GpuRequest, allocation:
     container["resources"] = resources
 
 
-def _warnings(pod: JsonObject, request: GpuRequest) -> list[str]:
+def _warnings(pod: JsonObject, request: GpuRequest, settings: WebhookSettings) -> list[str]:
     """Return what the user should know about a pod that is accepted."""
-    return [
+    fallback = (
+        "the cluster lacks what claims need, so the device plugin allocates the GPU of this pod, without a placement "
+        "round; `cotenant kubernetes check` names what is missing"
+    )
+    return [fallback] * settings.is_fallback + [
         f"{container.path('')}.securityContext.privileged = true: the container can reach every GPU of its node, "
         "whatever its claim says"
         for container in request.containers

@@ -50,16 +50,19 @@ _GANG_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 class AllocationMode(enum.Enum):
     """How a container gets its GPU."""
 
-    CLAIM = "claim"
+    CLAIM = names.ALLOCATION_CLAIM
     """By a ResourceClaim of dynamic resource allocation."""
-    DEVICE_PLUGIN = "device-plugin"
+    DEVICE_PLUGIN = names.ALLOCATION_DEVICE_PLUGIN
     """By the extended resource of the device plugin; there are no placement rounds then."""
 
 
 class WebhookSettings(msgspec.Struct, frozen=True):
     """Settings on which answers depend."""
 
-    allocation: AllocationMode = AllocationMode.CLAIM
+    allocation: AllocationMode | None = AllocationMode.CLAIM
+    """None: no node has reported yet how its GPUs are allocated."""
+    is_fallback: bool = False
+    """Whether the device plugin is used because the cluster lacks what claims need."""
     translate_plain_gpu: bool = False
     """Whether `nvidia.com/gpu` alone becomes a claim; it is otherwise left to NVIDIA's device plugin."""
     memory_sizes: tuple[int, ...] = ()
@@ -340,7 +343,9 @@ def _check_no_round(values: dict[str, str], prefix: str) -> None:
     """Refuse what only a placement round could honour, where there are none."""
     for name in (names.ANNOTATION_GANG, names.ANNOTATION_AVOID, names.ANNOTATION_GROUP):
         if name in values:
-            remedy = "needs placement rounds, which this cluster does not have (allocation: device-plugin); remove it"
+            remedy = (
+                "needs placement rounds, which this cluster does not have (the device plugin allocates GPUs); remove it"
+            )
             raise ConfigError(annotation_path(name, prefix), values[name], remedy)
 
 
