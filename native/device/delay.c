@@ -102,14 +102,9 @@ static void settle_sharing(struct ct_device *d, uint32_t group, uint32_t owner, 
     struct solo_placement placed[CT_RESIDENT_LIMIT];
     struct ct_flow flows[CT_RESIDENT_LIMIT];
     uint32_t count = place_alone(d, g, owner, placed);
-    uint64_t demand = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        const struct ct_op *o = &ct_ops(d)[placed[i].op];
-        flows[i] = (struct ct_flow){placed[i].blocks * o->demand, (placed[i].blocks * o->share) >> 16, CT_RATE_FULL};
-        demand += flows[i].demand;
-    }
-    if (demand > d->config.memory_bytes_per_s)
-        ct_rate_share(flows, count, d->config.memory_bytes_per_s);
+    for (uint32_t i = 0; i < count; i++)
+        ct_flow_add(d, &flows[i], &ct_ops(d)[placed[i].op], placed[i].blocks);
+    ct_rate_compute(d, flows, count);
     for (uint32_t i = 0; i < count; i++) {
         struct ct_op *o = &ct_ops(d)[placed[i].op];
         uint64_t service = o->running_blocks * o->rate, solo = placed[i].blocks * flows[i].rate;

@@ -55,6 +55,16 @@ struct ct_device_config {
     uint64_t switch_ns;       /* idle time when another group is switched in: 10 us, chosen */
     uint64_t copy_latency_ns; /* added to each copy to or from the host: 1.5 us, chosen */
     uint64_t context_bytes;   /* device memory used by each context: 0 */
+    /* Contention among kernels that run at the same time, in millionths; all 0 in the presets: none. rate.c has the
+     * law. */
+    uint32_t issue_full_ppm;       /* part of an SM's slots that, when filled, uses all its issue slots; 0: no contention
+                                    * for issue slots */
+    uint32_t cache_contention_ppm; /* slowdown by other kernels in L2 and on the way to it */
+    uint32_t dram_contention_ppm;  /* additional slowdown when others use the whole bandwidth */
+    uint32_t clock_drop_ppm;       /* fall of the clocks at full power */
+    uint32_t priority_effect_ppm;  /* part of the kernels that overtake those of clients of lower priority; 1000000 in
+                                    * the presets: all */
+    uint32_t reserved;
 };
 
 /* "t4", "v100-16", "v100-32", "a100-40", "a100-80", "h100"; "v100", "a100" name the smaller one. NULL: unknown. */

@@ -16,6 +16,7 @@ static void set_running(struct ct_device *d, struct ct_op *op, uint64_t blocks)
     client->held_share += share;
     group->held_share += share;
     group->demand += (blocks - before) * op->demand;
+    group->running_grids += (blocks > 0) - (before > 0);
 }
 
 static void refresh_next_end(struct ct_device *d, uint32_t group)
@@ -82,6 +83,22 @@ void ct_grid_stop_waves(struct ct_device *d, uint32_t group)
         i += !stop_waves(d, group, &ct_chunks(d, group)[i]);
 }
 
+/* Priorities between clients are only partly effective: of the kernels that would overtake kernels of other clients, the
+ * configured part does, evenly spread; the others wait in order of readiness. */
+static void limit_priority(const struct ct_device *d, struct ct_op *op, struct ct_client *client,
+                           const struct ct_group *group)
+{
+    const uint32_t last = group->last_ready;
+    if (d->config.priority_effect_ppm == CT_PPM || last == CT_NONE || ct_ops(d)[last].priority <= op->priority ||
+        (group->ready_mask & ~(UINT64_C(1) << ct_context_of(d, op)->client)) == 0)
+        return;
+    client->priority_credit_ppm += d->config.priority_effect_ppm;
+    if (client->priority_credit_ppm >= CT_PPM)
+        client->priority_credit_ppm -= CT_PPM;
+    else
+        op->priority = ct_ops(d)[last].priority;
+}
+
 void ct_grid_ready(struct ct_device *d, uint32_t op)
 {
     struct ct_op *o = &ct_ops(d)[op];
@@ -89,6 +106,7 @@ void ct_grid_ready(struct ct_device *d, uint32_t op)
     struct ct_client *client = &ct_clients(d)[owner];
     struct ct_group *group = &ct_groups(d)[client->group];
     ct_delay_settle(d, client->group);
+    limit_priority(d, o, client, group);
     for (uint32_t i = 0; i < group->chunk_count;) {
         struct ct_chunk *chunk = &ct_chunks(d, client->group)[i];
         if (chunk->waves > 1 && o->priority < ct_ops(d)[chunk->op].priority) {

@@ -73,7 +73,7 @@ static const char *check_group(const struct ct_device *d, uint32_t group)
 {
     const struct ct_group *g = &ct_groups(d)[group];
     uint64_t held = 0, demand = 0, mask = 0;
-    uint32_t grids = 0, resident = 0, previous = CT_NONE;
+    uint32_t grids = 0, resident = 0, running = 0, previous = CT_NONE;
     int32_t priority = INT32_MIN;
     for (uint32_t op = g->first_ready; op != CT_NONE; op = ct_ops(d)[op].ready_next) {
         const struct ct_op *o = &ct_ops(d)[op];
@@ -87,11 +87,13 @@ static const char *check_group(const struct ct_device *d, uint32_t group)
         demand += o->running_blocks * o->demand;
         mask |= UINT64_C(1) << ct_context_of(d, o)->client;
         resident += o->resident;
+        running += o->running_blocks > 0;
         priority = o->priority;
         previous = op;
         grids++;
     }
-    if (grids != g->ready_grids || previous != g->last_ready || mask != g->ready_mask || resident != g->resident_grids)
+    if (grids != g->ready_grids || previous != g->last_ready || mask != g->ready_mask || resident != g->resident_grids ||
+        running != g->running_grids)
         return "a group's number or list of ready kernels is wrong";
     if (held != g->held_share || demand != g->demand || held > d->capacity_share)
         return "the shares of the blocks differ from the held share, or exceed the capacity";

@@ -22,7 +22,7 @@
 
 #define GIB (UINT64_C(1) << 30)
 #define KIB UINT32_C(1024)
-#define CHOICES .slice_ns = 2000000, .switch_ns = 10000, .copy_latency_ns = 1500, .context_bytes = 0
+#define CHOICES .slice_ns = 2000000, .switch_ns = 10000, .copy_latency_ns = 1500, .context_bytes = 0, .priority_effect_ppm = 1000000
 #define COMMON                                                                                                         \
     .threads_per_block = 1024, .registers_per_sm = 65536, .registers_per_thread = 255,                                 \
     .shared_bytes_per_block = 48 * KIB, .register_granularity = 256, .resident_kernels = 128, .priority_least = 0,     \

@@ -18,6 +18,8 @@ enum {
     CT_KERNEL_CHUNKS = 16, /* and per kernel */
     CT_RESIDENT_LIMIT = 128,
     CT_ENGINES = 2,
+    CT_PPM = 1000000,
+    CT_CONTENTION_MAX_PPM = 4 * CT_PPM,
 };
 
 enum ct_op_state {
@@ -113,6 +115,7 @@ struct ct_client {
     uint8_t used;
     uint32_t group;
     uint32_t sm_cap; /* of all its contexts together; 0: none */
+    uint32_t priority_credit_ppm; /* see ct_grid_ready() */
     uint32_t first_context;
     uint64_t ready_grids;
     uint64_t held_share;
@@ -131,7 +134,8 @@ struct ct_group {
     uint64_t ready_mask;  /* clients with a grid ready */
     uint32_t first_ready, last_ready, ready_grids;
     uint32_t chunk_count, resident_grids;
-    uint32_t slowed; /* some kernel runs below its full rate */
+    uint32_t running_grids; /* with blocks on the SMs */
+    uint32_t slowed;        /* some kernel runs below its full rate */
     uint64_t held_share, demand;
     uint64_t next_end_ns; /* of its chunks; NEVER while switched out */
     uint64_t delays_settled_ns;
@@ -159,6 +163,7 @@ struct ct_device {
     uint32_t work_first, work_last; /* streams whose first op may have become ready */
     uint32_t dispatch_due, in_step;
     uint64_t speed; /* of CT_DEVICE_FULL_SPEED */
+    uint32_t contends; /* kernels that run together slow each other */
     /* time slices */
     uint32_t active, resident, outgoing, switching;
     uint64_t runnable_mask;
@@ -259,11 +264,16 @@ void ct_grid_split_waves(struct ct_device *d, uint32_t group);
 void ct_grid_stop_waves(struct ct_device *d, uint32_t group);
 void ct_grid_finish(struct ct_device *d, uint32_t op); /* completes it at once */
 
-/* rate.c: bandwidth among running kernels. */
+/* rate.c: contention and bandwidth among running kernels. */
 struct ct_flow {
-    uint64_t demand, weight, rate;
+    uint64_t held;   /* SM units */
+    uint64_t demand; /* bytes per second */
+    uint64_t sms;    /* SMs with blocks of this kernel */
+    uint64_t is_capped;
+    uint64_t contended_rate, rate; /* of CT_RATE_FULL: by contention, and with the part of the bandwidth */
 };
-void ct_rate_share(struct ct_flow *flows, uint32_t count, uint64_t bytes_per_s);
+void ct_flow_add(const struct ct_device *d, struct ct_flow *flow, const struct ct_op *op, uint64_t blocks);
+void ct_rate_compute(const struct ct_device *d, struct ct_flow *flows, uint32_t count);
 void ct_rate_update(struct ct_device *d, uint32_t group);
 
 /* timeslice.c: which group is on the device. */

@@ -50,7 +50,10 @@ static int is_valid_config(const struct ct_device_config *c)
         c->threads_per_sm >= 1 &&
            is_in_range(c->threads_per_block, 1u << 16) && c->registers_per_sm >= 1 &&
            is_in_range(c->resident_kernels, CT_RESIDENT_LIMIT) && c->copy_engines >= 1 && c->memory_bytes_per_s >= 1 &&
-           c->host_bytes_per_s >= 1 && c->slice_ns >= 1 && c->priority_greatest <= c->priority_least;
+           c->host_bytes_per_s >= 1 && c->slice_ns >= 1 && c->priority_greatest <= c->priority_least &&
+           c->issue_full_ppm <= CT_PPM && c->cache_contention_ppm <= CT_CONTENTION_MAX_PPM &&
+           c->dram_contention_ppm <= CT_CONTENTION_MAX_PPM && c->clock_drop_ppm <= CT_PPM / 2 &&
+           c->priority_effect_ppm <= CT_PPM;
 }
 
 static void table_init(struct ct_table *table, uint32_t slots)
@@ -84,6 +87,8 @@ int ct_device_init(void *memory, size_t bytes, const struct ct_device_config *co
     d->epoch = 1;
     d->capacity_share = config->sm_count * CT_SM_UNITS;
     d->speed = CT_DEVICE_FULL_SPEED;
+    d->contends = config->issue_full_ppm || config->cache_contention_ppm || config->dram_contention_ppm ||
+                  config->clock_drop_ppm;
     d->work_first = d->work_last = CT_NONE;
     d->active = d->resident = d->outgoing = CT_NONE;
     d->switch_end_ns = d->slice_end_ns = CT_DEVICE_NEVER;

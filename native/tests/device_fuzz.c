@@ -41,6 +41,13 @@ static void open_run(struct run *run, uint64_t seed)
     config.copy_latency_ns = draw(run, 50);
     config.resident_kernels = draw(run, 4) == 0 ? 2 : 128;
     config.memory_bytes = 1000;
+    if (draw(run, 2) == 0) {
+        config.issue_full_ppm = (uint32_t)draw(run, 3) * 400000;
+        config.cache_contention_ppm = (uint32_t)draw(run, 500000);
+        config.dram_contention_ppm = (uint32_t)draw(run, 500000);
+        config.clock_drop_ppm = (uint32_t)draw(run, 500000);
+        config.priority_effect_ppm = (uint32_t)draw(run, 1000001);
+    }
     size_t bytes = ct_device_bytes(&limits);
     run->memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
     EXPECT_EQ(ct_device_init(run->memory, bytes, &config, &limits, 0, &run->device), CT_DEVICE_OK);

@@ -155,7 +155,7 @@ def _rules(policy: GatePolicy, tenants: Sequence[Tenant], setting: RunSettings, 
         )
         for index, tenant in enumerate(tenants)
     )
-    switch_ns = setting.device.switch_ns if sliced else 0
+    switch_ns = setting.rules.switch_ns if sliced else 0  # the gate's assumption, not the device's value
     return msgspec.structs.replace(setting.rules, policy=policy, switch_ns=switch_ns, entries=entries)
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from cotenant.units.value import Value
 from cotenant.workload.kernel import KernelIdentity, WorkKind
 from cotenant.workload.timeline import Activity, Timeline
+
+_BANDWIDTH_PARTS: Final = {True: 0.8, False: 0.2, None: 0.3}
+"""Of a memory-bound kernel, of another, and of one whose class is unknown: our choices, near the bandwidth that Orion
+reports for batch normalizations and convolutions on a V100, and near the mean of iGniter's models."""
 
 ArrivalKind: TypeAlias = Literal["back_to_back", "periodic", "poisson", "instants", "training"]
 
@@ -29,6 +33,11 @@ class Launch(Value, frozen=True):
     def blocks_per_sm(self) -> int:
         """Return how many of its blocks fit on one SM; 0 if it is not a kernel."""
         return self.kernel.resident_blocks(self.registers)
+
+    @property
+    def bandwidth_part(self) -> float:
+        """Return the part of the device's memory bandwidth that it uses alone, with a block on every SM."""
+        return _BANDWIDTH_PARTS[self.memory_bound] if self.kernel.work is WorkKind.KERNEL else 0.0
 
     def sms(self, sm_count: int) -> int:
         """Return how many SMs it occupies at most on a device of this size."""

@@ -50,7 +50,7 @@ class Steering:
             Occupant(index, _GENERATION, guest.online, guest.slo_ns, guest.priority, user_limit_ppm(tenant))
             for index, (guest, tenant) in enumerate(zip(run.guests, self._tenants, strict=True))
         ]
-        switch_ns = run.setting.device.switch_ns if sliced else 0
+        switch_ns = run.setting.rules.switch_ns if sliced else 0  # the gate's assumption, not the device's value
         self._rules = msgspec.structs.replace(run.setting.rules, switch_ns=switch_ns)
         self._tables = TenantTables(self._tenants)
         self._control = Control(limits)

@@ -16,7 +16,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from cotenant.softgpu.sim.device import Device, DeviceConfig, Kernel, Limits, ScriptClient, Step, preset
+from cotenant.softgpu.costs import hardware
+from cotenant.softgpu.sim.device import Device, DeviceConfig, Kernel, Limits, ScriptClient, Step
 from cotenant.units.instant import SECOND_NS
 from cotenant_lab.data.disb import Client
 
@@ -55,7 +56,11 @@ class ServerModel(msgspec.Struct, frozen=True, kw_only=True):
 def rtx3080() -> DeviceConfig:
     """Return the GPU of the measurements: 68 SMs, 760 GB/s (NVIDIA's GA102 whitepaper)."""
     return msgspec.structs.replace(
-        preset("a100"), name="NVIDIA GeForce RTX 3080", key="rtx3080", sm_count=68, memory_bytes_per_s=760 * 10**9
+        hardware("a100"),
+        name="NVIDIA GeForce RTX 3080",
+        key="rtx3080",
+        sm_count=68,
+        memory_bytes_per_s=760 * 10**9,
     )
 
 

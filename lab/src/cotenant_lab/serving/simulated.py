@@ -32,6 +32,8 @@ from cotenant_lab.serving.modes import ServingMode
 
 NOISE: Final = 0.02
 """Relative standard deviation of equal runs, if none was measured. Our choice."""
+CONTENTION: Final = 1.09
+"""Slowdown of a run while others are active: the median of iGniter's pairs with split SM shares (V100)."""
 HIGH: Final = 2.33
 """Standard deviations over the mean that one run in a hundred exceeds."""
 _MANY: Final = 1 << 40
@@ -68,6 +70,8 @@ class Setting(msgspec.Struct, frozen=True):
     warm_ns: Duration = SECOND_NS // 2
     seed: int = 0
     noise: float = NOISE
+    contention: float = CONTENTION
+    """Slowdown of a run while others are active."""
 
 
 class ModelOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,7 +202,9 @@ class _RecordingDevice:
     """A device that records batch sizes."""
 
     def __init__(self, loop: SimLoop, speeds: Mapping[str, RunSpeeds], setting: Setting) -> None:
-        self._device = SharedDevice(loop, speeds, setting.all_units, setting.noise, hash_of(setting.seed, -1))
+        self._device = SharedDevice(
+            loop, speeds, setting.all_units, setting.noise, hash_of(setting.seed, -1), setting.contention
+        )
         self.runs = 0
         self.rows = 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections.abc import Hashable, Mapping, Sequence
@@ -23,6 +24,20 @@ class ErrorSummary(msgspec.Struct, frozen=True, kw_only=True):
     p90: float
     worst: float
     worst_case: str
+
+
+class HalfErrors(msgspec.Struct, frozen=True, kw_only=True):
+    """Errors on the half that was held out, and on the half that was fitted."""
+
+    n: int
+    error_median: float
+    error_p90: float
+    bias: float
+    """Geometric mean of predicted over measured."""
+    fitted_n: int
+    fitted_error_median: float
+    fitted_error_p90: float
+    fitted_bias: float
 
 
 class ErrorSplit(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +98,28 @@ def errors_of(errors: Mapping[str, float]) -> ErrorSummary:
         worst=_rounded(worst),
         worst_case=min(name for name, error in errors.items() if error == worst),
     )
+
+
+def half_errors(held: Sequence[tuple[float, float]], fitted: Sequence[tuple[float, float]]) -> HalfErrors:
+    """Summarize pairs of predicted and measured values of both halves."""
+    (median, p90, bias), (fitted_median, fitted_p90, fitted_bias) = _summary(held), _summary(fitted)
+    return HalfErrors(
+        n=len(held),
+        error_median=median,
+        error_p90=p90,
+        bias=bias,
+        fitted_n=len(fitted),
+        fitted_error_median=fitted_median,
+        fitted_error_p90=fitted_p90,
+        fitted_bias=fitted_bias,
+    )
+
+
+def _summary(values: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
+    errors = sorted(relative(predicted, measured) for predicted, measured in values)
+    logs = [math.log(predicted / measured) for predicted, measured in values]
+    bias = math.exp(statistics.fmean(logs))
+    return _rounded(statistics.median(errors)), _rounded(_quantile(errors, 0.9)), _rounded(bias)
 
 
 def halves(cases: Sequence[CaseT], seed: int) -> tuple[list[CaseT], list[CaseT]]:

@@ -1,7 +1,7 @@
 """Model of a shared device: when runs end if some hold units and others share the remaining ones.
 
 A run that *holds* units (SMs by an MPS percentage, pinned cores) has the speed that was measured with that many units,
-whatever else runs. Contention for memory bandwidth and caches is not modelled.
+divided by `contention` while another run is active: what caches, memory bandwidth and clocks cost.
 
 Runs that hold none (`units` of 0: a GPU under MPS without percentages, threads that are not pinned) share the remaining
 units evenly. A run that cannot use its part (beyond the units where it gets no faster) leaves it to the others, and the
@@ -38,23 +38,31 @@ class _ActiveRun:
         self.ends = ends
         self.max_units = float(speeds.max_units(run.rows))
         self.useful_units = float(speeds.knee_units(run.rows))
-        self.units = 0.0
+        self.units = float(run.units)
         self.speed = 0.0
 
 
 class SharedDevice:
     """One device with accounting of its units."""
 
-    def __init__(self, loop: SimLoop, models: Mapping[str, RunSpeeds], all_units: int, noise: float, seed: int) -> None:
+    def __init__(
+        self,
+        loop: SimLoop,
+        models: Mapping[str, RunSpeeds],
+        all_units: int,
+        noise: float,
+        seed: int,
+        contention: float = 1.0,
+    ) -> None:
         """Start idle. `noise` is the relative standard deviation of run times."""
+        self._contention = contention
         self._loop = loop
         self._models = models
         self._all_units = all_units
         self._noise = noise
         self._rng = random.Random(seed)
         self._held_units = 0
-        self._held: dict[int, _ActiveRun] = {}
-        self._unshared: dict[int, _ActiveRun] = {}
+        self._active: dict[int, _ActiveRun] = {}
         self._since: Instant = loop.now()
         self._epoch = 0
         self.used_unit_ns = dict.fromkeys(models, 0.0)
@@ -68,26 +76,10 @@ class SharedDevice:
         factor = 1.0
         if self._noise:
             factor += self._noise * min(max(self._rng.gauss(0.0, 1.0), -_NOISE_LIMIT), _NOISE_LIMIT)
-        active = _ActiveRun(run, self._models[run.model], factor, ends)
-        if not run.units:
-            self.settle(now)
-            self._unshared[run.run] = active
-            self._divide(now)
-            return
         self.settle(now)
-        active.units = float(run.units)
-        took_ns = max(round(factor / active.speeds.speed(run.rows, run.units)), 1)
-        self._held[run.run] = active
+        self._active[run.run] = _ActiveRun(run, self._models[run.model], factor, ends)
         self._held_units += run.units
         self._divide(now)
-        self._loop.at(now + took_ns, self._held_ends, active)
-
-    def _held_ends(self, active: _ActiveRun, now: Instant) -> None:
-        self.settle(now)
-        del self._held[active.run.run]
-        self._held_units -= active.run.units
-        self._divide(now)
-        active.ends(active.run, now)
 
     def settle(self, now: Instant) -> None:
         """Account for the time since the last change."""
@@ -95,38 +87,38 @@ class SharedDevice:
         self._since = now
         if not for_ns:
             return
-        for active in self._held.values():
-            self._count(active, for_ns)
-        for active in self._unshared.values():
+        for active in self._active.values():
             active.remaining -= active.speed * for_ns
-            self._count(active, for_ns)
-
-    def _count(self, active: _ActiveRun, for_ns: int) -> None:
-        self.used_unit_ns[active.run.model] += active.units * for_ns
-        self.useful_unit_ns += min(active.units, active.useful_units) * for_ns
+            self.used_unit_ns[active.run.model] += active.units * for_ns
+            self.useful_unit_ns += min(active.units, active.useful_units) * for_ns
 
     def _divide(self, now: Instant) -> None:
-        if not self._unshared:
-            return
-        runs = list(self._unshared.values())
+        """Compute the units and speeds of all runs, and when the first of them ends."""
+        unshared = [active for active in self._active.values() if not active.run.units]
         free = max(self._all_units - self._held_units, 0)
-        for active, units in zip(runs, even_shares([active.max_units for active in runs], free), strict=True):
+        shares = even_shares([active.max_units for active in unshared], free)
+        for active, units in zip(unshared, shares, strict=True):
             active.units = units
-            active.speed = active.speeds.speed(active.run.rows, units)
+        slower = self._contention if len(self._active) > 1 else 1.0
+        lasts_ns = float("inf")
+        for active in self._active.values():
+            active.speed = active.speeds.speed(active.run.rows, active.units) / slower
+            if active.speed:
+                lasts_ns = min(lasts_ns, max(active.remaining, 0.0) / active.speed)
         self._epoch += 1
-        lasts_ns = min((max(active.remaining, 0.0) / active.speed for active in runs if active.speed), default=None)
-        if lasts_ns is not None:
-            self._loop.at(now + max(round(lasts_ns), 1), self._unshared_end, self._epoch)
+        if lasts_ns != float("inf"):
+            self._loop.at(now + max(round(lasts_ns), 1), self._run_ends, self._epoch)
 
-    def _unshared_end(self, number: int, now: Instant) -> None:
+    def _run_ends(self, number: int, now: Instant) -> None:
         if number != self._epoch:
             return  # the parts were computed again after this event was scheduled
         self.settle(now)
         ended = [
-            active for active in self._unshared.values() if active.remaining <= active.speed
+            active for active in self._active.values() if active.remaining <= active.speed
         ]  # less than a nanosecond of work remains
         for active in ended:
-            del self._unshared[active.run.run]
+            del self._active[active.run.run]
+            self._held_units -= active.run.units
         self._divide(now)
         for active in ended:
             active.ends(active.run, now)

@@ -82,6 +82,11 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
     switch_ns: int
     copy_latency_ns: int
     context_bytes: int
+    issue_full_ppm: int
+    cache_contention_ppm: int
+    dram_contention_ppm: int
+    clock_drop_ppm: int
+    priority_effect_ppm: int
 
     def occupancy(self, threads: int, registers: int = 0, shared_bytes: int = 0) -> int:
         """Return how many blocks of this shape fit on one empty SM; 0: none."""

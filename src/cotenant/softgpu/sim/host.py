@@ -251,8 +251,11 @@ def device_op(launch: Launch, config: DeviceConfig) -> tuple[int, ...]:
         registers = shared_bytes = 0
         fits = config.occupancy(threads)
     blocks = max(kernel.blocks, 1)
-    rounds = -(-blocks // (fits * config.sm_count))
-    return blocks, max(round(launch.device_ns / rounds), 1), 0, threads, registers, shared_bytes, fits
+    slots = fits * config.sm_count
+    block_ns = max(round(launch.device_ns / -(-blocks // slots)), 1)
+    sms = min(blocks, config.sm_count) / config.sm_count
+    traffic = launch.bandwidth_part * sms * config.memory_bytes_per_s / 1e9 * block_ns / min(blocks, slots)
+    return blocks, block_ns, int(traffic), threads, registers, shared_bytes, fits
 
 
 _DIRECTIONS: Final = {"htod": OpKind.COPY_HTOD, "dtoh": OpKind.COPY_DTOH}

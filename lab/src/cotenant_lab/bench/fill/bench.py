@@ -13,7 +13,7 @@ from cotenant.errors import CotenantError
 from cotenant.harness.harness import PRESET, NodePolicy, SharingHarness
 from cotenant.harness.run import Mode, SharingRun
 from cotenant.simulate.kernels import RunSettings
-from cotenant.softgpu.sim.device import preset
+from cotenant.softgpu.costs import hardware
 from cotenant.units.instant import MILLISECOND_NS
 from cotenant.workload.load import Workload
 from cotenant_lab.bench.fill.compare import PairComparison, agreement, compare_pairs, ranges_of_comparisons
@@ -77,7 +77,7 @@ def bench_fill(
     with tempfile.TemporaryDirectory(prefix="cotenant-fill-") as home, SharingHarness(Path(home)) as harness:
         metrics = measure_pairs(harness, pairs, rounds, policy, report)
         curve = sweep_bounds(harness, pairs_to_sweep(pairs), rounds, policy, report) if sweep else []
-    comparisons = compare_pairs(pairs, metrics, RunSettings(device=preset(PRESET), rules=policy.rules()), report)
+    comparisons = compare_pairs(pairs, metrics, RunSettings(device=hardware(PRESET), rules=policy.rules()), report)
     return FillReport(
         rounds=rounds,
         policy=policy,

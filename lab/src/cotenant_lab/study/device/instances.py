@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from cotenant.softgpu.sim.device import preset
+from cotenant.softgpu.costs import hardware
 from cotenant_lab.data.parvagpu import PointName, Profiles
 from cotenant_lab.physics import instance
 from cotenant_lab.physics.instance import Cell
@@ -16,8 +16,10 @@ from cotenant_lab.study.error import (
     ErrorCheck,
     ErrorSplit,
     ErrorSummary,
+    HalfErrors,
     UnexplainedCase,
     errors_of,
+    half_errors,
     halves,
     relative,
 )
@@ -35,6 +37,8 @@ class InstancePrediction(msgspec.Struct, frozen=True, kw_only=True):
     known: list[Cell]
     predicted: dict[Cell, float]
     measured: dict[Cell, float]
+    fitted: dict[Cell, float]
+    """Latencies that the fit gives for the known cells."""
 
 
 class Instances:
@@ -51,7 +55,7 @@ class Instances:
         self.cells: list[Cell] = [(point, count) for point in self.points for count in sorted(self.latency[point])[1:]]
         self.candidates = instance.candidates()
         max_processes = max((count for _, count in self.cells), default=2)
-        config = msgspec.structs.replace(preset("a100-80"), sm_count=_GPCS * instance.GPC_SMS)
+        config = msgspec.structs.replace(hardware("a100-80"), sm_count=_GPCS * instance.GPC_SMS)
         self.table: Any = instance.slowdown_table(self.candidates, max_processes, config)
         alone_ns = {point: row[1] * 1e9 for point, row in profiles.latency_s.items() if 1 in row}
         self.wide = instance.wide_parts(alone_ns)
@@ -61,13 +65,14 @@ class Instances:
         slowdown = {cell: self.latency[cell[0]][cell[1]] / self.latency[cell[0]][1] for cell in known}
         fitted = instance.fit_processes(self.points, slowdown, self.wide, self.candidates, self.table)
         chosen = dict(zip(self.points, fitted, strict=True))
-        predicted = {
+        latencies = {
             (point, count): float(self.table[chosen[point], count - 1]) * self.latency[point][1]
             for point, count in self.cells
-            if (point, count) not in slowdown
         }
+        predicted = {cell: latency for cell, latency in latencies.items() if cell not in slowdown}
         measured = {cell: self.latency[cell[0]][cell[1]] for cell in predicted}
-        return InstancePrediction(known=list(known), predicted=predicted, measured=measured)
+        fitted = {cell: latencies[cell] for cell in known}
+        return InstancePrediction(known=list(known), predicted=predicted, measured=measured, fitted=fitted)
 
     def known_cells(self, by: str, seed: int) -> list[Cell]:
         """Return half of the cells, or all cells of half of the points."""
@@ -81,7 +86,7 @@ class Instances:
         outcome = self.predict([])
         predicted = {cell: latency for cell, latency in outcome.predicted.items() if cell[0] in self.wide}
         return InstancePrediction(
-            known=[], predicted=predicted, measured={cell: outcome.measured[cell] for cell in predicted}
+            known=[], predicted=predicted, measured={cell: outcome.measured[cell] for cell in predicted}, fitted={}
         )
 
     def evaluate(self, outcome: InstancePrediction, name: str = CHECK) -> ErrorCheck:
@@ -98,6 +103,13 @@ class Instances:
             target=TARGET,
             met=errors.median <= TARGET,
             baselines={guess: _errors(values, outcome.measured) for guess, values in guesses.items()},
+        )
+
+    def half_errors(self, outcome: InstancePrediction) -> HalfErrors:
+        """Return the errors of both halves."""
+        return half_errors(
+            [(predicted, outcome.measured[cell]) for cell, predicted in outcome.predicted.items()],
+            [(fitted, self.latency[cell[0]][cell[1]]) for cell, fitted in outcome.fitted.items()],
         )
 
     def split(self, by: str, seed: int) -> ErrorSplit:

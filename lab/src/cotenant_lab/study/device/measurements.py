@@ -10,13 +10,16 @@ import msgspec
 from cotenant.errors import ConfigError
 from cotenant.workload.kernel_table import read_kernels
 from cotenant.workload.timeline import Timeline
-from cotenant_lab.data import disb, parvagpu, rapp
+from cotenant_lab.data import disb, igniter, parvagpu, rapp
 from cotenant_lab.study.data_files import DATA_PAGE, measurement_bytes, missing_data
 from cotenant_lab.study.device.servers import ServerMeasurements, measured_of
+from cotenant_lab.study.device.split_shares import PairMeasurements
 
 _STREAMS: Final = "orion/model_kernels"
 _SURFACE: Final = "rapp/v100_latency_ms_by_sm_quota_batch.csv.gz"
 _PROFILES: Final = "parvagpu/all_models.csv"
+_ALONE: Final = "igniter/solo.csv"
+_PAIRS: Final = "igniter/pairs.csv"
 _SERVERS: Final = ("trt", "triton", "tfs")
 
 
@@ -27,11 +30,12 @@ class DeviceMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     surface: rapp.Surface
     profiles: parvagpu.Profiles
     servers: list[ServerMeasurements]
+    pairs: PairMeasurements
 
 
 def read_measurements(directory: Path) -> DeviceMeasurements:
     """Read all files that the study uses; an error names the missing or damaged file."""
-    for part in (_STREAMS, _SURFACE, _PROFILES, "disb/results"):
+    for part in (_STREAMS, _SURFACE, _PROFILES, "disb/results", _ALONE, _PAIRS):
         if not (directory / part).exists():
             raise missing_data(directory / part)
     streams = {
@@ -50,6 +54,10 @@ def read_measurements(directory: Path) -> DeviceMeasurements:
         surface=rapp.read_surface(measurement_bytes(surface), str(surface)),
         profiles=parvagpu.read_profiles(measurement_bytes(profiles), str(profiles)),
         servers=[_server(directory / "disb", name) for name in _SERVERS],
+        pairs=PairMeasurements(
+            alone=igniter.read_alone(measurement_bytes(directory / _ALONE), str(directory / _ALONE)),
+            pairs=igniter.read_pairs(measurement_bytes(directory / _PAIRS), str(directory / _PAIRS)),
+        ),
     )
 
 

@@ -16,8 +16,10 @@ from cotenant_lab.study.error import (
     ErrorCheck,
     ErrorSplit,
     ErrorSummary,
+    HalfErrors,
     UnexplainedCase,
     errors_of,
+    half_errors,
     halves,
     relative,
 )
@@ -44,6 +46,8 @@ class ServerPrediction(msgspec.Struct, frozen=True, kw_only=True):
     known: list[Cell]
     predicted: dict[Cell, float]
     measured: dict[Cell, float]
+    refitted: dict[Cell, tuple[float, float]]
+    """Predicted and measured latencies of the known cells."""
 
 
 class FitTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +86,7 @@ def answer(task: FitTask) -> ServerPrediction:
         known=known,
         predicted={cell: latencies[cell] / _MS for cell in held_out},
         measured={cell: measured.together_ns[cell] / _MS for cell in held_out},
+        refitted={cell: (latencies[cell] / _MS, measured.together_ns[cell] / _MS) for cell in known},
     )
 
 
@@ -119,6 +124,14 @@ def split_of(by: str, seed: int, outcomes: Sequence[ServerPrediction]) -> ErrorS
     """Return the errors of all servers for one split."""
     errors = all_errors(outcomes)
     return ErrorSplit(by=by, seed=seed, median=errors.median, p90=errors.p90)
+
+
+def errors_of_halves(outcomes: Sequence[ServerPrediction]) -> HalfErrors:
+    """Return the errors of all servers, for both halves."""
+    return half_errors(
+        [(outcome.predicted[cell], outcome.measured[cell]) for outcome in outcomes for cell in outcome.measured],
+        [values for outcome in outcomes for values in outcome.refitted.values()],
+    )
 
 
 def all_errors(outcomes: Sequence[ServerPrediction]) -> ErrorSummary:

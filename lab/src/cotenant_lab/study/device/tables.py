@@ -26,6 +26,16 @@ def show_device(console: Console, report: DeviceReport) -> None:
                 rows.append([check.name, guess, _percent(errors.median), _percent(errors.p90)])
     console.print(table("simpler predictors, same cases", ["CHECK", "PREDICTOR", "MEDIAN", "P90"], rows))
     console.print()
+    rows = [
+        [name, half, f"{n:,}", _percent(median), _percent(p90), f"{bias:.3f}"]
+        for name, errors in (("disb", report.disb), ("parvagpu", report.parvagpu), ("igniter", report.igniter))
+        for half, n, median, p90, bias in (
+            ("held out", errors.n, errors.error_median, errors.error_p90, errors.bias),
+            ("fitted", errors.fitted_n, errors.fitted_error_median, errors.fitted_error_p90, errors.fitted_bias),
+        )
+    ]
+    console.print(table("both halves of each set", ["SET", "HALF", "CASES", "MEDIAN", "P90", "BIAS"], rows))
+    console.print()
     console.print(table("other splits", ["CHECK", "BY", "SEEDS", "MEDIAN", "MEDIANS FROM ... TO"], _spreads(report)))
     console.print()
     shares, knees = report.shares, report.shares.knees

@@ -14,7 +14,7 @@ from rich.console import Console
 from cotenant.errors import ConfigError
 from cotenant.gate.rules import GateRules
 from cotenant.simulate.kernels import RunSettings
-from cotenant.softgpu.sim.device import preset
+from cotenant.softgpu.costs import hardware
 from cotenant.units.instant import MICROSECOND_NS
 from cotenant_lab.bench.fill.bench import pairs_to_sweep
 from cotenant_lab.bench.fill.metrics import COTENANT
@@ -203,7 +203,7 @@ def run_fikit(
             {name: cases for name, cases in groups.items() if cases},
             curve_cases([case.pair for case in pairs], quick=quick),
             left_out,
-            RunSettings(device=preset(PRESET), seed=seed),
+            RunSettings(device=hardware(PRESET), seed=seed),
             measured,
             os.cpu_count() or 1,
             progress,

@@ -12,7 +12,8 @@ import msgspec
 from cotenant.predict.kernel_scaling import stretch, widths
 from cotenant.predict.slowdown import Use, slowdowns
 from cotenant.profile.profile import Profile
-from cotenant.softgpu.sim.device import Device, DeviceConfig, Kernel, Limits, ScriptClient, Step, preset
+from cotenant.softgpu.costs import hardware
+from cotenant.softgpu.sim.device import Device, DeviceConfig, Kernel, Limits, ScriptClient, Step
 from cotenant.units.estimate import Estimate
 from cotenant.workload.timeline import Timeline, profile_of
 from cotenant_lab.physics.stream import kernel_of
@@ -39,7 +40,7 @@ class _Program(msgspec.Struct, frozen=True):
 
 def pairs_on_the_model(streams: Mapping[str, Timeline]) -> list[TenantGroup]:
     """Return every two programs in one MPS group, requests or steps back to back."""
-    config = preset("v100")
+    config = hardware("v100")
     programs = [_program(name, stream, config) for name, stream in sorted(streams.items())]
     groups = []
     for pair in itertools.combinations_with_replacement(programs, 2):
@@ -59,7 +60,7 @@ def split_cases(streams: Mapping[str, Timeline]) -> list[PredictionCase]:
     pairs without the program; additive utilization is slowed down if more of the SMs are used on average than the share
     has.
     """
-    config = preset("v100")
+    config = hardware("v100")
     programs = [_program(name, stream, config) for name, stream in sorted(streams.items())]
     outcomes: list[tuple[str, str, Estimate, float, float]] = []
     for online, offline in itertools.product(programs, programs):

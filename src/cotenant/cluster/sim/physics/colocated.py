@@ -3,7 +3,8 @@
 Closed-form over measured curves (parameters.json): the speed of a service and of a training by part of the SMs, the
 part of its time on the GPU, and the SMs it holds then. Assumptions:
 
-- Only SMs and memory bandwidth are contended; caches, copies and hosts are not modelled.
+- SMs, memory bandwidth, caches and power are contended; copies and hosts are not modelled. While both programs are on
+  the GPU, each slows the other by `Contention`: the law of the device model (native/device/rate.c) for split SMs.
 - Work is conserved: a slowed program uses as many SM-seconds per request or step as alone.
 - The host of a service runs ahead of the GPU: waiting of its kernels is hidden as long as the host is slower.
 - Requests arrive at random, are served one at a time and take equally long (M/D/1), which turns longer requests into
@@ -14,7 +15,8 @@ Sharing modes:
 - `space`: the training has at most its share of the SMs; the service has all others, and the share as well while the
   training does not use it. Both share the bandwidth.
 - `mps`: no shares. Each kernel of the service waits for the training's kernel that holds all SMs, if there is one.
-- `time`: equal time slices while both have work.
+- `time`: equal time slices while both have work. A service that waits for its host within a request loses the GPU, and
+  then waits for the end of the training's slice.
 - `priority`: time slices, but the service keeps the GPU while it has work, once the training's slice has ended.
 - `none`: a GPU with a service has no training.
 """
@@ -41,6 +43,10 @@ _BANDWIDTH: Final = 0.8
 """Part of the GPU's bandwidth that a memory-bound kernel requests."""
 _SLICE_NS: Final = 2_000_000
 """Length of a time slice, as in the device model."""
+_IDLE_NS: Final = 500_000
+"""Mean length of the intervals without work on the GPU within a request: our choice."""
+_POWER_FREE, _POWER_SMS = 0.75, 0.7
+"""Part of the full power up to which clocks do not fall, and part of the power that follows the SMs in use."""
 _FULL: Final = 0.98
 _SLO: Final = 3
 """Latency objective of a service, as a multiple of its latency alone."""
@@ -76,17 +82,39 @@ class SharingResult(NamedTuple):
     """Part of the time with work on any SM."""
 
 
+class Contention(Value, frozen=True):
+    """How much programs on the GPU at the same time slow each other; the values of the `hardware` costs."""
+
+    cache: float = 0.07
+    """Slowdown by another program, in L2 and on the way to it."""
+    dram: float = 0.03
+    """Additional slowdown when the other uses the whole memory bandwidth."""
+    clock_drop: float = 0.10
+    """Fall of the clocks at full power."""
+    switch_ns: int = 100_000
+    """Idle time when another program is switched in."""
+
+
+HARDWARE_CONTENTION: Final = Contention()
+
+
 class ColocationModel:
     """Physical model of pairs. Policies never read it."""
 
     def __init__(
-        self, services: tuple[Service, ...], trainings: tuple[Training, ...], speeds: Any, remaining_ns: Sequence[float]
+        self,
+        services: tuple[Service, ...],
+        trainings: tuple[Training, ...],
+        speeds: Any,
+        remaining_ns: Sequence[float],
+        contention: Contention = HARDWARE_CONTENTION,
     ) -> None:
         """Build the model of services and then trainings.
 
         `speeds`: relative speed at 0, 1/20, ... 1 of the SMs. `remaining_ns`: mean remaining duration of the
         kernel that runs at a random instant.
         """
+        self._contention = contention
         self.services = services
         self.trainings = trainings
         uses = [*(service.use for service in services), *(training.use for training in trainings)]
@@ -139,29 +167,51 @@ class ColocationModel:
     def _time(self, first: Any, second: Any, load: Any, part: Any) -> tuple[Any, Any]:
         del part
         busy, other = self._busy[first], self._busy[second]
-        stretch = np.maximum(1.0, busy * (1 + other)) + other * self._slice(first)
-        return stretch, 1 - other * np.minimum(load * busy, 0.5)
+        turns = 1 + self._idle_intervals(first)
+        stretch = np.maximum(1.0, busy * (1 + other)) + other * turns * self._slice(first)
+        switches = load * turns * 2 * self._contention.switch_ns / self._round_ns[first]
+        return stretch, 1 - other * np.minimum(load * busy + switches, 0.5)
 
     def _priority(self, first: Any, second: Any, load: Any, part: Any) -> tuple[Any, Any]:
         del part
         busy, other = self._busy[first], self._busy[second]
-        return 1 + other * self._slice(first), 1 - other * load * busy
+        turns = 1 + self._idle_intervals(first)
+        return 1 + other * turns * self._slice(first), 1 - other * load * busy
+
+    def _idle_intervals(self, first: Any) -> Any:
+        """Return how often a program loses the GPU within a request, at most once per kernel."""
+        idle_ns = (1 - self._busy[first]) * self._round_ns[first]
+        kernels = self._busy[first] * self._round_ns[first] / self._kernel_ns[first]
+        return np.minimum(idle_ns / _IDLE_NS, kernels)
 
     def _slice(self, first: Any) -> Any:
-        """Return the mean remainder of a slice when a request arrives, relative to the duration of the request."""
-        return _SLICE_NS / 2 / self._round_ns[first]
+        """Return the mean remainder of a slice and the switch, relative to the duration of the request."""
+        return (_SLICE_NS / 2 + self._contention.switch_ns) / self._round_ns[first]
 
     def _none(self, first: Any, second: Any, load: Any, part: Any) -> tuple[Any, Any]:
         del second, load, part
         return np.ones(first.shape), np.ones(first.shape)
 
     def _bandwidth(self, first: Any, second: Any, load: Any, stretch: Any, rate: Any) -> tuple[Any, Any]:
-        """Slow both programs down by the excess demand for bandwidth while both are on the GPU."""
+        """Slow both programs down by contention and the excess demand for bandwidth while both are on the GPU."""
         over = np.maximum(0.0, self._memory[first] / stretch + self._memory[second] * rate - 1)
-        longer = 1 + over * self._busy[second] * self._busy[first]
-        stretch = stretch * longer
+        is_pair = (first >= 0) & (second >= 0) & (rate > 0)
+        both = np.where(is_pair, self._busy[second] * self._busy[first], 0.0)
+        stretch = stretch * (1 + both * (over + self._contended(first, second)))
         active = np.minimum(load * stretch, 1.0)
-        return stretch, rate / (1 + over * active * self._busy[first] * self._busy[second])
+        return stretch, rate / (1 + active * both * (over + self._contended(second, first)))
+
+    def _contended(self, program: Any, other: Any) -> Any:
+        """Return by how much a program is slowed while another is on the GPU as well."""
+        contention = self._contention
+        width = np.minimum(self._width[program] + self._width[other], 1.0)
+        memory = np.minimum(self._memory[program] + self._memory[other], 1.0)
+        fall = self._clock_fall(width, memory) - self._clock_fall(self._width[program], self._memory[program])
+        return contention.cache + contention.dram * self._memory[other] + fall
+
+    def _clock_fall(self, width: Any, memory: Any) -> Any:
+        power = _POWER_SMS * width + (1 - _POWER_SMS) * memory
+        return self._contention.clock_drop * np.maximum(0.0, power - _POWER_FREE) / (1 - _POWER_FREE)
 
     def _result(self, first: Any, second: Any, load: Any, stretch: Any, rate: Any, *, in_turns: bool) -> SharingResult:
         served = np.minimum(load, _FULL / stretch)
@@ -190,7 +240,7 @@ class ColocationModel:
         return low + (position - below) * (high - low)
 
 
-def built_in() -> ColocationModel:
+def built_in(contention: Contention = HARDWARE_CONTENTION) -> ColocationModel:
     """Return the model of the services and trainings that come with the package."""
     rows = (*services(), *trainings())
     steps = np.linspace(0, 1, _STEPS + 1)
@@ -199,6 +249,7 @@ def built_in() -> ColocationModel:
         tuple(Training(row.name, _use(row), row.memory_bytes) for row in trainings()),
         [np.interp(steps, (0.0, *row.shares), (0.0, *row.speeds)) for row in rows],
         [row.remaining_ns for row in rows],
+        contention,
     )
 
 
