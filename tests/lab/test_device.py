@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console
 
 from cotenant_lab.cli import main
+from cotenant_lab.data.igniter import Pair
 from cotenant_lab.physics import tenants
 from cotenant_lab.study.data_files import data_directory
-from cotenant_lab.study.device import instances, servers, shares, sums
+from cotenant_lab.study.device import instances, servers, shares, split_shares, sums
 from cotenant_lab.study.device.measurements import DeviceMeasurements, read_measurements
 from cotenant_lab.study.device.plots import plotter
 from cotenant_lab.study.device.run import evaluate_device
@@ -60,7 +61,11 @@ def test_command_is_reproducible_and_draws(small: Path, tmp_path: Path, capfd: p
         "share curves too short": 0,
         "instance rows not run": 1,
         "instance rows carried over": 1,
+        "pairs of programs that were not measured alone": 1,
     }
+    assert errors["pairs with split shares"].worst < 0.02
+    assert report.igniter.n == 2 * 5
+    assert 0.95 < report.igniter.bias < 1.05
 
 
 def test_held_out_shares_do_not_change_predictions(measured: DeviceMeasurements) -> None:
@@ -102,6 +107,26 @@ def test_held_out_clients_do_not_change_predictions(measured: DeviceMeasurements
     assert before.predicted == after.predicted
     assert before.fitted == after.fitted
     assert before.measured != after.measured
+
+
+def test_held_out_pairs_do_not_change_predictions(measured: DeviceMeasurements) -> None:
+    before = split_shares.predict(measured.pairs, 1, silent)
+    held = before.predicted.keys()
+
+    def changed(pair: Pair) -> Pair:
+        is_held = any(
+            f"{pair.first[0]} batch {pair.first[1]} at {pair.first_share_pct} %" in case
+            and f"batch {pair.second[1]} at" in case.split(" and ")[1]
+            for case in held
+        )
+        return (
+            msgspec.structs.replace(pair, first_ms=5 * pair.first_ms, second_ms=5 * pair.second_ms) if is_held else pair
+        )
+
+    pairs = msgspec.structs.replace(measured.pairs, pairs=[changed(pair) for pair in measured.pairs.pairs])
+    after = split_shares.predict(pairs, 1, silent)
+    assert after.predicted == before.predicted
+    assert after.measured != before.measured
 
 
 def test_halves_depend_on_the_seed_and_are_complete() -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cotenant.softgpu.costs import hardware
 from cotenant.softgpu.sim.device import preset
+from cotenant_lab.data import igniter
 from cotenant_lab.data.disb import Client, ClientLoad
-from cotenant_lab.physics import instance, share, tenants
+from cotenant_lab.physics import instance, share, split, tenants
 
 DATA = Path(os.environ.get("COTENANT_DATA", ""))
 """The published measurements; tests that read them are marked with `needs_data`."""
@@ -19,6 +21,7 @@ needs_data = pytest.mark.skipif(
 )
 
 SHARES = range(5, 101, 5)
+PAIR_SHARES = (10, 20, 50, 80, 100)
 REQUESTS = {
     ("one", 1): share.Request(host_ns=6e6, wide_sm_ns=3e8, narrow_ns=5e5, lean=0.5),
     ("one", 8): share.Request(host_ns=6e6, wide_sm_ns=2e9, narrow_ns=1e6, lean=0.5),
@@ -54,6 +57,7 @@ def write_all(root: Path) -> Path:
     _write_surface(root / "rapp")
     _write_profiles(root / "parvagpu")
     _write_servers(root / "disb")
+    _write_pairs(root / "igniter")
     return root
 
 
@@ -79,9 +83,35 @@ def _write_surface(folder: Path) -> None:
     (folder / "v100_latency_ms_by_sm_quota_batch.csv.gz").write_bytes(packed)
 
 
+def _write_pairs(folder: Path) -> None:
+    """Write pairs of the programs of `REQUESTS` as the device model runs them with the `hardware` costs."""
+    folder.mkdir(parents=True)
+    config = hardware("v100")
+    alone = {
+        program: {
+            pct: igniter.Alone(share.latency_ns(request, config, config.sm_count * pct // 100) / 1e6, 20.0)
+            for pct in PAIR_SHARES
+        }
+        for program, request in REQUESTS.items()
+    }
+    rows = ["model,batch,sm_share_pct,latency_ms,throughput,l2cache,dram"]
+    for (model, batch), by_share in alone.items():
+        rows += [f"{model},{batch},{pct},{row.latency_ms},1,5,{row.dram_pct}" for pct, row in by_share.items()]
+    (folder / "solo.csv").write_text("\n".join(rows) + "\n")
+    programs = {program: split.fit_program(by_share, config) for program, by_share in alone.items()}
+    rows = ["model_a,model_b,batch_a,batch_b,sm_share_a_pct,latency_a_ms,latency_b_ms"]
+    for batches in ((1, 1), (1, 8), (8, 1)):
+        for pct in (20, 50, 80):
+            pair = igniter.Pair(("one", batches[0]), ("two", batches[1]), pct, 1.0, 1.0)
+            first_ms, second_ms = split.predict_ms(pair, programs, config)
+            rows.append(f"one,two,{batches[0]},{batches[1]},{pct},{first_ms},{second_ms}")
+    rows.append("one,three,1,1,50,1,1")
+    (folder / "pairs.csv").write_text("\n".join(rows) + "\n")
+
+
 def _write_profiles(folder: Path) -> None:
     folder.mkdir(parents=True)
-    config = msgspec.structs.replace(preset("a100-80"), sm_count=7 * instance.GPC_SMS)
+    config = msgspec.structs.replace(hardware("a100-80"), sm_count=7 * instance.GPC_SMS)
     slowdown = [instance.latency_ns(PROCESS, count, config) for count in range(1, 6)]
     rows = ["model,mig_gpcs,batch,procs,throughput,latency_s"]
     for gpcs, batch in ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4)):
