@@ -71,8 +71,8 @@ class Instances:
         }
         predicted = {cell: latency for cell, latency in latencies.items() if cell not in slowdown}
         measured = {cell: self.latency[cell[0]][cell[1]] for cell in predicted}
-        fitted = {cell: latencies[cell] for cell in known}
-        return InstancePrediction(known=list(known), predicted=predicted, measured=measured, fitted=fitted)
+        known_latencies = {cell: latencies[cell] for cell in known}
+        return InstancePrediction(known=list(known), predicted=predicted, measured=measured, fitted=known_latencies)
 
     def known_cells(self, by: str, seed: int) -> list[Cell]:
         """Return half of the cells, or all cells of half of the points."""
