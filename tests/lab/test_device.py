@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from cotenant_lab.cli import main
-from cotenant_lab.data.igniter import Pair
+from cotenant_lab.data.igniter import SplitPair
 from cotenant_lab.physics import tenants
 from cotenant_lab.study.data_files import data_directory
 from cotenant_lab.study.device import instances, servers, shares, split_shares, sums
@@ -113,7 +113,7 @@ def test_held_out_pairs_do_not_change_predictions(measured: DeviceMeasurements) 
     before = split_shares.predict(measured.pairs, 1, silent)
     held = before.predicted.keys()
 
-    def changed(pair: Pair) -> Pair:
+    def changed(pair: SplitPair) -> SplitPair:
         is_held = any(
             f"{pair.first[0]} batch {pair.first[1]} at {pair.first_share_pct} %" in case
             and f"batch {pair.second[1]} at" in case.split(" and ")[1]

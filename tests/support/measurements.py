@@ -102,7 +102,7 @@ def _write_pairs(folder: Path) -> None:
     rows = ["model_a,model_b,batch_a,batch_b,sm_share_a_pct,latency_a_ms,latency_b_ms"]
     for batches in ((1, 1), (1, 8), (8, 1)):
         for pct in (20, 50, 80):
-            pair = igniter.Pair(("one", batches[0]), ("two", batches[1]), pct, 1.0, 1.0)
+            pair = igniter.SplitPair(("one", batches[0]), ("two", batches[1]), pct, 1.0, 1.0)
             first_ms, second_ms = split.predict_ms(pair, programs, config)
             rows.append(f"one,two,{batches[0]},{batches[1]},{pct},{first_ms},{second_ms}")
     rows.append("one,three,1,1,50,1,1")

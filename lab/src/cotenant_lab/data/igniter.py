@@ -35,7 +35,7 @@ class Alone(msgspec.Struct, frozen=True):
     """Use of the memory bandwidth; None: not measured."""
 
 
-class Pair(msgspec.Struct, frozen=True):
+class SplitPair(msgspec.Struct, frozen=True):
     """Two programs with split shares of the SMs: the second has what the first leaves."""
 
     first: Program
@@ -58,10 +58,10 @@ def read_alone(content: bytes, where: str) -> dict[Program, dict[int, Alone]]:
     return programs
 
 
-def read_pairs(content: bytes, where: str) -> list[Pair]:
+def read_pairs(content: bytes, where: str) -> list[SplitPair]:
     """Return the pairs in the order of the file."""
     return [
-        Pair(
+        SplitPair(
             (model_a, whole(batch_a, "batch_a", location, least=1)),
             (model_b, whole(batch_b, "batch_b", location, least=1)),
             whole(share, "sm_share_a_pct", location, least=1, most=99),

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from cotenant.softgpu.sim.device import Device, DeviceConfig, Kernel, Limits, ScriptClient, Step
-from cotenant_lab.data.igniter import Alone, Pair, Program
+from cotenant_lab.data.igniter import Alone, SplitPair, Program
 from cotenant_lab.physics import share
 
 _LEAN: Final = 0.5
@@ -66,14 +66,14 @@ def slowdowns(first: SplitProgram, second: SplitProgram, first_sms: int, config:
     return together[0] / alone[0], together[1] / alone[1]
 
 
-def predict_ms(pair: Pair, programs: Mapping[Program, SplitProgram], config: DeviceConfig) -> tuple[float, float]:
+def predict_ms(pair: SplitPair, programs: Mapping[Program, SplitProgram], config: DeviceConfig) -> tuple[float, float]:
     """Return both latencies of a pair."""
     alone = alone_ms(pair, programs, config)
     slower = slowdowns(programs[pair.first], programs[pair.second], _sms(pair, config), config)
     return alone[0] * slower[0], alone[1] * slower[1]
 
 
-def alone_ms(pair: Pair, programs: Mapping[Program, SplitProgram], config: DeviceConfig) -> tuple[float, float]:
+def alone_ms(pair: SplitPair, programs: Mapping[Program, SplitProgram], config: DeviceConfig) -> tuple[float, float]:
     """Return the latency of each program of a pair alone at its share."""
     sms = _sms(pair, config)
     return (
@@ -83,7 +83,7 @@ def alone_ms(pair: Pair, programs: Mapping[Program, SplitProgram], config: Devic
 
 
 def fit_contention(
-    pairs: Sequence[Pair], programs: Mapping[Program, SplitProgram], config: DeviceConfig
+    pairs: Sequence[SplitPair], programs: Mapping[Program, SplitProgram], config: DeviceConfig
 ) -> DeviceConfig:
     """Return the device with the cache and DRAM contention that fits the pairs best, by coordinate search."""
     best = config
@@ -103,7 +103,7 @@ def fit_contention(
     return best
 
 
-def _squares(pairs: Sequence[Pair], programs: Mapping[Program, SplitProgram], config: DeviceConfig) -> float:
+def _squares(pairs: Sequence[SplitPair], programs: Mapping[Program, SplitProgram], config: DeviceConfig) -> float:
     total = 0.0
     for pair in pairs:
         first_ms, second_ms = predict_ms(pair, programs, config)
@@ -111,7 +111,7 @@ def _squares(pairs: Sequence[Pair], programs: Mapping[Program, SplitProgram], co
     return total
 
 
-def _sms(pair: Pair, config: DeviceConfig) -> int:
+def _sms(pair: SplitPair, config: DeviceConfig) -> int:
     return min(max(1, round(config.sm_count * pair.first_share_pct / 100)), config.sm_count - 1)
 
 

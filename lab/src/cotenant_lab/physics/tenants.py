@@ -29,7 +29,10 @@ LAYER_KERNELS: Final = {"vgg19": 24, "resnet152": 155, "densenet201": 400, "ince
 _UNKNOWN_KERNELS: Final = 100
 _KERNELS: Final = (1.0, 1000.0)
 _START_WIDTH: Final = 0.7
-_TRIES: Final = ((0.75, 1.0), (1.3, 1.0), (1.0, 0.7), (1.0, 1 / 0.7))
+_TRIES: Final = (
+    *((0.75, 1.0), (1.3, 1.0), (0.9, 1.0), (1.1, 1.0)),
+    *((1.0, 0.7), (1.0, 1 / 0.7), (1.0, 0.85), (1.0, 1 / 0.85)),
+)
 _DAMPING: Final = 0.8
 _WORTH_IT: Final = 0.01
 _ROUNDS: Final = 6  # maximum; the search ends when a round finds nothing better for the known cells

@@ -9,7 +9,7 @@ import msgspec
 
 from cotenant.softgpu.costs import hardware
 from cotenant.softgpu.sim.device import DeviceConfig
-from cotenant_lab.data.igniter import Alone, Pair, Program
+from cotenant_lab.data.igniter import Alone, SplitPair, Program
 from cotenant_lab.physics import split
 from cotenant_lab.study.error import (
     BEYOND,
@@ -33,7 +33,7 @@ class PairMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     """Programs alone by share, and pairs."""
 
     alone: dict[Program, dict[int, Alone]]
-    pairs: list[Pair]
+    pairs: list[SplitPair]
 
 
 class SplitPrediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,7 +138,7 @@ def _errors(predicted: Mapping[str, float], measured: Mapping[str, float]) -> Er
 
 
 def _latencies(
-    pairs: Sequence[Pair], programs: Mapping[Program, split.SplitProgram], config: DeviceConfig
+    pairs: Sequence[SplitPair], programs: Mapping[Program, split.SplitProgram], config: DeviceConfig
 ) -> dict[str, float]:
     return {
         case: value
@@ -147,12 +147,12 @@ def _latencies(
     }
 
 
-def _pair_name(pair: Pair) -> str:
+def _pair_name(pair: SplitPair) -> str:
     (first, first_batch), (second, second_batch) = pair.first, pair.second
     share = pair.first_share_pct
     return f"{first} batch {first_batch} at {share} % and {second} batch {second_batch} at {100 - share} %"
 
 
-def _cases(pair: Pair) -> tuple[str, str]:
+def _cases(pair: SplitPair) -> tuple[str, str]:
     name = _pair_name(pair)
     return f"{pair.first[0]} of {name}", f"{pair.second[0]} of {name}"
