@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from cotenant.softgpu.sim.device import Device, DeviceConfig, Kernel, Limits, ScriptClient, Step
-from cotenant_lab.data.igniter import Alone, SplitPair, Program
+from cotenant_lab.data.igniter import Alone, Program, SplitPair
 from cotenant_lab.physics import share
 
 _LEAN: Final = 0.5

@@ -9,7 +9,7 @@ import msgspec
 
 from cotenant.softgpu.costs import hardware
 from cotenant.softgpu.sim.device import DeviceConfig
-from cotenant_lab.data.igniter import Alone, SplitPair, Program
+from cotenant_lab.data.igniter import Alone, Program, SplitPair
 from cotenant_lab.physics import split
 from cotenant_lab.study.error import (
     BEYOND,
