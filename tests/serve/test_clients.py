@@ -24,7 +24,7 @@ import tritonclient.http as triton_http
 import tritonclient.http.aio as triton_http_aio
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from tests.support.model_servers import HELD, ONNX_TYPES, Server, make_models
+from tests.support.model_servers import BEARER, HELD, ONNX_TYPES, Server, explicit_control, make_models
 
 pytestmark = [pytest.mark.live, pytest.mark.filterwarnings("default")]  # third-party clients and their dependencies
 CLIENTS = {"http": triton_http, "grpc": triton_grpc}
@@ -47,7 +47,7 @@ ARRAYS = {
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("models")
     make_models(folder)
-    server = Server(folder, "--cores", "1")
+    server = Server(folder, "--cores", "1", *explicit_control(folder))
     yield server
     server.stop()
 
@@ -60,6 +60,13 @@ def protocol(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def client(server: Server, protocol: str) -> Iterator[Any]:
     client = CLIENTS[protocol].InferenceServerClient(getattr(server, protocol))
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def admin_client(server: Server, protocol: str) -> Iterator[Any]:
+    client = CLIENTS[protocol].InferenceServerClient(server.admin)
     yield client
     client.close()
 
@@ -164,7 +171,9 @@ def test_statistics_count_the_rows_of_a_request(client: Any, protocol: str) -> N
     assert count() == before + 3
 
 
-def test_broken_model_is_unavailable_and_others_are_ready(client: Any, protocol: str, server: Server) -> None:
+def test_broken_model_is_unavailable_and_others_are_ready(
+    client: Any, admin_client: Any, protocol: str, server: Server
+) -> None:
     assert "broken" not in server.models
     index = client.get_model_repository_index(**({} if protocol == "http" else {"as_json": True}))
     states = {entry["name"]: entry for entry in (index if protocol == "http" else index["models"])}
@@ -172,23 +181,23 @@ def test_broken_model_is_unavailable_and_others_are_ready(client: Any, protocol:
     assert states["broken"]["state"] == "UNAVAILABLE"
     assert "broken.onnx" in states["broken"]["reason"]
     with pytest.raises(InferenceServerException, match=r"broken\.onnx"):
-        client.load_model("broken")
+        admin_client.load_model("broken", headers=BEARER)
 
 
-def test_model_can_be_unloaded_and_loaded_again(client: Any, protocol: str) -> None:
+def test_model_can_be_unloaded_and_loaded_again(client: Any, admin_client: Any, protocol: str) -> None:
     name = "id_uint8"
-    client.unload_model(name)
+    admin_client.unload_model(name, headers=BEARER)
     assert not client.is_model_ready(name)
     with pytest.raises(InferenceServerException):
         client.infer(name, [input_tensor(protocol, "IN", ARRAYS["UINT8"])])
-    client.load_model(name)
+    admin_client.load_model(name, headers=BEARER)
     assert client.is_model_ready(name)
     client.infer(name, [input_tensor(protocol, "IN", ARRAYS["UINT8"])])
     with pytest.raises(InferenceServerException, match="no such model"):
-        client.load_model("unknown")
+        admin_client.load_model("unknown", headers=BEARER)
 
 
-def test_reload_answers_requests_of_the_previous_instance(server: Server, protocol: str) -> None:
+def test_reload_answers_requests_of_the_previous_instance(server: Server, admin_client: Any, protocol: str) -> None:
     with CLIENTS[protocol].InferenceServerClient(server.grpc if protocol == "grpc" else server.http) as client:
         tensor = input_tensor(protocol, "SECONDS", np.full((1, 1), 0.05, np.float32))
         answers: queue.Queue[Any] = queue.Queue()
@@ -197,7 +206,7 @@ def test_reload_answers_requests_of_the_previous_instance(server: Server, protoc
             pending = client.async_infer("slow", [tensor])
         else:
             client.async_infer("slow", [tensor], callback=lambda result, error: answers.put(error or result))
-        client.load_model("slow")
+        admin_client.load_model("slow", headers=BEARER)
         answer = answers.get(timeout=60) if pending is None else pending.get_result()
         np.testing.assert_array_equal(answer.as_numpy("SECONDS"), [[np.float32(0.05)]])
 

@@ -19,8 +19,9 @@ import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
 from cotenant.serve.frontend.admin import AdminService
+from cotenant.serve.frontend.connections import ClientLimits
 from cotenant.serve.frontend.grpc import GrpcServer
-from cotenant.serve.frontend.http import ClientLimits, HttpServer
+from cotenant.serve.frontend.http import HttpServer
 from cotenant.serve.frontend.shared_memory import SharedMemoryRegions
 from cotenant.serve.model.tensor import Datatype, TensorSpec
 from cotenant.serve.protocol.http2 import frames as http2
@@ -103,6 +104,9 @@ class RecordingTransport:
     def write(self, data: bytes) -> None:
         self.sent += data
 
+    def get_extra_info(self, name: str) -> None:
+        return None
+
     def get_write_buffer_size(self) -> int:
         return 0
 
@@ -160,7 +164,7 @@ def test_internal_error_is_answered_over_grpc_and_connection_stays_open(method: 
 
     async def main() -> tuple[bytes, list[BaseException]]:
         begin = http2.PREFACE + frame(http2.SETTINGS, 0, 0)
-        protocol = GrpcServer(FAILING_ADMIN, 1 << 20, 1 << 20, 10)()
+        protocol = GrpcServer(FAILING_ADMIN, ClientLimits(1 << 20, 1 << 20, 10))()
         return await response_and_errors(protocol, begin + call(1, method) + call(3, "ServerLive"))
 
     sent, errors = asyncio.run(main())

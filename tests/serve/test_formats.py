@@ -228,6 +228,9 @@ def test_message_fields_match_the_public_protocol() -> None:
             theirs[name] = descriptor
             if not name.startswith("Cuda"):  # its RegionStatus differs
                 theirs.update(descriptor.nested_types_by_name)
+            for request, ours in (("TraceSettingRequest", "TraceValue"), ("LogSettingsRequest", "LogValue")):
+                if name == request:  # both are called SettingValue
+                    theirs[ours] = descriptor.nested_types_by_name["SettingValue"]
     for name in MESSAGES:
         if name.startswith("HealthCheck"):  # from grpc.health.v1
             continue

@@ -5,12 +5,14 @@ All tests use a software GPU with MPS: workers are real processes, and the devic
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -222,6 +224,50 @@ def kill_busy_worker(gpu_host: GpuHost, busy_ns: dict[int, int]) -> None:
         return [pid for pid, previous_ns in busy_ns.items() if now_ns.get(pid, 0) > previous_ns]
 
     os.kill(until(busy)[0], signal.SIGKILL)
+
+
+def test_requests_of_killed_workers_get_503_and_workers_are_restarted(gpu_host: GpuHost) -> None:
+    """Kill workers until a run has lost two of them; the server is not ready meanwhile, and serves again afterwards."""
+    folder = gpu_host.folder("killed", long=LONG.replace("1500ms", "300ms"))
+    flags = ("--runtime-dir", str(gpu_host.home / "run"), "--state-dir", str(gpu_host.home / "state"))
+    server = Server(folder, "--runtime", "replay", "--tenants", "no", *flags)
+    stop = threading.Event()
+
+    def kill_workers() -> None:
+        while not stop.wait(0.02):
+            for pid in gpu_host.pids():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_workers)
+    try:
+        killer.start()
+        assert until(lambda: infer_error(server, "long")) == (503, True)
+        until(lambda: status_of(server, "v2/health/ready") == 503)
+        stop.set()
+        until(lambda: status_of(server, "v2/health/ready") == 200)
+        assert infer_status(server, "long") == 200
+    finally:
+        stop.set()
+        killer.join()
+        server.stop()
+
+
+def infer_error(server: Server, model: str) -> tuple[int, bool] | None:
+    """Return the status of a failed request and whether it has a Retry-After; None if it was answered."""
+    try:
+        infer_status(server, model)
+    except urllib.error.HTTPError as error:
+        return error.code, int(error.headers.get("Retry-After", 0)) > 0
+    return None
+
+
+def status_of(server: Server, path: str) -> int:
+    try:
+        with urllib.request.urlopen(f"http://{server.http}/{path}", timeout=60) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
 
 
 def test_hung_run_is_abandoned_without_affecting_others(gpu_host: GpuHost) -> None:

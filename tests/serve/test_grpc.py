@@ -151,16 +151,24 @@ def test_large_decompressed_messages_are_left_to_a_thread() -> None:
         text += frame(http2.DATA, 0, 1, prefixed(compress(plain, "gzip"), compressed=True))
     events = [event for event in GrpcConnection(1 << 22).feed(text) if isinstance(event, MessageReceived)]
     assert [event.compressed is None for event in events] == [True, False, True, False, True]
-    assert tuple(event.message if event.compressed is None else event.compressed.finish() for event in events) == plains
+    assert (
+        tuple(event.message if event.compressed is None else finished(event.compressed) for event in events) == plains
+    )
+
+
+def finished(compressed: Decompression) -> bytes:
+    while not compressed.step(100):
+        pass
+    return bytes(compressed.result)
 
 
 @given(st.binary(max_size=300), st.integers(0, 400), st.integers(-1, 400), st.sampled_from(["gzip", "deflate"]))
 def test_decompression_result_does_not_depend_on_the_inline_limit(
     plain: bytes, limit: int, inline_limit: int, encoding: str
 ) -> None:
-    def decompress() -> tuple[bytes | None, bytes]:
+    def decompress() -> tuple[bytearray | None, bytes]:
         compressed = Decompression(compress(plain, encoding), encoding, limit)
-        return compressed.begin(inline_limit), compressed.finish()
+        return compressed.begin(inline_limit), finished(compressed)
 
     if len(plain) > limit:
         with pytest.raises(ValueError, match="decompresses to more than"):
@@ -176,7 +184,40 @@ def test_truncated_gzip_is_rejected_for_any_inline_limit(plain: bytes, data: st.
     compressed = compress(plain, "gzip")
     decompression = Decompression(compressed[: data.draw(st.integers(0, len(compressed) - 1))], "gzip", 1000)
     with pytest.raises(ValueError, match="truncated"):
-        (decompression.begin(inline_limit), decompression.finish())
+        (decompression.begin(inline_limit), finished(decompression))
+
+
+@pytest.mark.parametrize(
+    "control_frame",
+    [
+        frame(http2.PING, 0, 0, bytes(8)),
+        frame(http2.SETTINGS, 0, 0),
+        frame(http2.SETTINGS, 0, 0, b"\0\4\0\1\0\0"),
+        frame(http2.PRIORITY, 0, 1, bytes(5)),
+        frame(0xEE, 0, 0, b"unknown"),
+    ],
+)
+def test_flood_of_control_frames_is_cut_off(control_frame: bytes) -> None:
+    connection = GrpcConnection(LIMIT)
+    connection.feed(BEGIN)
+    with pytest.raises(Http2Error) as caught:
+        connection.feed(control_frame * 1000)
+    assert caught.value.code == http2.ENHANCE_YOUR_CALM
+    assert connection.take().count(b"too many control frames") == 1
+
+
+def test_control_frames_of_a_working_client_are_answered() -> None:
+    connection = GrpcConnection(LIMIT)
+    connection.feed(BEGIN)
+    ping = frame(http2.PING, 0, 0, b"12345678")
+    connection.take()
+    for stream in range(1, 2001, 2):  # a client that measures its bandwidth sends PING with its data
+        connection.feed(call(stream, b"x") + ping)
+        connection.finish(stream)
+        assert connection.take().count(b"12345678") == 1
+    for _ in range(10):  # and one that keeps an idle connection open sends some between two sweeps
+        connection.feed(ping * 100)
+        connection.renew_control_frames()
 
 
 def test_client_that_resets_every_call_is_disconnected() -> None:

@@ -12,13 +12,16 @@ import pytest
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
+import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from cotenant.serve.model.event import ModelSpec, Run
 from cotenant.serve.model.tensor import Datatype, TensorSpec
-from cotenant.serve.runtime import onnx_sessions as module
+from cotenant.serve.runtime import onnx_files, onnx_sessions
+from cotenant.serve.runtime.model import ModelLoadError
 from cotenant.serve.runtime.onnx import OnnxModel
-from cotenant.serve.runtime.onnx_sessions import UNSHARED, OnnxSessions, remove_stale_weights
+from cotenant.serve.runtime.onnx_files import remove_stale_weights
+from cotenant.serve.runtime.onnx_sessions import UNSHARED, OnnxSessions
 from cotenant.serve.runtime.runtime import CpuRuntime
 from cotenant.serve.runtime.threads import UNSHARED_LIMIT, CoreThreads, Job, RunResult
 from tests.support.model_servers import save
@@ -50,7 +53,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Set the directory of the written weights."""
-    monkeypatch.setattr(module, "_weights_root", lambda: str(tmp_path))
+    monkeypatch.setattr(onnx_files, "_weights_root", lambda: str(tmp_path))
     return tmp_path
 
 
@@ -73,7 +76,6 @@ def anonymous_kib() -> int:
 @NEEDS_TWO_CORES
 def test_sessions_of_all_widths_agree_and_share_weights(sessions: OnnxSessions, home: Path) -> None:
     expected = [run(sessions.alone, rows) for rows in (1, 5)]
-    assert not list(home.iterdir())  # a single session needs no file
     sessions.prepare((1, 2, UNSHARED))
     previous_kib = anonymous_kib()
     for cores in (CORES[:1], CORES[:2], CORES[1::-1], ()):
@@ -105,7 +107,7 @@ def test_weight_files_are_removed_on_close_and_when_stale(path: Path, home: Path
     stale = home / "cotenant-weights-of-the-dead"
     stale.mkdir()
     remove_stale_weights()
-    (remaining,) = home.iterdir()
+    (remaining,) = home.iterdir()  # the copy of the model was removed when the optimised one was written
     assert remaining != stale
     sessions.close()
     assert not list(home.iterdir())
@@ -115,10 +117,10 @@ def test_weight_files_are_removed_on_close_and_when_stale(path: Path, home: Path
 def test_model_that_cannot_be_written_runs_with_its_own_copies(
     sessions: OnnxSessions, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_writing_options", lambda folder: module._options(1))
+    monkeypatch.setattr(onnx_sessions, "_writing_options", lambda folder: onnx_sessions._options(1))
     with sessions.on(CORES[:2]) as session:
         np.testing.assert_allclose(run(session, 2), run(sessions.alone, 2), rtol=1e-4, atol=1e-3)
-    assert not list(home.iterdir())
+    assert [path.name for path in home.glob("*/*")] == ["model.onnx"]  # the copy of the model
 
 
 def test_unshared_runs_beyond_the_limit_wait_and_each_ends_once(sessions: OnnxSessions) -> None:
@@ -166,3 +168,39 @@ def test_runtime_is_settled_only_after_sessions_are_open() -> None:
         assert sorted(opened_sessions) == [("a", 2), ("b", 2)]
 
     asyncio.run(main())
+
+
+def test_sessions_do_not_depend_on_the_files_of_the_model(home: Path, tmp_path: Path) -> None:
+    """Weights that are truncated or overwritten change no loaded model; ONNX Runtime maps external weights."""
+    folder = tmp_path / "external"
+    folder.mkdir()
+    weights = np.arange(SIDE * SIDE, dtype=np.float32).reshape(SIDE, SIDE) / SIDE
+    nodes = [onnx.helper.make_node("MatMul", ["X", "W"], ["Y"])]
+    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", SIDE]) for name in "XY"]
+    graph = onnx.helper.make_graph(nodes, "g", ends[:1], ends[1:], [onnx.numpy_helper.from_array(weights, "W")])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=9)
+    path = folder / "external.onnx"
+    onnx.save_model(model, str(path), save_as_external_data=True, location="w.data", size_threshold=0)
+    assert onnx_files.external_files(path) == ["w.data"]
+    sessions = OnnxSessions(path, CORES)
+    expected = run(sessions.alone, 3)
+    os.truncate(folder / "w.data", 0)
+    path.write_bytes(b"no model")
+    np.testing.assert_array_equal(run(sessions.alone, 3), expected)
+    sessions.prepare((UNSHARED,))
+    with sessions.on(()) as session:
+        np.testing.assert_allclose(run(session, 3), expected, rtol=1e-4, atol=1e-3)
+    sessions.close()
+    with pytest.raises(ModelLoadError, match=r"external\.onnx"):
+        OnnxSessions(path, CORES)
+
+
+def test_weights_outside_of_the_directory_of_the_model_are_refused(tmp_path: Path) -> None:
+    tensor = onnx.TensorProto(name="W", data_type=1, dims=[1], data_location="EXTERNAL")
+    tensor.external_data.add(key="location", value="../secret")
+    branch = onnx.GraphProto(name="b", initializer=[tensor])
+    node = onnx.NodeProto(op_type="If")
+    node.attribute.append(onnx.helper.make_attribute("then_branch", branch))
+    (tmp_path / "m.onnx").write_bytes(onnx.ModelProto(graph=onnx.GraphProto(node=[node])).SerializeToString())
+    with pytest.raises(ModelLoadError, match="not below the model's directory"):
+        onnx_files.external_files(tmp_path / "m.onnx")

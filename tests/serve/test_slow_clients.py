@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("google.protobuf")
 from cotenant.serve.frontend.admin import AdminService
+from cotenant.serve.frontend.connections import ClientLimits
 from cotenant.serve.frontend.grpc import GrpcProtocol, GrpcServer
 from cotenant.serve.protocol.http2 import frames as http2
 from cotenant.serve.protocol.http2.frames import frame
@@ -29,6 +30,9 @@ class FakeTransport:
     def __init__(self) -> None:
         self.aborted = False
 
+    def get_extra_info(self, name: str) -> None:
+        return None
+
     def get_write_buffer_size(self) -> int:
         return 0
 
@@ -48,7 +52,7 @@ class FakeTransport:
 
 
 def connected_server() -> tuple[GrpcServer, GrpcProtocol, FakeTransport]:
-    server = GrpcServer(cast("AdminService", None), 1 << 20, 1 << 20, 10)
+    server = GrpcServer(cast("AdminService", None), ClientLimits(1 << 20, 1 << 20, 10))
     transport = FakeTransport()
     protocol = server()
     protocol.connection_made(cast("asyncio.Transport", transport))

@@ -8,9 +8,10 @@ import pytest
 
 pytest.importorskip("google.protobuf")
 from cotenant.serve.frontend.admin import AdminService
+from cotenant.serve.frontend.connections import ClientLimits
 from cotenant.serve.frontend.grpc import GrpcProtocol, GrpcServer
-from cotenant.serve.frontend.http import ClientLimits, HttpConnection, HttpServer
-from cotenant.serve.protocol.compression import Decompression, compress
+from cotenant.serve.frontend.http import HttpConnection, HttpServer
+from cotenant.serve.protocol.compression import STEP_BYTES, Decompression, compress
 from cotenant.serve.protocol.http2 import frames as http2
 from cotenant.serve.protocol.http2.frames import frame
 from cotenant.serve.protocol.http2.hpack import encode_header
@@ -31,6 +32,9 @@ class RecordingTransport:
     def is_closing(self) -> bool:
         return False
 
+    def get_extra_info(self, name: str) -> None:
+        return None
+
     def get_write_buffer_size(self) -> int:
         return 0
 
@@ -46,17 +50,17 @@ class RecordingTransport:
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
-    """Return the threads that decompressed more than a megabyte."""
+    """Return the threads that decompressed more than a megabyte and a byte."""
     threads_used: list[threading.Thread] = []
-    finish = Decompression.finish
+    step = Decompression.step
 
-    def recording_finish(self: Decompression) -> bytes:
-        plain = finish(self)
-        if len(plain) > 1 << 20:
+    def recording_step(self: Decompression, size_bytes: int = STEP_BYTES) -> bool:
+        is_complete = step(self, size_bytes)
+        if len(self.result) > (1 << 20) + 1:
             threads_used.append(threading.current_thread())
-        return plain
+        return is_complete
 
-    monkeypatch.setattr(Decompression, "finish", recording_finish)
+    monkeypatch.setattr(Decompression, "step", recording_step)
     return threads_used
 
 
@@ -82,7 +86,10 @@ def test_messages_of_a_stream_stay_in_order(threads: list[threading.Thread], mon
     monkeypatch.setattr(GrpcProtocol, "_infer_on_stream", lambda self, stream, call, message: messages.append(message))
 
     async def main() -> RecordingTransport:
-        server, transport = GrpcServer(cast("AdminService", None), 1 << 23, 1 << 24, 10), RecordingTransport()
+        server, transport = (
+            GrpcServer(cast("AdminService", None), ClientLimits(1 << 23, 1 << 24, 10)),
+            RecordingTransport(),
+        )
         protocol = server()
         protocol.connection_made(cast("asyncio.Transport", transport))
         begin = http2.PREFACE + frame(http2.SETTINGS, 0, 0)
@@ -102,7 +109,10 @@ def test_messages_of_a_stream_stay_in_order(threads: list[threading.Thread], mon
 
 def test_call_reset_during_decompression_is_dropped(threads: list[threading.Thread]) -> None:
     async def main() -> RecordingTransport:
-        server, transport = GrpcServer(cast("AdminService", None), 1 << 23, 1 << 24, 10), RecordingTransport()
+        server, transport = (
+            GrpcServer(cast("AdminService", None), ClientLimits(1 << 23, 1 << 24, 10)),
+            RecordingTransport(),
+        )
         protocol = server()
         protocol.connection_made(cast("asyncio.Transport", transport))
         begin = http2.PREFACE + frame(http2.SETTINGS, 0, 0)
@@ -136,3 +146,36 @@ def test_small_body_with_large_result_is_decompressed_in_a_thread(
     assert bodies == [plain]
     assert threads
     assert threading.main_thread() not in threads
+
+
+def test_unpacked_size_counts_against_the_memory_for_bodies_before_unpacking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small bodies that together expand to more than the memory for bodies are refused, and none is unpacked beyond."""
+    largest = 0
+    monkeypatch.setattr(HttpConnection, "_route", lambda self, request, target, body: self._respond(200, b""))
+    compressed = compress(bytes(16 << 20), "gzip")
+    assert len(compressed) < 128 << 10
+    head = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n"
+    step = Decompression.step
+
+    def slow_step(self: Decompression, size_bytes: int = STEP_BYTES) -> bool:
+        nonlocal largest
+        is_complete = step(self, size_bytes)
+        largest = max(largest, server.receive_budget.used_bytes)
+        return is_complete
+
+    async def main() -> list[bytes]:
+        transports = [RecordingTransport() for _ in range(24)]
+        for transport in transports:
+            connection = server()
+            connection.connection_made(cast("asyncio.Transport", transport))
+            connection.data_received(head % len(compressed) + compressed)
+        await tasks_done(server)
+        return [transport.sent.partition(b"\r\n")[0] for transport in transports]
+
+    monkeypatch.setattr(Decompression, "step", slow_step)
+    limits = ClientLimits(body_bytes=32 << 20, held_bytes=64 << 20)
+    server = HttpServer(cast("AdminService", None), limits, lambda: b"")
+    statuses = asyncio.run(main())
+    assert set(statuses) == {b"HTTP/1.1 200 OK", b"HTTP/1.1 429 Too Many Requests"}
+    assert 0 < largest <= limits.held_bytes
+    assert server.receive_budget.used_bytes == 0

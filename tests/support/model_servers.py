@@ -111,6 +111,17 @@ def make_models(folder: Path) -> None:
     (folder / "broken.onnx").write_bytes(b"no model at all")
 
 
+TOKEN = "0123456789abcdef-token"
+BEARER = {"authorization": f"Bearer {TOKEN}"}
+
+
+def explicit_control(folder: Path) -> tuple[str, ...]:
+    """Return the flags of a server whose admin listener accepts `TOKEN`."""
+    path = folder.parent / f"{folder.name}-token"
+    path.write_text(f"{TOKEN}\n")
+    return "--model-control", "explicit", "--admin-port", "0", "--admin-token-file", str(path)
+
+
 class Server:
     """A `cotenant serve run` process that is ready."""
 
@@ -134,6 +145,7 @@ class Server:
         self.http = f"127.0.0.1:{ports_and_models['http']}"
         self.grpc = f"127.0.0.1:{ports_and_models['grpc']}"
         self.metrics = f"127.0.0.1:{ports_and_models['metrics']}"
+        self.admin = f"127.0.0.1:{ports_and_models['admin']}"
         self.models: list[str] = ports_and_models["models"]
 
     def terminate(self) -> None:

@@ -47,12 +47,21 @@ def _add_run(verbs: Any) -> None:
     for name, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
         about = f"Port for {name} (default {port}); 0: any free port; -1: none."
         network.add_argument(f"--{name}-port", type=int, default=port, metavar="PORT", help=about)
-    about = "Client connections per port (default 4096)."
+    about = "Connections of all clients (default 4096); at the limit, idle ones are closed."
     network.add_argument("--connections", type=int, default=4096, metavar="N", help=about)
+    about = "Connections of one client address (default 2048)."
+    network.add_argument("--client-connections", type=int, default=2048, metavar="N", help=about)
+    about = "Close a connection after this time without a request (default 5min)."
+    network.add_argument("--idle-timeout", default="5min", metavar="DURATION", help=about)
     network.add_argument("--tls-cert", default="", metavar="FILE", help="Use TLS with this certificate (PEM).")
     network.add_argument("--tls-key", default="", metavar="FILE", help="Private key of the certificate (PEM).")
     about = "Require client certificates signed by one of these authorities (PEM)."
     network.add_argument("--tls-clients", default="", metavar="FILE", help=about)
+    about = "Require the token in this file from clients, as `Authorization: Bearer TOKEN`."
+    network.add_argument("--token-file", default="", metavar="FILE", help=about)
+    about = "Accept requests of web pages at this origin, such as https://example.org (default: none); may be repeated."
+    network.add_argument("--allow-origin", action="append", default=[], metavar="ORIGIN", help=about)
+    _add_admin_flags(run)
     _add_runtime_flags(run)
     requests = group(run, "Scheduling and limits")
     about = f"Scheduling policy (default dstack); `{_LIST}` prints the installed policies."
@@ -68,6 +77,25 @@ def _add_run(verbs: Any) -> None:
     requests.add_argument("--drain", default="30s", metavar="DURATION", help=about)
     about = "Record requests for `cotenant trace`: asked (default; while it runs), always (also for --last) or off."
     requests.add_argument("--trace", default="asked", metavar="WHEN", help=about)
+    about = "Append a line of JSON for each request to this file; `-`: to standard error (default: no access log)."
+    requests.add_argument("--access-log", default="", metavar="FILE", help=about)
+
+
+def _add_admin_flags(run: Parser) -> None:
+    control = group(run, "Model control")
+    about = "none (default): models are those at the start; explicit: the admin listener loads and unloads models; "
+    about += "poll: changes of the files are loaded."
+    control.add_argument("--model-control", default="none", metavar="MODE", help=about)
+    about = "Interval at which files are checked with `--model-control poll` (default 5s)."
+    control.add_argument("--poll-interval", default="5s", metavar="DURATION", help=about)
+    about = "Address of the admin listener (default 127.0.0.1)."
+    control.add_argument("--admin-host", default="127.0.0.1", metavar="HOST", help=about)
+    about = "Port of the admin listener, for HTTP and gRPC (default 8003 with `--model-control explicit`, else none)."
+    control.add_argument("--admin-port", type=int, default=None, metavar="PORT", help=about)
+    about = "File with the token of the admin listener (default: created in the state directory)."
+    control.add_argument("--admin-token-file", default="", metavar="FILE", help=about)
+    about = "Require client certificates of these authorities (PEM) on the admin listener, instead of a token."
+    control.add_argument("--admin-tls-clients", default="", metavar="FILE", help=about)
 
 
 def _add_profile(verbs: Any) -> None:
@@ -143,13 +171,17 @@ def _run(options: argparse.Namespace) -> int:
                     print(f"  {line}")
         return 0
     fields = ServeArguments.__struct_fields__
-    values = {name: getattr(options, name) for name in fields} | {"models": tuple(options.models)}
+    values = {name: getattr(options, name) for name in fields}
+    values |= {"models": tuple(options.models), "allow_origin": tuple(options.allow_origin)}
 
     def show(ports: Any, models: Sequence[str]) -> None:
         if options.json:
-            print_json({"http": ports.http, "grpc": ports.grpc, "metrics": ports.metrics, "models": list(models)})
+            print_json({**ports._asdict(), "models": list(models)})
             return
-        addresses = [f"{name} {options.host}:{port}" for name, port in ports._asdict().items() if port >= 0]
+        hosts = {"admin": options.admin_host}
+        addresses = [
+            f"{name} {hosts.get(name, options.host)}:{port}" for name, port in ports._asdict().items() if port >= 0
+        ]
         print_line(f"ready: {', '.join(models) or 'no models'} at {', '.join(addresses)}")
 
     return run_server(ServeArguments(**values), find(options)[1], load(options)[1], print_line, show)

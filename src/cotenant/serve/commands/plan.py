@@ -21,7 +21,7 @@ from cotenant.serve.model.run_times import RunTimes
 from cotenant.serve.plan_format import plan_from_tree
 from cotenant.serve.policy.what_if import PlanForecast, default_rates, forecast_plan
 from cotenant.serve.runtime.model import ModelLoadError
-from cotenant.serve.runtime.onnx_sessions import remove_stale_weights
+from cotenant.serve.runtime.onnx_files import remove_stale_weights
 from cotenant.serve.runtime.profiles import ProfileCache, model_hash
 from cotenant.serve.runtime.repository import Repository
 from cotenant.serve.runtime.standalone import StandaloneRuntime
@@ -97,7 +97,7 @@ def plan_models(
     rates = parse_rates(arguments.rate)
     cores = cores_to_use(sorted(os.sched_getaffinity(0)), arguments.cores)
     paths = [Path(model_path) for model_path in arguments.models]
-    sources = Repository(paths, cores).scan()
+    sources = Repository(paths, cores).scan(run_code=True)
     if not sources:
         raise ConfigError(
             "MODELS", ", ".join(arguments.models), "contains no models; name a file or directory with models"

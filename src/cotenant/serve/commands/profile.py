@@ -29,7 +29,7 @@ from cotenant.serve.runtime.measure import (
     widths_to_measure,
 )
 from cotenant.serve.runtime.model import LoadedModel, ModelLoadError, ModelSource
-from cotenant.serve.runtime.onnx_sessions import remove_stale_weights
+from cotenant.serve.runtime.onnx_files import remove_stale_weights
 from cotenant.serve.runtime.profiles import ProfileCache, model_hash
 from cotenant.serve.runtime.repository import Repository
 from cotenant.serve.runtime.standalone import StandaloneRuntime
@@ -87,7 +87,7 @@ def profile_models(
     shapes = parse_shapes(arguments.shape)
     cores = cores_to_use(sorted(os.sched_getaffinity(0)), arguments.cores)
     paths = [Path(model_path) for model_path in arguments.models]
-    sources = Repository(paths, cores).scan()  # reject a missing path before anything else
+    sources = Repository(paths, cores).scan(run_code=True)  # reject a missing path before anything else
     cache = ProfileCache(profiles_folder(arguments.profiles, user_directories), report)
     remove_stale_weights()
     standalone = StandaloneRuntime(runtime_of(runtime_options(arguments), cores, directories, report), paths, cores)

@@ -6,22 +6,32 @@ Independent of the protocol: results are trees with the names of the Open Infere
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 from cotenant import __version__
+from cotenant.errors import ConfigError
+from cotenant.runner.clock import monotonic_ns
 from cotenant.serve.frontend.engine import Engine
+from cotenant.serve.frontend.server_settings import ServerLog
 from cotenant.serve.model.run_times import RunTimes
 from cotenant.serve.protocol.oip.infer import InferError, quoted
 from cotenant.serve.protocol.oip.metadata import EXTENSIONS, config, metadata
 from cotenant.serve.runtime.model import LoadedModel, ModelLoadError, ModelSource
-from cotenant.serve.runtime.repository import Repository
+from cotenant.serve.runtime.repository import Repository, fingerprint
+from cotenant.units.text import round_duration
 
 ProfileOf: TypeAlias = Callable[[ModelSource], RunTimes | None]
 """Return the measured run times of a model on this device, or None."""
 READY: Final = "READY"
 UNAVAILABLE: Final = "UNAVAILABLE"
 LOADING: Final = "LOADING"
+NONE: Final = "none"
+EXPLICIT: Final = "explicit"
+POLL: Final = "poll"
+MODEL_CONTROL: Final = (NONE, EXPLICIT, POLL)
+"""Which models are served: those at the start, those that the admin listener loads, or those in the directories."""
 _LOADS_AT_ONCE: Final = 4
 """Maximum concurrent loads. Our choice: loading waits for disks and for processes that start."""
 
@@ -34,11 +44,24 @@ def _no_profile(source: ModelSource) -> RunTimes | None:
 class AdminService:
     """Metadata, statistics and model repository of one server, independent of the protocol."""
 
-    def __init__(self, engine: Engine, repository: Repository, cores: int, profile_of: ProfileOf = _no_profile) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        repository: Repository,
+        reports: ServerLog,
+        profile_of: ProfileOf = _no_profile,
+        control: str = NONE,
+    ) -> None:
         """Start with no model loaded; `profile_of` is called off the loop's thread and may take long."""
         self.engine = engine
+        self.reports = reports
+        self.control = control
         self._repository = repository
-        self._cores = cores
+        self._cores = engine.all_units
+        self._fingerprints: dict[str, tuple[object, ...]] = {}
+        """Of the files that each model was loaded from, or could not be loaded from."""
+        self._seen: dict[str, tuple[object, ...]] = {}
+        """As `_fingerprints`, at the last poll."""
         self._states: dict[str, tuple[str, str, str]] = {}
         self._loading: dict[str, asyncio.Lock] = {}
         self._settled = False
@@ -46,7 +69,7 @@ class AdminService:
 
     async def load_all(self) -> dict[str, str]:
         """Load all models; return the reasons of those that failed, by name."""
-        sources = await asyncio.to_thread(self._repository.scan)
+        sources = await asyncio.to_thread(self._repository.scan, run_code=True)
         failures = {}
         semaphore = asyncio.Semaphore(_LOADS_AT_ONCE)
 
@@ -54,7 +77,7 @@ class AdminService:
             async with semaphore:
                 try:
                     await self.load(name)
-                except InferError as error:
+                except InferError as error:  # the log has the reason
                     failures[name] = str(error)
 
         await asyncio.gather(*map(load, sources))
@@ -64,8 +87,8 @@ class AdminService:
 
     @property
     def ready(self) -> bool:
-        """Return whether all models are loaded or failed, and requests are accepted."""
-        return self._settled and not self.engine.draining
+        """Return whether all models are loaded or failed, and a request for one of them would be run."""
+        return self._settled and any(map(self.engine.can_serve, self.engine.names()))
 
     def model_ready(self, name: str, version: str) -> bool:
         """Return whether a request for this model would be accepted."""
@@ -73,7 +96,13 @@ class AdminService:
             self.engine.model(name, version)
         except InferError:
             return False
-        return not self.engine.draining
+        return self.engine.can_serve(name)
+
+    def check_control(self) -> None:
+        """Raise `InferError` unless clients may load and unload models."""
+        if self.control != EXPLICIT:
+            text = f"models cannot be loaded or unloaded with --model-control {self.control}, only with {EXPLICIT}"
+            raise InferError(text, "forbidden")
 
     def server(self) -> dict[str, Any]:
         """Return the server's metadata."""
@@ -117,13 +146,15 @@ class AdminService:
     async def load(self, name: str) -> None:
         """Load a model, or load it again; requests of the previous instance are still answered by it."""
         async with self._loading.setdefault(name, asyncio.Lock()):
-            source = (await asyncio.to_thread(self._repository.scan)).get(name)
+            source = await asyncio.to_thread(self._find, name)
             if source is None:
                 self._loading.pop(name, None)
                 raise InferError(f"failed to load {quoted(name)}: there is no such model", "not-found")
             previous = self._states.get(name)
             if previous is None or previous[1] != READY:
                 self._states[name] = (source.version, LOADING, "")
+            began_ns = monotonic_ns()
+            self._fingerprints[name] = await asyncio.to_thread(fingerprint, source)
             try:
                 model, times = await asyncio.to_thread(self._load, source)
             except Exception as error:  # noqa: BLE001  a failing model must not affect the others
@@ -132,9 +163,20 @@ class AdminService:
                 )
                 if previous is None or previous[1] != READY:
                     self._states[name] = (source.version, UNAVAILABLE, reason)
+                self.reports.error(f"failed to load {quoted(name)}: {reason}")
                 raise InferError(f"failed to load {quoted(name)}: {reason}") from None
             self.engine.serve(model, times)
             self._states[name] = (source.version, READY, "")
+            action = "reloaded" if previous is not None and previous[1] == READY else "loaded"
+            took = round_duration(monotonic_ns() - began_ns)
+            self.reports.info(f"{action} {quoted(name)} version {source.version} from {source.path} in {took}")
+
+    def _find(self, name: str) -> ModelSource | None:
+        """Return the source of a model; Python files are executed only if that is needed to know their models."""
+        source = self._repository.scan().get(name)
+        if source is None or source.broken:
+            source = self._repository.scan(run_code=True).get(name)
+        return source
 
     def _load(self, source: ModelSource) -> tuple[LoadedModel, RunTimes | None]:
         model = self._repository.load(source)
@@ -147,3 +189,27 @@ class AdminService:
             raise InferError(f"failed to unload {quoted(name)}: there is no such model", "not-found")
         self.engine.withdraw(name)
         self._states[name] = (state[0], UNAVAILABLE, "unloaded")
+        self.reports.info(f"unloaded {quoted(name)} version {state[0]}")
+
+    async def poll(self) -> None:
+        """Load new and changed models, and unload removed ones.
+
+        A model is loaded when its files are the same at two polls, so that they are complete.
+        """
+        try:
+            sources = await asyncio.to_thread(self._repository.scan, run_code=True)
+            seen = await asyncio.to_thread(lambda: {name: fingerprint(source) for name, source in sources.items()})
+        except (OSError, ConfigError) as error:
+            self.reports.error(f"the models cannot be listed: {error}")
+            return
+        for name, current in seen.items():
+            if current != self._fingerprints.get(name) and current == self._seen.get(name):
+                with contextlib.suppress(InferError):  # the log has the reason
+                    await self.load(name)
+        for name, state in list(self._states.items()):
+            if name not in sources:
+                if state[1] == READY:
+                    self.unload(name)
+                self._states.pop(name, None)
+                self._fingerprints.pop(name, None)
+        self._seen = seen

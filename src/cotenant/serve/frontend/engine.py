@@ -117,6 +117,11 @@ class Engine:
             raise InferError(f"{current}, not in {quoted(version)}", "not-found")
         return served
 
+    def can_serve(self, name: str) -> bool:
+        """Return whether a request for this model would be run."""
+        served = self._served.get(name)
+        return served is not None and not self.draining and self._runtime.can_run(served.model)
+
     def unix_ms(self, instant: Instant) -> int:
         """Convert an instant of the engine to wall-clock time; zero stays zero."""
         return (unix_ns() - (self._clock.now() - instant)) // 1_000_000 if instant else 0
@@ -328,7 +333,8 @@ class Engine:
                 self._trace(pending, RequestEnd.CANCELLED, self._clock.now())
                 continue
             if result.failure:
-                self._fail(pending, InferError(result.failure, "fault"))
+                kind = "unavailable" if result.retry_after_ns else "fault"
+                self._fail(pending, InferError(result.failure, kind, result.retry_after_ns))
             elif pending.model.spec.decoupled:
                 self._succeed(pending)
                 pending.reply.end()

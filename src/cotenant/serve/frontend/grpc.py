@@ -7,9 +7,14 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, cast
 
+from cotenant.runner.clock import monotonic_ns, unix_ns
+from cotenant.serve.frontend.access import Access
+from cotenant.serve.frontend.access_log import AccessLog, AccessRecord
 from cotenant.serve.frontend.admin import AdminService
-from cotenant.serve.frontend.grpc_methods import METHODS
+from cotenant.serve.frontend.connections import Admission, ClientLimits, ConnectionTable, address_of
+from cotenant.serve.frontend.grpc_methods import HEALTH_METHODS, METHODS, changes_server
 from cotenant.serve.frontend.grpc_replies import PendingCall, StreamReply, UnaryReply
+from cotenant.serve.frontend.http import unpacked
 from cotenant.serve.frontend.pending import error_of
 from cotenant.serve.protocol.budget import ByteBudget
 from cotenant.serve.protocol.compression import Decompression
@@ -35,14 +40,22 @@ class GrpcServer:
     """State that all gRPC connections share."""
 
     def __init__(
-        self, admin: AdminService, message_limit_bytes: int, held_limit_bytes: int, connections_limit: int
+        self,
+        admin: AdminService,
+        limits: ClientLimits,
+        table: ConnectionTable | None = None,
+        *,
+        access: Access | None = None,
+        log: AccessLog | None = None,
     ) -> None:
         """Start without connections."""
         self.admin = admin
-        self.message_limit_bytes = message_limit_bytes
-        self.connections_limit = connections_limit
-        self.receive_budget = ByteBudget(held_limit_bytes)
-        self.send_budget = ByteBudget(held_limit_bytes)
+        self.message_limit_bytes = limits.body_bytes
+        self.table = table or ConnectionTable(limits.connections, limits.client_connections)
+        self.access = access or Access()
+        self.log = log
+        self.receive_budget = ByteBudget(limits.held_bytes)
+        self.send_budget = ByteBudget(limits.held_bytes)
         self.connections: set[GrpcProtocol] = set()
         self.tasks: set[asyncio.Task[None]] = set()
 
@@ -84,13 +97,18 @@ class GrpcProtocol(asyncio.Protocol):
         """Messages that another thread decompresses."""
         self._paused = False
         """Reading from the client is paused."""
+        self._health_only = False
+        self.requests = 0
+        self.idle_checks = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Register the connection, or close it at the limit."""
         self._transport = cast("asyncio.Transport", transport)
-        if len(self._server.connections) >= self._server.connections_limit:
+        admission = self._server.table.admit(self, address_of(transport))
+        if admission is Admission.REFUSED:
             transport.close()
             return
+        self._health_only = admission is Admission.HEALTH
         self._server.connections.add(self)
         self.flush()
 
@@ -98,6 +116,7 @@ class GrpcProtocol(asyncio.Protocol):
         """Cancel the client's requests."""
         del exc
         self._server.connections.discard(self)
+        self._server.table.remove(self)
         self._transport = None
         for call in self._calls.values():
             self._drop(call)
@@ -129,6 +148,7 @@ class GrpcProtocol(asyncio.Protocol):
         """Close a connection without progress since the last call: no preface, message data or reads."""
         if self._transport is None:
             return
+        self._connection.renew_control_frames()
         unsent = self._transport.get_write_buffer_size() + self._connection.held_bytes()
         partial = {} if self._paused else self._connection.partial_messages()
         too_slow = any(
@@ -138,6 +158,16 @@ class GrpcProtocol(asyncio.Protocol):
         if too_slow or (self._checked and not self._connection.preface_seen) or 0 < self._last_unsent <= unsent:
             self._transport.abort()
         self._checked, self._last_progress, self._last_unsent = True, partial, unsent
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether no call is active and nothing remains to be sent."""
+        transport = self._transport
+        return not self._connection.calls and (transport is None or not transport.get_write_buffer_size())
+
+    def close_idle(self) -> None:
+        """Tell the client that the connection ends, and close it."""
+        self.drain()
 
     def drain(self) -> None:
         """Accept no new calls."""
@@ -179,8 +209,22 @@ class GrpcProtocol(asyncio.Protocol):
         self.flush()
 
     def _call_started(self, call: CallStarted) -> None:
-        if call.path in (_INFER, _STREAM) or call.path.removeprefix(_PREFIX) in METHODS:
-            self._calls[call.stream] = PendingCall(call.path, call.timeout_ns)
+        self.requests += 1
+        server = self._server
+        method = call.path.removeprefix(_PREFIX)
+        is_health = method in HEALTH_METHODS
+        if call.origin or server.access.token:
+            try:
+                server.access.check(call.authorization, call.origin, is_health=is_health)
+            except InferError as error:
+                UnaryReply(self, call.stream).send_error(error)
+                return
+        if self._health_only and not is_health:
+            self._connection.finish(call.stream, status_codes.UNAVAILABLE, "too many clients are connected", 1000)
+        elif call.path in (_INFER, _STREAM) or method in METHODS:
+            pending = self._calls[call.stream] = PendingCall(call.path, call.timeout_ns)
+            if server.log is not None:
+                pending.began_ns = monotonic_ns()
         else:
             self._connection.finish(call.stream, status_codes.UNIMPLEMENTED, f"{call.path} is not implemented")
 
@@ -204,10 +248,8 @@ class GrpcProtocol(asyncio.Protocol):
     async def _decompress(self, stream: int, call: PendingCall, compressed: Decompression) -> None:
         """Decompress in a thread; later events of the call wait, and reading from the client is paused."""
         try:
-            message = await asyncio.to_thread(compressed.finish)
-        except ValueError as error:
-            self.finish(stream, status_codes.INTERNAL, f"a message {error}")
-            return
+            async with unpacked(compressed, self._server.receive_budget, "a message") as plain:
+                message = bytes(plain)
         except Exception as error:  # noqa: BLE001  the client gets the error, and its connection stays open
             UnaryReply(self, stream).send_error(error_of(error))
             return
@@ -289,6 +331,8 @@ class GrpcProtocol(asyncio.Protocol):
             call.path.removeprefix(_PREFIX)
         ]
         try:
+            if changes_server(call.path.removeprefix(_PREFIX), call.message):
+                self._server.access.check_control()
             answer = method(self._server.admin, call.message)
         except Exception as error:  # noqa: BLE001  the client gets the error, and its connection stays open
             UnaryReply(self, stream).send_error(error_of(error))
@@ -308,9 +352,17 @@ class GrpcProtocol(asyncio.Protocol):
 
     def answer(self, stream: int, message: bytes) -> None:
         """Send the response of a unary call."""
-        if self._calls.pop(stream, None) is not None:
+        call = self._calls.pop(stream, None)
+        if call is not None:
             self._connection.respond(stream, message)
+            if self._server.log is not None:
+                self._log(self._server.log, call, status_codes.OK, len(message))
             self.flush()
+
+    def _log(self, log: AccessLog, call: PendingCall, status: int, response_bytes: int) -> None:
+        client = "" if self._transport is None else address_of(self._transport)
+        took_ns = monotonic_ns() - call.began_ns
+        log.add(AccessRecord(unix_ns(), client, "grpc", "POST", call.path, status, response_bytes, took_ns))
 
     def send(self, stream: int, message: bytes) -> None:
         """Send one response of a stream."""
@@ -326,6 +378,8 @@ class GrpcProtocol(asyncio.Protocol):
 
     def finish(self, stream: int, status: int = status_codes.OK, text: str = "", retry_after_ns: Duration = 0) -> None:
         """End a call with a status."""
-        self._calls.pop(stream, None)
+        call = self._calls.pop(stream, None)
+        if call is not None and self._server.log is not None:
+            self._log(self._server.log, call, status, 0)
         self._connection.finish(stream, status, text, -(-retry_after_ns // MILLISECOND_NS))
         self.flush()

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeAlias
 from google.protobuf.json_format import ParseDict
 
 from cotenant.serve.frontend.admin import AdminService
+from cotenant.serve.frontend.server_settings import trace_settings, update_trace_settings
 from cotenant.serve.protocol.oip.infer import InferError, quoted
 from cotenant.serve.protocol.oip.infer_proto import read_message
 from cotenant.serve.protocol.oip.metadata import config_numbers
@@ -61,11 +62,13 @@ async def _load(admin: AdminService, data: bytes) -> bytes:
     if request.parameters:
         text = "parameters that replace its config or files are not supported"
         raise InferError(f"failed to load {request.model_name!r}: {text}")
+    admin.check_control()
     await admin.load(request.model_name)
     return b""
 
 
 def _unload(admin: AdminService, data: bytes) -> bytes:
+    admin.check_control()
     admin.unload(read_message("RepositoryModelUnloadRequest", data).model_name)
     return b""
 
@@ -82,6 +85,36 @@ def _no_cuda(admin: AdminService, data: bytes) -> bytes:
     del admin, data
     raise InferError("CUDA shared memory is not supported: models run on this machine's cores", "unsupported")
 
+
+def _trace(admin: AdminService, data: bytes) -> bytes:
+    request = read_message("TraceSettingRequest", data)
+    if request.model_name:
+        admin.engine.model(request.model_name)
+    changes = {name: list(value.value) or None for name, value in request.settings.items()}
+    if changes:
+        update_trace_settings(admin.engine.spans, changes, request.model_name)
+    settings = trace_settings(admin.engine.spans)
+    values = {name: {"value": value if isinstance(value, list) else [value]} for name, value in settings.items()}
+    return _message("TraceSettingResponse", {"settings": values})
+
+
+def _log(admin: AdminService, data: bytes) -> bytes:
+    request = read_message("LogSettingsRequest", data)
+    admin.reports.update({name: getattr(value, value.WhichOneof("choice")) for name, value in request.settings.items()})
+    kinds = {bool: "bool_param", int: "uint32_param", str: "string_param"}
+    values = {name: {kinds[type(value)]: value} for name, value in admin.reports.settings().items()}
+    return _message("LogSettingsResponse", {"settings": values})
+
+
+def changes_server(method: str, message: bytes) -> bool:
+    """Return whether a call changes models or settings; without settings, the calls for settings only read them."""
+    if method in ("TraceSetting", "LogSettings"):
+        return bool(read_message(f"{method}Request", message).settings)
+    return method in ("RepositoryModelLoad", "RepositoryModelUnload")
+
+
+HEALTH_METHODS: Final = frozenset(("ServerLive", "ServerReady", "/grpc.health.v1.Health/Check"))
+"""Methods that need no token, because orchestrators probe them."""
 
 METHODS: Final[dict[str, Method]] = {
     "ServerLive": _method("ServerLive", lambda admin, request: {"live": True}),
@@ -106,5 +139,7 @@ METHODS: Final[dict[str, Method]] = {
     "CudaSharedMemoryStatus": lambda admin, data: b"",
     "CudaSharedMemoryRegister": _no_cuda,
     "CudaSharedMemoryUnregister": lambda admin, data: b"",
+    "TraceSetting": _trace,
+    "LogSettings": _log,
     "/grpc.health.v1.Health/Check": _check,
 }

@@ -20,6 +20,8 @@ from cotenant.units.instant import Duration
 
 STATUS: Final = {
     "invalid": status_codes.INVALID_ARGUMENT,
+    "unauthenticated": status_codes.UNAUTHENTICATED,
+    "forbidden": status_codes.PERMISSION_DENIED,
     "not-found": status_codes.NOT_FOUND,
     "exhausted": status_codes.RESOURCE_EXHAUSTED,
     "fault": status_codes.INTERNAL,
@@ -32,11 +34,13 @@ STATUS: Final = {
 class PendingCall:
     """A call with its active requests: one of ModelInfer, any number of ModelStreamInfer."""
 
-    __slots__ = ("held_events", "message", "numbers", "path", "timeout_ns", "wants_end")
+    __slots__ = ("began_ns", "held_events", "message", "numbers", "path", "timeout_ns", "wants_end")
 
     def __init__(self, path: str, timeout_ns: Duration) -> None:
         self.path = path
         self.timeout_ns = timeout_ns
+        self.began_ns = 0
+        """Set if an access log is written."""
         self.message: bytes | None = None
         self.held_events: deque[MessageReceived | HalfClosed] | None = None
         """Events that follow a message that is being decompressed."""

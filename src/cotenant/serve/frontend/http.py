@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
-from collections.abc import Callable, Coroutine
-from typing import Any, Final, NamedTuple, cast
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Final, cast
 
+from cotenant.runner.clock import monotonic_ns, unix_ns
+from cotenant.serve.frontend.access import HEALTH, Access
+from cotenant.serve.frontend.access_log import AccessLog, AccessRecord
 from cotenant.serve.frontend.admin import AdminService
+from cotenant.serve.frontend.connections import Admission, ClientLimits, ConnectionTable, address_of
 from cotenant.serve.frontend.http_routes import JSON, HttpResponse, respond_to
+from cotenant.serve.frontend.large_json import LARGE_JSON_BYTES, LargeJsonDecoder
 from cotenant.serve.frontend.pending import error_of
 from cotenant.serve.model.event import ModelSpec
 from cotenant.serve.protocol.budget import ByteBudget
-from cotenant.serve.protocol.compression import INLINE_LIMIT_BYTES, Decompression, compress
+from cotenant.serve.protocol.compression import INLINE_LIMIT_BYTES, STEP_BYTES, Decompression, compress
 from cotenant.serve.protocol.http1.request import HttpError, HttpReader, HttpRequest, RequestHead
 from cotenant.serve.protocol.oip.infer import InferError, InferRequest
 from cotenant.serve.protocol.oip.infer_json import ResponseOutput, read_request, write_error, write_response
@@ -21,6 +27,8 @@ from cotenant.units.instant import SECOND_NS
 
 STATUS: Final = {
     "invalid": 400,
+    "unauthenticated": 401,
+    "forbidden": 403,
     "not-found": 404,
     "exhausted": 429,
     "fault": 500,
@@ -30,7 +38,10 @@ STATUS: Final = {
 }
 _REASONS: Final = {
     200: "OK",
+    204: "No Content",
     400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
     404: "Not Found",
     405: "Method Not Allowed",
     413: "Content Too Large",
@@ -54,28 +65,34 @@ _MIN_PROGRESS_BYTES: Final = 4096
 """Minimum progress of a partly received request between two sweeps."""
 _BINARY: Final = b"application/octet-stream"
 _TEXT: Final = b"text/plain; version=0.0.4; charset=utf-8"
-
-
-class ClientLimits(NamedTuple):
-    """Limits of clients."""
-
-    body_bytes: int = 256 << 20
-    held_bytes: int = 1 << 30
-    """Limit of the tensors of all pending requests."""
-    connections: int = 4096
-    patience_s: float = 60.0
-    """Interval of the sweep for stalled connections."""
+_PREFLIGHT: Final = (
+    b"Access-Control-Allow-Methods: GET, POST\r\n"
+    b"Access-Control-Allow-Headers: Authorization, Content-Type, Content-Encoding, Inference-Header-Content-Length\r\n"
+)
 
 
 class HttpServer:
     """State that all HTTP connections share."""
 
     def __init__(
-        self, admin: AdminService, limits: ClientLimits, metrics: Callable[[], bytes], *, metrics_only: bool = False
+        self,
+        admin: AdminService,
+        limits: ClientLimits,
+        metrics: Callable[[], bytes],
+        table: ConnectionTable | None = None,
+        *,
+        access: Access | None = None,
+        log: AccessLog | None = None,
+        large_json: LargeJsonDecoder | None = None,
+        metrics_only: bool = False,
     ) -> None:
         """Start without connections."""
         self.admin = admin
         self.limits = limits
+        self.table = table or ConnectionTable(limits.connections, limits.client_connections)
+        self.access = access or Access()
+        self.log = log
+        self.large_json = large_json or LargeJsonDecoder(limits.held_bytes)
         self.metrics = metrics
         self.metrics_only = metrics_only
         self.receive_budget = ByteBudget(limits.held_bytes)
@@ -118,21 +135,44 @@ class HttpConnection(asyncio.Protocol):
         """The client's protocol error; it is sent after the responses that are due."""
         self._last_progress: tuple[int, int] | None = None
         self._last_unsent = 0
+        self._health_only = False
+        self._began_ns = 0
+        self.requests = 0
+        self.idle_checks = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Register the connection, or reject it at the limit."""
         self._transport = cast("asyncio.Transport", transport)
         server = self._server
-        if len(server.connections) >= server.limits.connections:
-            self._refuse(503, f"{server.limits.connections} clients are connected, which is the limit")
+        admission = server.table.admit(self, address_of(transport))
+        if admission is Admission.REFUSED:
+            self._refuse(503, "too many clients are connected", 1)
             transport.close()
             return
+        self._health_only = admission is Admission.HEALTH
         server.connections.add(self)
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether no request is pending or partly received, and nothing remains to be sent."""
+        transport = self._transport
+        return (
+            self._current is None
+            and not self._reader.mid_request
+            and not self._reader.waiting
+            and (transport is None or not transport.get_write_buffer_size())
+        )
+
+    def close_idle(self) -> None:
+        """Close the connection, which is idle."""
+        if self._transport is not None:
+            self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the client's request."""
         del exc
         self._server.connections.discard(self)
+        self._server.table.remove(self)
         self._transport = None
         self._reader.close()
         if self._number:
@@ -212,9 +252,21 @@ class HttpConnection(asyncio.Protocol):
             self._update_reading()
 
     def _handle(self, request: HttpRequest) -> None:
+        self.requests += 1
+        server = self._server
+        if server.log is not None:
+            self._began_ns = monotonic_ns()
+        head = request.head
         try:
-            route = parse_route(request.head.target)
-            encoding = request.head.encoding
+            route = parse_route(head.target)
+            if head.origin or server.access.token:
+                server.access.check(head.authorization, head.origin, is_health=route.kind in HEALTH)
+                if head.method == "OPTIONS" and head.origin:
+                    self._respond(204, b"", extra=_PREFLIGHT)
+                    return
+            if self._health_only and route.kind not in HEALTH and route.kind != "metrics":
+                raise InferError("too many clients are connected", "unavailable", SECOND_NS)
+            encoding = head.encoding
             if not encoding or encoding == "identity":
                 self._route(request, route, request.body)
             else:
@@ -230,10 +282,33 @@ class HttpConnection(asyncio.Protocol):
         elif self._server.metrics_only:
             raise InferError("this port serves metrics only", "not-found")
         else:
-            infer_request = read_request(route.name, route.version, body, request.head.json_length)
-            number = self._server.admin.engine.submit(infer_request, self)
+            json_length = request.head.json_length
+            if (len(body) if json_length < 0 else json_length) > LARGE_JSON_BYTES:
+                self._start_task(self._decode_large(request, route, bytes(body)))
+            else:
+                self._infer(request, read_request(route.name, route.version, body, json_length))
+
+    def _infer(self, request: HttpRequest, infer_request: InferRequest) -> None:
+        number = self._server.admin.engine.submit(infer_request, self)
+        if self._current is request:
+            self._number = number
+
+    async def _decode_large(self, request: HttpRequest, route: Route, body: bytes) -> None:
+        """Decode JSON in another process; its size counts against the memory for bodies meanwhile."""
+        budget = self._server.receive_budget
+        try:
+            if not budget.reserve(len(body)):
+                raise _too_much_memory(budget)
+            try:
+                large_json, json_length = self._server.large_json, request.head.json_length
+                infer_request = await large_json.decode(route.name, route.version, body, json_length)
+            finally:
+                budget.release(len(body))
             if self._current is request:
-                self._number = number
+                self._infer(request, infer_request)
+        except Exception as error:  # noqa: BLE001  the client gets the error, and its connection stays open
+            if self._current is request:
+                self.send_error(error_of(error))
 
     def _route_compressed(self, request: HttpRequest, route: Route, encoding: str) -> None:
         """Decompress a small body that stays small on this thread, a larger one in a thread."""
@@ -249,12 +324,9 @@ class HttpConnection(asyncio.Protocol):
 
     async def _decompress(self, request: HttpRequest, route: Route, compressed: Decompression) -> None:
         try:
-            try:
-                body = await asyncio.to_thread(compressed.finish)
-            except ValueError as error:
-                raise InferError(f"the body {error}") from None
-            if self._current is request:
-                self._route(request, route, memoryview(body))
+            async with unpacked(compressed, self._server.receive_budget, "the body") as body:
+                if self._current is request:
+                    self._route(request, route, memoryview(body))
         except Exception as error:  # noqa: BLE001  the client gets the error, and its connection stays open
             if self._current is request:
                 self.send_error(error_of(error))
@@ -270,7 +342,7 @@ class HttpConnection(asyncio.Protocol):
             return
         if self._server.metrics_only and route.kind not in ("live", "ready"):
             raise InferError("this port serves metrics only", "not-found")
-        response = respond_to(self._server.admin, route, request.head.method, bytes(body))
+        response = respond_to(self._server.admin, self._server.access, route, request.head.method, bytes(body))
         if isinstance(response, HttpResponse):
             self._respond(response.status, response.body, response.kind)
         else:
@@ -299,7 +371,7 @@ class HttpConnection(asyncio.Protocol):
 
     def send_error(self, error: InferError) -> None:
         """Send an error for the current request."""
-        extra = b""
+        extra = b"WWW-Authenticate: Bearer\r\n" if error.kind == "unauthenticated" else b""
         if error.retry_after_ns:
             extra = b"Retry-After: %d\r\n" % -(-error.retry_after_ns // SECOND_NS)
         self._respond(STATUS[error.kind], write_error(str(error)), extra=extra)
@@ -336,7 +408,14 @@ class HttpConnection(asyncio.Protocol):
         if transport is None:
             return
         head = request.head
-        keep_alive = head.keep_alive and not self._server.draining
+        server = self._server
+        keep_alive = head.keep_alive and not server.draining and not self._health_only
+        if head.origin and server.access.allows_origin(head.origin):
+            extra += f"Access-Control-Allow-Origin: {head.origin}\r\nVary: Origin\r\n".encode("latin-1")
+        if server.log is not None:
+            took_ns = monotonic_ns() - self._began_ns
+            fields = (address_of(transport), "http", head.method, head.target, status, len(body), took_ns)
+            server.log.add(AccessRecord(unix_ns(), *fields))
         lead = _head_lines(status, kind, keep_alive) + extra + b"Content-Length: %d\r\n\r\n" % len(body)
         if head.method == "HEAD":
             transport.write(lead)
@@ -366,6 +445,31 @@ class HttpConnection(asyncio.Protocol):
             asyncio.get_running_loop().call_later(_CLOSE_DELAY_S, transport.abort)
         else:
             transport.close()
+
+
+def _too_much_memory(budget: ByteBudget) -> InferError:
+    text = f"the bodies of all clients exceed the limit of {budget.limit_bytes} bytes: try again later"
+    return InferError(text, "exhausted", SECOND_NS)
+
+
+@contextlib.asynccontextmanager
+async def unpacked(compressed: Decompression, budget: ByteBudget, name: str) -> AsyncIterator[bytearray]:
+    """Decompress in a thread; memory for each step is reserved before the step, and released after the block."""
+    reserved_bytes = 0
+    step_bytes = min(STEP_BYTES, max(budget.limit_bytes // 64, 1))
+    try:
+        is_complete = False
+        while not is_complete:
+            if not budget.reserve(step_bytes):
+                raise _too_much_memory(budget)
+            reserved_bytes += step_bytes
+            try:
+                is_complete = await asyncio.to_thread(compressed.step, step_bytes)
+            except ValueError as error:
+                raise InferError(f"{name} {error}") from None
+        yield compressed.result
+    finally:
+        budget.release(reserved_bytes)
 
 
 def _encoding_header(encoding: str) -> bytes:

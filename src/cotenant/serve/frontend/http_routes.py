@@ -7,7 +7,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from cotenant.serve.frontend.access import Access
 from cotenant.serve.frontend.admin import AdminService
+from cotenant.serve.frontend.server_settings import trace_settings, update_trace_settings
 from cotenant.serve.protocol.oip.infer import InferError
 from cotenant.serve.protocol.oip.infer_json import write_error
 from cotenant.serve.protocol.oip.path import Route
@@ -29,17 +31,19 @@ def _json(tree: Any, status: int = 200) -> HttpResponse:
 
 
 def respond_to(
-    admin: AdminService, target: Route, method: str, body: bytes
+    admin: AdminService, access: Access, target: Route, method: str, body: bytes
 ) -> HttpResponse | Coroutine[Any, Any, HttpResponse]:
     """Return the response to a request that is neither inference nor metrics."""
     kind, name, version = target
     is_read = method in ("GET", "HEAD")
-    if kind in _READS:
+    if kind in _READS and (is_read or kind not in _WRITES):
         if not is_read:
             return HttpResponse(405, write_error(f"{kind} requires GET"))
         return _READS[kind](admin, name, version)
     if method != "POST":
         return HttpResponse(405, write_error(f"{kind} requires POST"))
+    if kind in _CONTROLS:
+        access.check_control()
     return _WRITES[kind](admin, name, _tree(body))
 
 
@@ -70,7 +74,26 @@ _READS: Final[dict[str, Callable[[AdminService, str, str], HttpResponse]]] = {
     "plan": lambda admin, name, version: _json(admin.plan()),
     "shm-status": lambda admin, name, version: _json(_regions(admin, name)),
     "cuda-status": lambda admin, name, version: _json([]),
+    "logging": lambda admin, name, version: _json(admin.reports.settings()),
+    "trace": lambda admin, name, version: _json(_trace_settings(admin, name)),
 }
+
+
+def _trace_settings(admin: AdminService, name: str) -> dict[str, Any]:
+    if name:
+        admin.engine.model(name)
+    return trace_settings(admin.engine.spans)
+
+
+def _update_trace(admin: AdminService, name: str, tree: dict[str, Any]) -> HttpResponse:
+    update_trace_settings(admin.engine.spans, tree, name)
+    return _json(trace_settings(admin.engine.spans))
+
+
+def _update_log(admin: AdminService, name: str, tree: dict[str, Any]) -> HttpResponse:
+    del name
+    admin.reports.update(tree)
+    return _json(admin.reports.settings())
 
 
 def _regions(admin: AdminService, name: str) -> list[dict[str, Any]]:
@@ -89,12 +112,14 @@ async def _index(admin: AdminService, name: str, tree: dict[str, Any]) -> HttpRe
 async def _load(admin: AdminService, name: str, tree: dict[str, Any]) -> HttpResponse:
     if tree.get("parameters"):
         raise InferError(f"failed to load {name!r}: parameters that replace its config or files are not supported")
+    admin.check_control()
     await admin.load(name)
     return _json({})
 
 
 def _unload(admin: AdminService, name: str, tree: dict[str, Any]) -> HttpResponse:
     del tree
+    admin.check_control()
     admin.unload(name)
     return _json({})
 
@@ -128,4 +153,8 @@ _WRITES: Final[
     "shm-unregister": _unregister,
     "cuda-register": _no_cuda,
     "cuda-unregister": lambda admin, name, tree: _json({}),
+    "logging": _update_log,
+    "trace": _update_trace,
 }
+_CONTROLS: Final = frozenset(("load", "unload", "logging", "trace"))
+"""Routes that change models or settings."""

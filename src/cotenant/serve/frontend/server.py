@@ -7,71 +7,31 @@ import gc
 import os
 import resource
 import signal
-import socket
-import ssl
 import sys
 from collections.abc import Callable, Coroutine, Sequence
-from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
-from cotenant.errors import ConfigError, WorldError
+from cotenant.errors import ConfigError
 from cotenant.runner.clock import monotonic_ns
 from cotenant.runner.thread_priority import request_low_latency
-from cotenant.serve.frontend.admin import AdminService
+from cotenant.serve.frontend.access_log import AccessLog
+from cotenant.serve.frontend.admin import NONE, POLL, AdminService
 from cotenant.serve.frontend.engine import Engine
-from cotenant.serve.frontend.grpc import GrpcServer
-from cotenant.serve.frontend.http import ClientLimits, HttpServer
-from cotenant.serve.frontend.metrics import exposition
+from cotenant.serve.frontend.listeners import BoundPorts, Listeners, ServeOptions
+from cotenant.serve.frontend.server_settings import ServerLog
 from cotenant.serve.frontend.shared_memory import SharedMemoryRegions
-from cotenant.serve.frontend.tls import TlsFiles, tls_context
 from cotenant.serve.model.run_times import RunTimes
 from cotenant.serve.runtime.model import ModelSource
 from cotenant.serve.runtime.profiles import ProfileCache, model_hash
 from cotenant.serve.runtime.repository import Repository
 from cotenant.serve.runtime.runtime import ModelRuntime
-from cotenant.serve.state.server import ServerSettings
 from cotenant.units.instant import SECOND_NS
 
-_BACKLOG: Final = 2048
 _SWITCH_INTERVAL_S: Final = 0.0005
 """Maximum time that a thread keeps the interpreter lock; the default of 5 ms would dominate tail latency."""
-_KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
-"""In seconds and probes: a client whose machine is gone is detected after two minutes."""
 _LAG_INTERVAL_S: Final = 0.25
-_OTHER_FILES: Final = 512
-OFF: Final = -1
+_OTHER_FILES: Final = 1024
 T = TypeVar("T")
-
-
-class ServeOptions(NamedTuple):
-    """Options of the server."""
-
-    models: tuple[Path, ...]
-    host: str
-    http_port: int
-    """0 chooses a free port; negative: no such listener."""
-    grpc_port: int
-    metrics_port: int
-    cores: tuple[int, ...]
-    """The machine's core numbers."""
-    runtime: ModelRuntime
-    settings: ServerSettings
-    limits: ClientLimits
-    drain_s: float
-    profiles: Path
-    """Directory of the profiles."""
-    tls: TlsFiles | None = None
-    spans: Path | None = None
-    """Directory for request spans; None: spans are not written."""
-    always_spans: bool = False
-
-
-class BoundPorts(NamedTuple):
-    """The ports of the listeners; negative: none."""
-
-    http: int
-    grpc: int
-    metrics: int
 
 
 Report = Callable[[str], None]
@@ -81,7 +41,7 @@ def serve(options: ServeOptions, report: Report, ready: Callable[[BoundPorts, Se
     """Serve until a signal; `ready` is called once with the ports and the models. Return the exit code."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     request_low_latency()
-    needed = len(BoundPorts._fields) * options.limits.connections + _OTHER_FILES
+    needed = options.limits.connections + _OTHER_FILES
     allowed = allow_files(needed)
     if allowed < needed:
         report(f"this process may open only {allowed} files, fewer than --connections needs: raise ulimit -n")
@@ -142,6 +102,8 @@ class _Server:
         loop = asyncio.get_running_loop()
         signals = _StopSignals(loop)
         limits, runtime = options.limits, options.runtime
+        log = ServerLog(self._report)
+        access_log = _open_access_log(options.access_log)
         regions = SharedMemoryRegions(limits.held_bytes, limits.body_bytes)
         engine = Engine(
             *(options.settings, runtime, loop, limits.held_bytes, options.spans),
@@ -150,34 +112,14 @@ class _Server:
         )
         profiles = _Profiles(ProfileCache(options.profiles, self._report), runtime)
         repository = Repository(options.models, options.cores, runtime)
-        admin = AdminService(engine, repository, runtime.all_units, profiles.of)
-        http = HttpServer(admin, limits, lambda: exposition(admin, clients()))
-        grpc = GrpcServer(admin, limits.body_bytes, limits.held_bytes, limits.connections)
-        metrics = HttpServer(admin, limits, http.metrics, metrics_only=True)
-        servers = (http, grpc, metrics)
-
-        def clients() -> dict[str, int]:
-            return dict(zip(BoundPorts._fields, (len(server.connections) for server in servers), strict=True))
-
-        listeners = []
-        ports = []
-        for port, server, name, alpn in (
-            (options.http_port, http, "--http-port", "http/1.1"),
-            (options.grpc_port, grpc, "--grpc-port", "h2"),
-            (options.metrics_port, metrics, "--metrics-port", "http/1.1"),
-        ):
-            if port < 0:
-                ports.append(OFF)
-                continue
-            tls = None if options.tls is None else tls_context(options.tls, alpn)
-            listener = await self._listen(loop, server, port, name, tls)
-            listeners.append(listener)
-            ports.append(listener.sockets[0].getsockname()[1])
+        admin = AdminService(engine, repository, log, profiles.of, options.control)
+        listeners = Listeners(options, admin, access_log)
+        ports = await listeners.open(loop)
         refused = await _first_of(signals.stop, admin.load_all())
         if refused is None:
-            self._exit_while_loading(engine)
-        for reason in refused.values():
-            self._report(reason)
+            self._exit(engine, "stopped while models were loading", 0)
+        if not engine.names() and options.control == NONE:
+            self._exit(engine, "no model could be loaded", 1)
         if repository.partly_applied:
             some = _abbreviated(sorted(repository.partly_applied))
             self._report(
@@ -187,49 +129,32 @@ class _Server:
             self._report(_without_profile(profiles.missing))
         gc.collect()
         gc.freeze()  # loaded objects stay, so collections need not scan them
-        self._ready(BoundPorts(*ports), engine.names())
-        tasks = [loop.create_task(work) for work in (_sweep(servers, limits.patience_s), _measure_loop_lag(engine))]
+        self._ready(ports, engine.names())
+        work = [listeners.sweep(), listeners.close_idle(), _measure_loop_lag(engine)]
+        if options.control == POLL:
+            work.append(_poll(admin, options.poll_s))
+        tasks = [loop.create_task(each) for each in work]
         await signals.stop.wait()
-        code = await self._shut_down(engine, servers, listeners, signals.stop_now)
+        code = await self._shut_down(engine, listeners, signals.stop_now)
         for task in tasks:
             task.cancel()
+        listeners.large_json.close()
+        if access_log is not None:
+            access_log.close()
         return code
 
-    async def _listen(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        server: HttpServer | GrpcServer,
-        port: int,
-        name: str,
-        tls: ssl.SSLContext | None,
-    ) -> asyncio.Server:
-        host = self._options.host
-        try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            listener = socket.socket(family, socket.SOCK_STREAM)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # accepted sockets inherit these
-            for option, value in _KEEPALIVE:
-                listener.setsockopt(socket.IPPROTO_TCP, option, value)
-            listener.bind((host, port))
-        except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise WorldError(f"cannot listen at {host}:{port}: {reason}; choose another port with {name}") from None
-        return await loop.create_server(server, sock=listener, backlog=_BACKLOG, ssl=tls)
-
-    def _exit_while_loading(self, engine: Engine) -> NoReturn:
+    def _exit(self, engine: Engine, reason: str, code: int) -> NoReturn:
         """Exit at once: no request was accepted yet, and a thread that loads a model cannot be stopped."""
-        self._report("stopped while models were loading")
+        self._report(reason)
         engine.close(patient=False)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)
+        os._exit(code)
 
     async def _shut_down(
         self,
         engine: Engine,
-        servers: Sequence[HttpServer | GrpcServer],
-        listeners: Sequence[asyncio.Server],
+        listeners: Listeners,
         stop_now: asyncio.Event,
     ) -> int:
         """Stop being ready, answer the admitted requests, then close the connections."""
@@ -244,14 +169,7 @@ class _Server:
         except TimeoutError:
             self._report(f"some requests took longer than the {self._options.drain_s:g} s of --drain and are abandoned")
             code = 75
-        for listener in listeners:
-            listener.close()
-        for server in servers:
-            server.drain()
-        for _ in range(20):  # time for the last responses
-            if not any(server.connections for server in servers):
-                break
-            await asyncio.sleep(0.05)
+        await listeners.close()
         engine.close(patient=code == 0)
         return code
 
@@ -280,11 +198,19 @@ async def _first_of(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | N
         event_set.cancel()
 
 
-async def _sweep(servers: Sequence[HttpServer | GrpcServer], patience_s: float) -> None:
+def _open_access_log(path: str) -> AccessLog | None:
+    if not path:
+        return None
+    try:
+        return AccessLog(path)
+    except OSError as error:
+        raise ConfigError("--access-log", path, f"cannot be written: {error.strerror}") from None
+
+
+async def _poll(admin: AdminService, interval_s: float) -> None:
     while True:
-        await asyncio.sleep(patience_s)
-        for server in servers:
-            server.sweep()
+        await asyncio.sleep(interval_s)
+        await admin.poll()
 
 
 async def _measure_loop_lag(engine: Engine) -> None:

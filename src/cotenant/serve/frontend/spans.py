@@ -58,6 +58,8 @@ class SpanWriter:
         self._path: Path | None = None
         self._ring: mmap.mmap | None = None
         self._words = memoryview(bytearray(HEAD.size)).cast("Q")
+        self.is_always = False
+        """Whether requests are recorded without a reader."""
         if home is not None:
             self._open(home, always=always)
 
@@ -73,8 +75,14 @@ class SpanWriter:
         self._ring = mmap.mmap(self._descriptor, FILE_BYTES)
         self._words = memoryview(self._ring)[: HEAD.size].cast("Q")
         self._words[PID_AT // 8] = os.getpid()
-        self._words[UNTIL_AT // 8] = _FOREVER if always else 0
         self._words[0] = MAGIC
+        self.set_always(always=always)
+
+    def set_always(self, *, always: bool) -> None:
+        """Record requests without a reader, or stop that; without a directory, nothing is recorded."""
+        if self._ring is not None:
+            self.is_always = always
+            self._words[UNTIL_AT // 8] = _FOREVER if always else 0
 
     def is_read(self, now: Instant) -> bool:
         """Return whether a reader is active."""

@@ -30,11 +30,11 @@ def tls_files(certificate: str, key: str, clients: str) -> TlsFiles | None:
     return TlsFiles(Path(certificate), Path(key), Path(clients) if clients else None)
 
 
-def tls_context(files: TlsFiles, alpn_protocol: str) -> ssl.SSLContext:
-    """Create the context of a listener with this ALPN protocol."""
+def tls_context(files: TlsFiles, *alpn_protocols: str) -> ssl.SSLContext:
+    """Create the context of a listener with these ALPN protocols."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols([alpn_protocol])
+    context.set_alpn_protocols(list(alpn_protocols))
     try:
         context.load_cert_chain(files.certificate, files.key, _no_password)
     except (OSError, ValueError) as error:

@@ -7,6 +7,8 @@ from typing import Final
 
 INLINE_LIMIT_BYTES: Final = 1 << 20
 """Larger results are decompressed in a thread, however small the input is."""
+STEP_BYTES: Final = 4 << 20
+"""Result of one step in a thread; the caller reserves memory for it first."""
 _WINDOWS: Final = {"gzip": 31, "deflate": 15}
 
 
@@ -17,7 +19,7 @@ def compress(data: bytes, encoding: str) -> bytes:
 
 
 class Decompression:
-    """Decompresses one body in two steps: up to a limit at once, the remainder in a thread."""
+    """Decompresses one body in steps: up to a limit at once, the remainder by `step`, which may run in any thread."""
 
     def __init__(self, data: bytes | memoryview, encoding: str, limit_bytes: int) -> None:
         """The result may have at most `limit_bytes`; errors are raised as `ValueError`."""
@@ -27,29 +29,32 @@ class Decompression:
         self._limit_bytes = limit_bytes
         self._decompressor = zlib.decompressobj(_WINDOWS[encoding])
         self._input = data
-        self._plain = b""
+        self._plain = bytearray()
 
-    def begin(self, limit_bytes: int) -> bytes | None:
-        """Return the result if it has at most `limit_bytes`; otherwise None, and `finish` returns it."""
+    def begin(self, limit_bytes: int) -> bytearray | None:
+        """Return the result if it has at most `limit_bytes`; otherwise None, and `step` continues."""
         if limit_bytes <= 0:
             return None
-        self._decompress(min(limit_bytes, self._limit_bytes) + 1)
-        return None if len(self._plain) > limit_bytes else self.finish()
+        is_complete = self.step(min(limit_bytes, self._limit_bytes) + 1)
+        return None if not is_complete or len(self._plain) > limit_bytes else self._plain
 
-    def finish(self) -> bytes:
-        """Return the whole result; may take long, can run in any thread."""
-        if not self._decompressor.eof:
-            self._decompress(self._limit_bytes + 1 - len(self._plain))
-        if not self._decompressor.eof:
-            raise ValueError(f"is truncated {self._encoding} data")
-        return self._plain
-
-    def _decompress(self, limit_bytes: int) -> None:
+    def step(self, size_bytes: int = STEP_BYTES) -> bool:
+        """Decompress at most this much more; return whether the result is complete."""
+        previous_bytes = len(self._plain)
         try:
-            output = self._decompressor.decompress(self._input, limit_bytes)
+            self._plain += self._decompressor.decompress(self._input, size_bytes)
         except zlib.error:
             raise ValueError(f"is not valid {self._encoding} data") from None
         self._input = self._decompressor.unconsumed_tail
-        self._plain = self._plain + output if self._plain else output
         if len(self._plain) > self._limit_bytes:
             raise ValueError(f"decompresses to more than the limit of {self._limit_bytes} bytes")
+        if self._decompressor.eof:
+            return True
+        if len(self._plain) - previous_bytes < size_bytes:
+            raise ValueError(f"is truncated {self._encoding} data")
+        return False
+
+    @property
+    def result(self) -> bytearray:
+        """Return the complete result."""
+        return self._plain

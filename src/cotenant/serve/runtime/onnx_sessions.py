@@ -2,7 +2,8 @@
 
 ONNX Runtime fixes the threads of a session when it is created, and packs the weights for its kernels in each session.
 Therefore, when a second session is needed, the optimised model is written to a file once, with packed weights, and
-every session maps that file: the system keeps one copy of its pages. A session of one thread has no thread pool and may
+every session maps that file: the system keeps one copy of its pages. Sessions open private copies only, so that changes
+of the model's own files affect none of them. A session of one thread has no thread pool and may
 be used by many threads; one with a pool is used by one run at a time, because concurrent runs would use each other's
 cores.
 """
@@ -11,10 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import os
-import shutil
-import tempfile
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -22,11 +20,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from cotenant.serve.runtime.model import ModelLoadError
+from cotenant.serve.runtime.onnx_files import GRAPH, PrivateFiles, copy_model
 
 UNSHARED: Final = 0
 """Width of a run that shares all cores with other runs."""
-_PREFIX: Final = "cotenant-weights-"
-_GRAPH: Final = "model.onnx"
 _KEPT_INSIDE_BYTES: Final = 1024
 """Smaller weights stay in the graph's own file, since each external one occupies whole pages."""
 
@@ -50,19 +47,21 @@ class OnnxSessions:
 
     def __init__(self, path: Path, cores: Sequence[int]) -> None:
         """Open the single-thread session; `cores` are the machine's core numbers."""
-        self._path = path
+        self._name = path.name
         self._cores = tuple(cores)
         self._lock = threading.Lock()
         self._mapping = threading.Lock()
         self._opening = threading.Lock()
         self._is_mapped = False
-        self._folder: Path | None = None
-        self._forget: weakref.finalize[..., OnnxSessions] | None = None
+        self._files = copy_model(path)
+        """The copy that sessions open: first of the model as it is, later of the optimised one."""
+        self._forget = weakref.finalize(self, self._files.close)  # also at process exit
         self._closed = False
         self._idle: dict[int, list[_Pool]] = {}
         self._pinned: dict[int, int] = {}  # the core of each pool thread
         self._unshared: Any = None
-        self._alone = _session(path, _options(1))
+        self._is_optimised = False
+        self._alone = self._session(self._files, _options(1))
         sides = (self._alone.get_inputs(), self._alone.get_outputs())
         self.takes, self.gives = (
             tuple(NodeArg(node.name, node.type, tuple(node.shape)) for node in side) for side in sides
@@ -113,9 +112,7 @@ class OnnxSessions:
             self._closed = True
             self._idle.clear()
             self._alone = self._unshared = None
-            self._folder = None
-        if self._forget is not None:
-            self._forget()
+        self._forget()
 
     def _take(self, width: int) -> _Pool:
         with self._lock:
@@ -132,10 +129,12 @@ class OnnxSessions:
 
     def _open(self, width: int) -> _Pool:
         self._map()
-        folder = self._folder
-        options = _options(width) if folder is None else _mapped_options(width)
+        with self._lock:
+            if self._closed:
+                raise ModelLoadError(f"{self._name} is closed")
+            files, is_optimised = self._files, self._is_optimised
         with _unique_thread_name() as name:
-            session = _session(self._path if folder is None else folder / _GRAPH, options)
+            session = self._session(files, _mapped_options(width) if is_optimised else _options(width))
             threads = _threads_named(name) if width > 1 else ()
         for thread in threads:
             os.sched_setaffinity(thread, self._cores)
@@ -148,20 +147,30 @@ class OnnxSessions:
             if self._is_mapped:
                 return
             self._is_mapped = True
-            folder, lock = _new_folder()
+            optimised = PrivateFiles()
             try:
-                _session(self._path, _writing_options(folder))
-                alone = _session(folder / _GRAPH, _mapped_options(1))
+                self._session(self._files, _writing_options(optimised.folder))
+                alone = self._session(optimised, _mapped_options(1))
             except ModelLoadError:  # a model that cannot be written, or a full disk: each session has its own copy
-                _remove(folder, lock)
+                optimised.close()
                 return
             with self._lock:
-                closed = self._closed
-                if not closed:
-                    self._folder, self._alone = folder, alone
-                    self._forget = weakref.finalize(self, _remove, folder, lock)  # also at process exit
-            if closed:
-                _remove(folder, lock)
+                if self._closed:
+                    optimised.close()
+                    return
+                self._alone, self._is_optimised = alone, True
+                self._files, forget = optimised, self._forget
+                self._forget = weakref.finalize(self, optimised.close)
+            forget()
+
+    def _session(self, files: PrivateFiles, options: Any) -> Any:
+        import onnxruntime  # noqa: PLC0415  an optional package, and slow to import
+
+        try:
+            return onnxruntime.InferenceSession(str(files.graph), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # noqa: BLE001  its exceptions have no common base class
+            reason = str(error).replace(str(files.graph), self._name)[:500]
+            raise ModelLoadError(f"ONNX Runtime cannot load {self._name}: {reason}") from None
 
 
 @contextlib.contextmanager
@@ -200,7 +209,7 @@ def _options(threads: int) -> Any:
 
 def _writing_options(folder: Path) -> Any:
     options = _options(1)
-    options.optimized_model_filepath = str(folder / _GRAPH)
+    options.optimized_model_filepath = str(folder / GRAPH)
     for key, value in (
         ("optimized_model_external_initializers_file_name", "weights"),
         ("optimized_model_external_initializers_min_size_in_bytes", str(_KEPT_INSIDE_BYTES)),
@@ -219,48 +228,8 @@ def _mapped_options(threads: int) -> Any:
     return options
 
 
-def _session(path: Path, options: Any) -> Any:
-    import onnxruntime  # noqa: PLC0415  an optional package, and slow to import
-
-    try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # noqa: BLE001  its exceptions have no common base class
-        raise ModelLoadError(f"ONNX Runtime cannot load {path.name}: {str(error)[:500]}") from None
-
-
-def _weights_root() -> str:
-    """Return a directory that is on a disk by convention; in a tmpfs, the file would occupy memory."""
-    return next((folder for folder in ("/var/tmp",) if os.access(folder, os.W_OK)), tempfile.gettempdir())  # noqa: S108
-
-
 def _trim_memory() -> None:
     """Return freed memory to the system: opening a session temporarily takes as much memory as the weights."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # a glibc function
     if trim is not None:
         trim(0)
-
-
-def _new_folder() -> tuple[Path, int]:
-    """Create a directory with a lock that shows that it is in use; process IDs are not unique across containers."""
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_weights_root()))
-    lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    fcntl.flock(lock, fcntl.LOCK_SH)
-    return folder, lock
-
-
-def _remove(folder: Path, lock: int) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    os.close(lock)
-
-
-def remove_stale_weights() -> None:
-    """Remove the directories of processes that were killed."""
-    for folder in Path(_weights_root()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(lock).st_uid == os.geteuid():
-                    shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(lock)

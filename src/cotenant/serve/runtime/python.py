@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib.util
 import os
@@ -51,6 +52,40 @@ def models_in(path: Path) -> dict[str, Model]:
     if not models:
         raise ModelLoadError(f"{path.name} defines no cotenant.Model")
     return models
+
+
+def model_names(path: Path) -> tuple[str, ...] | None:
+    """Return the names of a file's models without executing it; None if a name is not a literal.
+
+    Models are calls `Model(..., name="NAME")` that are assigned at the top level of the file.
+    """
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError, OSError) as error:
+        raise ModelLoadError(f"{path.name} fails: {type(error).__name__}: {error}") from None
+    names = []
+    for statement in tree.body:
+        value = statement.value if isinstance(statement, ast.Assign | ast.AnnAssign) else None
+        if value is None or isinstance(value, ast.Constant | ast.Lambda):
+            continue
+        if not isinstance(value, ast.Call) or _called(value) != Model.__name__:
+            if any(isinstance(node, ast.Call) for node in ast.walk(value)):
+                return None  # the call may return a model
+            continue
+        literals = [keyword.value for keyword in value.keywords if keyword.arg == "name"]
+        if not literals or not isinstance(literals[0], ast.Constant) or not isinstance(literals[0].value, str):
+            return None
+        names.append(literals[0].value)
+    blocks = (ast.For, ast.While, ast.If, ast.With, ast.Try)
+    is_certain = names and not any(isinstance(statement, blocks) for statement in tree.body)
+    return tuple(names) if is_certain else None
+
+
+def _called(call: ast.Call) -> str:
+    function = call.func
+    if isinstance(function, ast.Name):
+        return function.id
+    return function.attr if isinstance(function, ast.Attribute) else ""
 
 
 @contextlib.contextmanager

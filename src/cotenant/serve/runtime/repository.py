@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,15 +17,19 @@ from cotenant.serve.protocol.triton.pbtxt import TritonConfig, read_config
 from cotenant.serve.replay_model_format import SUFFIX
 from cotenant.serve.runtime.model import LoadedModel, ModelLoadError, ModelSource
 from cotenant.serve.runtime.onnx import PLATFORM, OnnxModel, means_batches, tensor_specs
+from cotenant.serve.runtime.onnx_files import external_files
 from cotenant.serve.runtime.onnx_sessions import OnnxSessions
 from cotenant.serve.runtime.python import PLATFORM as PYTHON
-from cotenant.serve.runtime.python import PythonModel, models_in
+from cotenant.serve.runtime.python import PythonModel, model_names, models_in
 from cotenant.serve.runtime.runtime import CpuRuntime, ModelRuntime
 from cotenant.serve.runtime.triton_config import batch_limit, with_triton_config
 
 NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
 MODELS_LIMIT: Final = 4096
 OWN_CONFIG: Final = "cotenant.toml"
+_NOT_EXECUTED: Final = "the names of its models are known when it is loaded, because they are not literals"
+_executed_names: Final[dict[Path, tuple[int, tuple[str, ...] | None]]] = {}
+"""The models of Python files that were executed, with the time of the file's last change."""
 _BY_POLICY: Final = "not used by dstack, the default policy, which delays no batch"
 
 
@@ -40,11 +44,15 @@ class Repository:
         self.partly_applied: set[str] = set()
         """Names of loaded models whose Triton config is only partly applied."""
 
-    def scan(self) -> dict[str, ModelSource]:
-        """Return the models that exist now, by name; the first of two with the same name counts."""
+    def scan(self, *, run_code: bool = False) -> dict[str, ModelSource]:
+        """Return the models that exist now, by name; the first of two with the same name counts.
+
+        The models of a Python file are known if their names are literals or the file was executed before. Otherwise the
+        file is executed if `run_code`; if not, it is listed under its own name as a model that is not loaded.
+        """
         sources: dict[str, ModelSource] = {}
         for path in self._paths:
-            for source in _sources_in(path):
+            for source in _sources_in(path, run_code=run_code):
                 sources.setdefault(source.name, source)
                 if len(sources) > MODELS_LIMIT:
                     raise ConfigError("MODELS", str(path), f"has more than {MODELS_LIMIT} models, which is the limit")
@@ -130,9 +138,25 @@ class Repository:
         return PythonModel(with_config(spec, config), model)
 
 
-def _sources_in(path: Path) -> list[ModelSource]:
+def fingerprint(source: ModelSource) -> tuple[object, ...]:
+    """Return what changes whenever a file of a model does."""
+    paths = [source.path, source.config, *([source.triton] if source.triton else [])]
+    if source.path.suffix == ".onnx" and source.path.is_file():
+        with contextlib.suppress(ModelLoadError, OSError):
+            paths += [source.path.parent / location for location in external_files(source.path)]
+    states = []
+    for path in paths:
+        try:
+            status = path.stat()
+            states.append((str(path), status.st_ino, status.st_size, status.st_mtime_ns))
+        except OSError:
+            states.append((str(path), 0, 0, 0))
+    return (source.version, source.broken, *states)
+
+
+def _sources_in(path: Path, *, run_code: bool) -> list[ModelSource]:
     if path.is_file():
-        return _from_file(path)
+        return _from_file(path, run_code=run_code)
     if not path.is_dir():
         raise ConfigError("MODELS", str(path), "is neither a directory nor a file; name one with models")
     sources: list[ModelSource] = []
@@ -142,11 +166,11 @@ def _sources_in(path: Path) -> list[ModelSource]:
         if entry.is_dir():
             sources += _from_folder(entry)
         elif entry.suffix in (".onnx", ".py") or entry.name.endswith(SUFFIX):
-            sources += _from_file(entry)
+            sources += _from_file(entry, run_code=run_code)
     return sources
 
 
-def _from_file(path: Path) -> list[ModelSource]:
+def _from_file(path: Path, *, run_code: bool) -> list[ModelSource]:
     if path.suffix == ".onnx":
         return [_with_checked_name(ModelSource(path.stem, "1", path, path.with_suffix(".toml")))]
     if path.name.endswith(SUFFIX):
@@ -154,18 +178,19 @@ def _from_file(path: Path) -> list[ModelSource]:
         return [_with_checked_name(ModelSource(name, "1", path, path.with_name(f"{name}.toml")))]
     if path.suffix != ".py":
         raise ConfigError("MODELS", str(path), f"is neither .onnx, .py nor {SUFFIX}, nor a directory of such files")
+    changed_ns = path.stat().st_mtime_ns
+    executed_ns, names = _executed_names.get(path, (0, None))
     try:
-        names = _names_in(path, path.stat().st_mtime_ns)
+        if executed_ns != changed_ns:
+            names = model_names(path)
+        if names is None and run_code:
+            names = tuple(models_in(path))
+            _executed_names[path] = changed_ns, names
     except ModelLoadError as error:
         return [ModelSource(path.stem, "1", path, path, broken=str(error))]
+    if names is None:
+        return [ModelSource(path.stem, "1", path, path, broken=_NOT_EXECUTED)]
     return [_with_checked_name(ModelSource(name, "1", path, path.with_name(f"{name}.toml"))) for name in names]
-
-
-@functools.lru_cache(MODELS_LIMIT)
-def _names_in(path: Path, mtime_ns: int) -> tuple[str, ...]:
-    """Return the models of a Python file, which must be executed for it; cached until the file changes."""
-    del mtime_ns
-    return tuple(models_in(path))
 
 
 def _from_folder(folder: Path) -> list[ModelSource]:

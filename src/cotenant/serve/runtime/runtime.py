@@ -68,6 +68,10 @@ class ModelRuntime(Protocol):
         """Wait until everything that was announced is ready or has failed."""
         ...
 
+    def can_run(self, model: LoadedModel) -> bool:
+        """Return whether a run of this model could start now or after others."""
+        ...
+
     def submit(self, job: Job) -> None:
         """Start a run, on the loop's thread; its result is reported in any case."""
         ...
@@ -135,6 +139,11 @@ class CpuRuntime:
         """Wait until the sessions are open, so that the first requests do not wait for them."""
         for thread in self._opening:
             await asyncio.to_thread(thread.join)
+
+    def can_run(self, model: LoadedModel) -> bool:
+        """Return True: threads do not end."""
+        del model
+        return True
 
     def submit(self, job: Job) -> None:
         """Queue the run for the thread of its first core."""

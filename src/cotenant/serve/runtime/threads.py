@@ -68,6 +68,8 @@ class RunResult(NamedTuple):
     took_ns: Duration
     ended: Instant
     """By CLOCK_MONOTONIC."""
+    retry_after_ns: Duration = 0
+    """Set if the run failed for want of a worker: the request may be sent again after this time."""
 
 
 ReportResult: TypeAlias = Callable[[RunResult], None]

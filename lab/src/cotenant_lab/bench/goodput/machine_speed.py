@@ -31,7 +31,7 @@ class SpeedReference:
         """Load the models and measure the reference speed."""
         cores = sorted(os.sched_getaffinity(0))
         repository = Repository([folder], cores)
-        self._models: list[LoadedModel] = [repository.load(entry) for entry in repository.scan().values()]
+        self._models: list[LoadedModel] = [repository.load(entry) for entry in repository.scan(run_code=True).values()]
         self._benches = {model.spec.name: CpuRunTimer(model, cores) for model in self._models}
         self._inputs = {model.spec.name: synthetic_inputs(model.spec, 1, {}) for model in self._models}
         self._first = self._median_times(_AT_FIRST)

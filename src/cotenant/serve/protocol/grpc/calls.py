@@ -28,6 +28,9 @@ class CallStarted(NamedTuple):
     path: str
     timeout_ns: Duration
     """Zero: no grpc-timeout was sent."""
+    authorization: str = ""
+    origin: str = ""
+    """The web page that sent the request; only browsers name one."""
 
 
 class MessageReceived(NamedTuple):
@@ -93,7 +96,7 @@ class CallState:
 def message_received(stream: int, compressed: Decompression, limit_bytes: int) -> MessageReceived:
     """Return a compressed message, decompressed if the result has at most `limit_bytes`."""
     plain = compressed.begin(limit_bytes)
-    return MessageReceived(stream, b"", compressed) if plain is None else MessageReceived(stream, plain)
+    return MessageReceived(stream, b"", compressed) if plain is None else MessageReceived(stream, bytes(plain))
 
 
 def prefix(length: int) -> bytes:

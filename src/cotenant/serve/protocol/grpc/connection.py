@@ -24,7 +24,7 @@ from cotenant.serve.protocol.grpc.calls import (
     trailers,
     unary_response,
 )
-from cotenant.serve.protocol.grpc.status import INTERNAL, OK, RESOURCE_EXHAUSTED, read_call_headers
+from cotenant.serve.protocol.grpc.status import INTERNAL, MALFORMED, OK, RESOURCE_EXHAUSTED, read_call_headers
 from cotenant.serve.protocol.http2 import frames as http2
 from cotenant.serve.protocol.http2.frames import Frame, FrameReader, Http2Error
 from cotenant.serve.protocol.http2.hpack import Header, HpackDecoder, HpackError
@@ -33,6 +33,12 @@ _DEFAULT_WINDOW: Final = 65535
 _HEADER_BLOCK_LIMIT: Final = 64 << 10
 _RESETS_ALLOWED: Final = 1000
 _BUFFERED_MESSAGES: Final = 4
+_REMEMBERED_CALLS: Final = 256
+"""Ended calls whose late frames are told apart from invalid ones. Our choice."""
+_CONTROL_FRAMES: Final = 256
+"""Control frames and empty frames that a client may send between two sweeps, beyond those that its calls earn."""
+_EARNED_FRAMES: Final = 4
+"""Control frames that one frame of a call earns: clients measure their bandwidth with PING."""
 
 
 class GrpcConnection:
@@ -60,8 +66,13 @@ class GrpcConnection:
         """Calls with messages that flow control blocks."""
         self._block: tuple[int, int, bytes] | None = None
         self._resets = 0
+        self._settings_seen = False
+        self._control_frames_left = _CONTROL_FRAMES
         self._inline_bytes = INLINE_LIMIT_BYTES
         self._draining = False
+        self._ended: dict[int, bool] = {}
+        """The last calls that have ended, and whether the client had ended them before."""
+        self._reset_calls: list[CallReset] = []
 
     @property
     def preface_seen(self) -> bool:
@@ -89,11 +100,18 @@ class GrpcConnection:
             for frame in self._reader.feed(data):
                 if self._block is not None and frame.kind != http2.CONTINUATION:
                     raise Http2Error(http2.PROTOCOL_ERROR, "a header block is interrupted by another frame")
+                if not self._settings_seen:
+                    self._settings_seen = frame.kind == http2.SETTINGS and not frame.flags & http2.ACK
+                    if not self._settings_seen:
+                        raise Http2Error(http2.PROTOCOL_ERROR, "the first frame must be SETTINGS")
                 self._take_frame(frame, events)
         except HpackError as error:
             raise self._with_goaway(Http2Error(http2.COMPRESSION_ERROR, str(error))) from None
         except Http2Error as error:
             raise self._with_goaway(error) from None
+        if self._reset_calls:
+            events += self._reset_calls
+            self._reset_calls.clear()
         return events
 
     def _with_goaway(self, error: Http2Error) -> Http2Error:
@@ -108,6 +126,7 @@ class GrpcConnection:
 
     def _take_frame(self, frame: Frame, events: list[CallEvent]) -> None:
         kind = frame.kind
+        http2.check_stream(frame)
         if kind == http2.HEADERS:
             self._take_headers(frame, events)
         elif kind == http2.DATA:
@@ -117,20 +136,54 @@ class GrpcConnection:
         elif kind == http2.RST_STREAM:
             self._take_reset(frame, events)
         elif kind == http2.SETTINGS:
+            self._count_control_frame()
             self._take_settings(frame)
         elif kind == http2.PING:
-            if len(frame.payload) != 8:
-                raise Http2Error(http2.FRAME_SIZE_ERROR, "the payload of PING must have 8 bytes")
-            if not frame.flags & http2.ACK:
-                self._out.append(http2.frame(http2.PING, http2.ACK, 0, frame.payload))
+            self._take_ping(frame)
         elif kind == http2.CONTINUATION:
             self._continue(frame, events)
         elif kind == http2.PUSH_PROMISE:
             raise Http2Error(http2.PROTOCOL_ERROR, "a client must not send PUSH_PROMISE")
-        # PRIORITY, GOAWAY and unknown frames need no response.
+        else:  # PRIORITY, GOAWAY and unknown frames need no response
+            self._count_control_frame()
+            if kind == http2.PRIORITY:
+                self._take_priority(frame)
+
+    def _take_priority(self, frame: Frame) -> None:
+        """Check the frame; priorities are not used."""
+        if len(frame.payload) != 5:
+            self._reset(frame.stream, http2.FRAME_SIZE_ERROR)
+        elif int.from_bytes(frame.payload[:4], "big") & http2.MAX_WINDOW_SIZE == frame.stream:
+            self._reset(frame.stream, http2.PROTOCOL_ERROR)
+
+    def _reset(self, stream: int, code: int) -> None:
+        """Report an error of one stream."""
+        self._out.append(http2.rst_stream(stream, code))
+        if stream in self._calls:
+            self._end(stream)
+            self._reset_calls.append(CallReset(stream))
+
+    def _take_ping(self, frame: Frame) -> None:
+        self._count_control_frame()
+        if len(frame.payload) != 8:
+            raise Http2Error(http2.FRAME_SIZE_ERROR, "the payload of PING must have 8 bytes")
+        if not frame.flags & http2.ACK:
+            self._out.append(http2.frame(http2.PING, http2.ACK, 0, frame.payload))
+
+    def _count_control_frame(self) -> None:
+        """Close the connection of a client that sends control frames without making calls."""
+        self._control_frames_left -= 1
+        if self._control_frames_left < 0:
+            raise Http2Error(http2.ENHANCE_YOUR_CALM, "too many control frames")
+
+    def renew_control_frames(self) -> None:
+        """Allow the number of control frames again that a client may send between two sweeps."""
+        self._control_frames_left = _CONTROL_FRAMES
 
     def _take_settings(self, frame: Frame) -> None:
         if frame.flags & http2.ACK:
+            if frame.payload:
+                raise Http2Error(http2.FRAME_SIZE_ERROR, "an acknowledgement of SETTINGS must be empty")
             return
         settings = http2.read_settings(frame.payload)
         if settings.window is not None:
@@ -138,6 +191,8 @@ class GrpcConnection:
             self._peer_window = settings.window
             for call in self._calls.values():
                 call.window += increment
+                if call.window > http2.MAX_WINDOW_SIZE:
+                    raise Http2Error(http2.FLOW_CONTROL_ERROR, "a flow-control window exceeds 2^31-1")
         if settings.frame is not None:
             self._peer_frame = settings.frame
         self._out.append(http2.frame(http2.SETTINGS, http2.ACK, 0))
@@ -145,6 +200,11 @@ class GrpcConnection:
 
     def _take_window_update(self, frame: Frame) -> None:
         increment = http2.read_number(frame.payload, "WINDOW_UPDATE") & http2.MAX_WINDOW_SIZE
+        if frame.stream > self._last_stream:
+            raise Http2Error(http2.PROTOCOL_ERROR, "WINDOW_UPDATE for a stream that was never opened")
+        if not increment and frame.stream:
+            self._reset(frame.stream, http2.PROTOCOL_ERROR)
+            return
         if not increment:
             raise Http2Error(http2.PROTOCOL_ERROR, "the increment of WINDOW_UPDATE must not be 0")
         if frame.stream == 0:
@@ -155,12 +215,13 @@ class GrpcConnection:
         elif call := self._calls.get(frame.stream):
             call.window += increment
             if call.window > http2.MAX_WINDOW_SIZE:
-                raise Http2Error(http2.FLOW_CONTROL_ERROR, "a flow-control window exceeds 2^31-1")
+                self._reset(frame.stream, http2.FLOW_CONTROL_ERROR)
+                return
             self._flush(frame.stream, call)
 
     def _take_reset(self, frame: Frame, events: list[CallEvent]) -> None:
         http2.read_number(frame.payload, "RST_STREAM")
-        if frame.stream == 0 or frame.stream > self._last_stream:
+        if frame.stream > self._last_stream:
             raise Http2Error(http2.PROTOCOL_ERROR, "RST_STREAM for a stream that was never opened")
         if frame.stream in self._calls:
             self._resets += 1
@@ -192,14 +253,18 @@ class GrpcConnection:
         headers = self._hpack.decode(block)  # also for rejected calls: the decoder's dynamic table must stay in sync
         call = self._calls.get(stream)
         if call is not None:
-            if not flags & http2.END_STREAM or call.half_closed:
-                raise Http2Error(http2.PROTOCOL_ERROR, "headers were sent twice")
+            if call.half_closed:
+                raise Http2Error(http2.STREAM_CLOSED, "HEADERS after END_STREAM")
+            if not flags & http2.END_STREAM or any(name[:1] == b":" for name, _ in headers):
+                self._reset(stream, http2.PROTOCOL_ERROR)
+                return
             call.half_closed = True
             events.append(HalfClosed(stream))
             return
         if not stream & 1 or stream <= self._last_stream:
-            if 0 < stream <= self._last_stream and stream & 1:
-                return  # trailers of a call that has ended
+            if stream in self._ended:
+                self._headers_of_ended_call(stream)
+                return
             raise Http2Error(http2.PROTOCOL_ERROR, "a stream has an invalid identifier")
         self._last_stream = stream
         if len(self._calls) >= http2.STREAMS_LIMIT or self._draining:
@@ -211,16 +276,29 @@ class GrpcConnection:
         if flags & http2.END_STREAM and stream in self._calls:
             events.append(HalfClosed(stream))
 
+    def _headers_of_ended_call(self, stream: int) -> None:
+        """Ignore trailers of a call that the server has ended; a client must not send any after its own end."""
+        if self._ended[stream]:
+            raise Http2Error(http2.STREAM_CLOSED, "HEADERS after END_STREAM")
+
     def _begin(self, stream: int, call: CallState, headers: tuple[Header, ...], events: list[CallEvent]) -> None:
         call_headers = read_call_headers(headers)
+        if call_headers.status == MALFORMED:
+            self._reset(stream, http2.PROTOCOL_ERROR)
+            return
         if call_headers.status != OK:
             self.finish(stream, call_headers.status, call_headers.text)
             return
         call.encoding = call_headers.encoding
-        events.append(CallStarted(stream, call_headers.path, call_headers.timeout_ns))
+        _, _, path, _, timeout_ns, authorization, origin = call_headers
+        events.append(CallStarted(stream, path, timeout_ns, authorization, origin))
 
     def _take_data(self, frame: Frame, events: list[CallEvent]) -> None:
         size = len(frame.payload)
+        if not size and not frame.flags & http2.END_STREAM:
+            self._count_control_frame()
+        elif self._control_frames_left < _CONTROL_FRAMES:
+            self._control_frames_left += _EARNED_FRAMES
         self._unacknowledged += size
         if self._unacknowledged > http2.CONNECTION_WINDOW_BYTES:
             raise Http2Error(http2.FLOW_CONTROL_ERROR, "received data exceeds the flow-control window")
@@ -229,9 +307,11 @@ class GrpcConnection:
             self._unacknowledged = 0
         call = self._calls.get(frame.stream)
         if call is None:
-            if frame.stream == 0 or frame.stream > self._last_stream:
+            if frame.stream > self._last_stream:
                 raise Http2Error(http2.PROTOCOL_ERROR, "DATA for a stream that was never opened")
-            return  # data of a call that has ended
+            if self._ended.get(frame.stream):
+                raise Http2Error(http2.STREAM_CLOSED, "DATA after END_STREAM")
+            return  # data of a call that the server has ended
         if call.half_closed:
             raise Http2Error(http2.STREAM_CLOSED, "DATA after END_STREAM")
         call.unacknowledged += size
@@ -364,6 +444,9 @@ class GrpcConnection:
 
     def _end(self, stream: int) -> None:
         call = self._calls.pop(stream)
+        self._ended[stream] = call.half_closed
+        if len(self._ended) > _REMEMBERED_CALLS:
+            del self._ended[next(iter(self._ended))]
         if call.incoming:
             self._buffered -= len(call.incoming)
             self._receive_budget.release(len(call.incoming))

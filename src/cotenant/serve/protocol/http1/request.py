@@ -49,6 +49,9 @@ class RequestHead(NamedTuple):
     """Content encoding of the body; empty: none."""
     accepts: tuple[str, ...]
     """Accepted content encodings of the response."""
+    authorization: str = ""
+    origin: str = ""
+    """The web page that sent the request; only browsers name one."""
 
 
 class HttpRequest(NamedTuple):
@@ -83,6 +86,8 @@ def parse_head(block: bytes) -> RequestHead:
         expects_continue=is_http_1_1 and b"".join(fields.get(b"expect", ())).lower() == b"100-continue",
         encoding=b",".join(fields.get(b"content-encoding", ())).decode("latin-1").strip().lower(),
         accepts=_accepts(b",".join(fields.get(b"accept-encoding", ())).decode("latin-1")),
+        authorization=b",".join(fields.get(b"authorization", ())).decode("latin-1"),
+        origin=b",".join(fields.get(b"origin", ())).decode("latin-1"),
     )
 
 

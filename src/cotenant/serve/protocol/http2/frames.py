@@ -42,9 +42,12 @@ CANCEL: Final = 8
 COMPRESSION_ERROR: Final = 9
 ENHANCE_YOUR_CALM: Final = 11
 
+_ON_STREAMS: Final = frozenset((DATA, HEADERS, PRIORITY, RST_STREAM, PUSH_PROMISE, CONTINUATION))
+_ON_CONNECTION: Final = frozenset((SETTINGS, PING, GOAWAY))
 _FRAME_HEADER: Final = struct.Struct(">HBBBI")
 _SETTING: Final = struct.Struct(">HI")
 _MAX_CONCURRENT_STREAMS: Final = 3
+_ENABLE_PUSH: Final = 2
 _INITIAL_WINDOW_SIZE: Final = 4
 _MAX_FRAME_SIZE: Final = 5
 _MAX_HEADER_LIST_SIZE: Final = 6
@@ -107,6 +110,12 @@ class FrameReader:
         return frames
 
 
+def check_stream(frame_: Frame) -> None:
+    """Raise `Http2Error` if a frame is on stream 0 that belongs to a stream, or on a stream that does not."""
+    if (frame_.stream == 0) == (frame_.kind in _ON_STREAMS) and frame_.kind in _ON_STREAMS | _ON_CONNECTION:
+        raise Http2Error(PROTOCOL_ERROR, f"a frame of type {frame_.kind} must not be on stream {frame_.stream}")
+
+
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     """Encode a frame."""
     return frame_header(kind, flags, stream, len(payload)) + payload
@@ -167,6 +176,8 @@ def read_settings(payload: bytes) -> Settings:
             if not 1 << 14 <= value < 1 << 24:
                 raise Http2Error(PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE is out of bounds")
             size = value
+        elif name == _ENABLE_PUSH and value > 1:
+            raise Http2Error(PROTOCOL_ERROR, "SETTINGS_ENABLE_PUSH must be 0 or 1")
         elif name == _MAX_CONCURRENT_STREAMS:
             streams = value
     return Settings(window, size, streams)

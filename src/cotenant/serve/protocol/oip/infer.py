@@ -25,7 +25,7 @@ class InferError(Exception):
     """A request cannot be answered. The kind determines the status code of each protocol."""
 
     def __init__(self, text: str, kind: str = "invalid", retry_after_ns: Duration = 0) -> None:
-        """A sentence for the client; kinds are invalid, not-found, unavailable, exhausted, late, unsupported, fault."""
+        """A sentence for the client; the kind is a key of the status table of each protocol."""
         super().__init__(
             text if len(text) <= _TEXT_LIMIT else text[:_TEXT_LIMIT] + "..."
         )  # clients may send names of any length

@@ -11,11 +11,13 @@ from cotenant.units.instant import MICROSECOND_NS
 EXTENSIONS: Final = (
     "binary_tensor_data",
     "classification",
+    "logging",
     "model_configuration",
     "model_repository",
     "schedule_policy",
     "statistics",
     "system_shared_memory",
+    "trace",
 )
 _ORDER: Final = "INVALID BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 FP32 FP64 STRING BF16"
 DATA_TYPES: Final = {f"TYPE_{name}": number for number, name in enumerate(_ORDER.split())}

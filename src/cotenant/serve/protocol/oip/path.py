@@ -20,6 +20,8 @@ _FIXED_ROUTES: Final = {
     "v2/cudasharedmemory/status": "cuda-status",
     "v2/cudasharedmemory/unregister": "cuda-unregister",
     "v2/cotenant/plan": "plan",
+    "v2/logging": "logging",
+    "v2/trace/setting": "trace",
     "metrics": "metrics",
 }
 _MODEL_ROUTES: Final = {
@@ -54,6 +56,8 @@ def parse_route(target: str) -> Route:
             return Route("metadata", name, version)
         case ["v2", "models", name, "versions", version, action] if action in _MODEL_ROUTES:
             return Route(_MODEL_ROUTES[action], name, version)
+        case ["v2", "models", name, "trace", "setting"]:
+            return Route("trace", name)
         case ["v2", "models", name]:
             return Route("metadata", name)
         case ["v2", "models", name, action] if action in _MODEL_ROUTES:

@@ -109,6 +109,12 @@ MESSAGES: Final = {
     "SystemSharedMemoryRegisterResponse": "",
     "SystemSharedMemoryUnregisterRequest": "name string 1",
     "SystemSharedMemoryUnregisterResponse": "",
+    "TraceValue": "value string* 1",
+    "TraceSettingRequest": "settings map<TraceValue> 1; model_name string 2",
+    "TraceSettingResponse": "settings map<TraceValue> 1",
+    "LogValue": "bool_param bool 1 one; uint32_param uint32 2 one; string_param string 3 one",
+    "LogSettingsRequest": "settings map<LogValue> 1",
+    "LogSettingsResponse": "settings map<LogValue> 1",
     "HealthCheckRequest": "service string 1",
     "HealthCheckResponse": "status int32 1",
 }

@@ -210,6 +210,11 @@ class GpuRuntime:
         if self._pool is not None:
             await self._pool.settled()
 
+    def can_run(self, model: LoadedModel) -> bool:
+        """Return whether a worker of this model is ready."""
+        assert isinstance(model, GpuModel)
+        return self._pool is not None and self._pool.can_run(model)
+
     def worker_statistics(self) -> WorkerStatistics | None:
         """Return the pool's counters."""
         return None if self._pool is None else self._pool.statistics()

@@ -12,7 +12,13 @@ from typing import Any, Final, NamedTuple
 
 from cotenant.node.policy.protect.backoff import delay_ns
 from cotenant.runner.clock import monotonic_ns
-from cotenant.serve.runtime.gpu.model_workers import ModelWorkers, WorkerModel, WorkerStatistics, WorkerTask
+from cotenant.serve.runtime.gpu.model_workers import (
+    ModelWorkers,
+    WidthState,
+    WorkerModel,
+    WorkerStatistics,
+    WorkerTask,
+)
 from cotenant.serve.runtime.gpu.shared_tensors import (
     BatchFailure,
     BatchResult,
@@ -34,6 +40,8 @@ _STABLE_NS: Final = 30 * SECOND_NS
 """A worker that ran this long resets the failure count."""
 _FAILURES_LIMIT: Final = 3
 """Consecutive failed starts after which waiting runs fail."""
+_RETRY_NS: Final = SECOND_NS
+"""Minimum time after which clients may send a request again whose worker died."""
 
 
 class WorkerLimits(NamedTuple):
@@ -112,9 +120,14 @@ class WorkerPool:
         if workers is None:
             return
         for task in workers.waiting:
-            self._fail(task, "the model is gone")
+            self._fail(task, "the model is gone", _RETRY_NS)
         for worker in list(workers.handles):
             self._release_worker(workers, worker)
+
+    def can_run(self, model: WorkerModel) -> bool:
+        """Return whether a worker of this model is ready."""
+        workers = self._models.get(id(model))
+        return workers is not None and any(handle.ready is not None for handle in workers.handles)
 
     async def settled(self) -> None:
         """Wait until no worker is starting."""
@@ -188,9 +201,14 @@ class WorkerPool:
         except OSError:
             self._worker_lost(workers, worker)
 
-    def _fail(self, task: WorkerTask, reason: str) -> None:
+    def _fail(self, task: WorkerTask, reason: str, retry_after_ns: Duration = 0) -> None:
         failure = f"model {task.job.model.spec.name!r} failed: {reason}"
-        self._report_result(RunResult(task.job.run, (), failure, monotonic_ns() - task.began, monotonic_ns()))
+        now = monotonic_ns()
+        self._report_result(RunResult(task.job.run, (), failure, now - task.began, now, retry_after_ns))
+
+    def _retry_after_ns(self, width_state: WidthState) -> Duration:
+        """Return the time until workers of a width are started again."""
+        return max(width_state.not_before - monotonic_ns(), _RETRY_NS)
 
     def _start_next(self, workers: ModelWorkers, worker: WorkerHandle) -> None:
         """Start the longest waiting run that a free worker may run."""
@@ -293,7 +311,7 @@ class WorkerPool:
         if task is not None:
             task.tries += 1
             if task.tries > 1:
-                self._fail(task, f"{name} ended while it ran, twice: {reason}")
+                self._fail(task, f"{name} ended while it ran, twice: {reason}", self._retry_after_ns(width_state))
             else:
                 workers.waiting.appendleft(task)
         if was_ready:
@@ -390,4 +408,5 @@ class WorkerPool:
             hopeless = width_state.failures >= _FAILURES_LIMIT and not workers.handles_at(task.width)
             if hopeless or now - task.began > self._limits.run_ns:
                 workers.waiting.remove(task)
-                self._fail(task, f"no worker of {task.width} % is ready: {width_state.last_error or 'all are busy'}")
+                reason = f"no worker of {task.width} % is ready: {width_state.last_error or 'all are busy'}"
+                self._fail(task, reason, self._retry_after_ns(width_state))
