@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("google.protobuf")
 from cotenant_lab.bench.server.bench import _Contender, _message
-from cotenant_lab.bench.server.load import generate, on_core, read_h2load, read_wrk, tool_for, wrk_script
+from cotenant_lab.bench.server.load import generate, on_core, outside_tools, read_h2load, read_wrk, wrk_script
 from cotenant_lab.errors import RunFailedError
 from cotenant_lab.loadgen.closed_loop import LoadSpec
 
@@ -40,10 +40,10 @@ def load_of(kind: str) -> LoadSpec:
 
 def test_installed_tools_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert [tool_for(kind) for kind in ("http", "grpc")] == ["own", "own"]
+    assert outside_tools() == {}
     make(tmp_path / "wrk", WRK)
     make(tmp_path / "h2load", H2LOAD)
-    assert [tool_for(kind) for kind in ("http", "grpc")] == ["wrk", "h2load"]
+    assert outside_tools() == {"http": "wrk", "grpc": "h2load"}
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     core = min(os.sched_getaffinity(0))
     over_http = generate(load_of("http"), core, "wrk")

@@ -2,7 +2,8 @@
 
 Servers run on one core and load on another, with several requests at a time. All contenders are started first and then
 take turns of a few seconds, in another order in every round, so that other load on the machine affects all of them
-equally; a contender is idle outside its turn. Results are medians over the rounds.
+equally; a contender is idle outside its turn. Results are medians over the rounds. Where `wrk` and `h2load` are
+installed, each contender is measured with them as well, in the same turns, at the highest concurrency.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rich.table import Table
 from cotenant.errors import WorldError
 from cotenant.runner.clock import pause
 from cotenant.serve.protocol.oip.proto import TYPES
-from cotenant_lab.bench.server.load import generate, on_core, tool_for
+from cotenant_lab.bench.server.load import OWN, TOOLS, generate, on_core, outside_tools
 from cotenant_lab.errors import RunFailedError
 from cotenant_lab.loadgen.closed_loop import LoadSpec
 
@@ -64,9 +65,10 @@ class ServerReport(msgspec.Struct, frozen=True):
     """All contenders, and ratios at the highest concurrency."""
 
     rounds: int
-    tools: dict[str, str]
-    """The load generator of each protocol."""
     metrics: list[ServerMetrics]
+    """By our own load generator."""
+    outside: dict[str, list[ServerMetrics]]
+    """By each other load generator that is installed, at the highest concurrency."""
     vs_fastapi: float
     """HTTP with binary tensors, callable identity: requests per second over those of FastAPI."""
     vs_bare_echo: float
@@ -92,9 +94,11 @@ def bench_server(rounds: int, report: Callable[[str], None], *, quick: bool = Fa
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise WorldError("bench server needs two cores, one for the server and one for the load")
-    tools = {kind: tool_for(kind) for kind in ("http", "grpc")}
+    tools = outside_tools()
+    if missing := sorted(set(TOOLS.values()) - set(tools.values())):
+        report(f"not installed, so not used: {', '.join(missing)}")
     seconds = _SECONDS / 4 if quick else _SECONDS
-    samples: dict[tuple[str, int], list[ServerMetrics]] = {}
+    samples: dict[tuple[str, str, int], list[ServerMetrics]] = {}
     with tempfile.TemporaryDirectory() as home, contextlib.ExitStack() as started:
         servers: list[_Running] = []
         for contender in _contenders(Path(home)):
@@ -105,15 +109,20 @@ def bench_server(rounds: int, report: Callable[[str], None], *, quick: bool = Fa
             for concurrency in CONCURRENCIES:
                 report(f"round {number + 1} of {rounds}, {concurrency} at a time")
                 for server in turn:
-                    tool = tools[server.contender.kind]
-                    sample = _measure(server, concurrency, seconds, cores[-1], tool)
-                    samples.setdefault((server.contender.name, concurrency), []).append(sample)
-    order = {server.contender.name: index for index, server in enumerate(servers)}
-    metrics = sorted(
-        (_median(rounds_of_one) for rounds_of_one in samples.values()),
-        key=lambda metrics: (order[metrics.name], metrics.concurrency),
-    )
-    return _report(rounds, tools, metrics)
+                    outside = tools.get(server.contender.kind) if concurrency == CONCURRENCIES[-1] else None
+                    for tool in (OWN, *([outside] if outside else [])):
+                        sample = _measure(server, concurrency, seconds, cores[-1], tool)
+                        samples.setdefault((tool, server.contender.name, concurrency), []).append(sample)
+    order = [server.contender.name for server in servers]
+    by_tool = {tool: _medians(samples, tool, order) for tool in (OWN, *tools.values())}
+    return _report(rounds, by_tool.pop(OWN), by_tool)
+
+
+def _medians(
+    samples: dict[tuple[str, str, int], list[ServerMetrics]], tool: str, order: list[str]
+) -> list[ServerMetrics]:
+    medians = [_median(rounds_of_one) for (used, _, _), rounds_of_one in samples.items() if used == tool]
+    return sorted(medians, key=lambda metrics: (order.index(metrics.name), metrics.concurrency))
 
 
 def _contenders(home: Path) -> list[_Contender]:
@@ -227,7 +236,7 @@ def _median(metrics: list[ServerMetrics]) -> ServerMetrics:
     return msgspec.structs.replace(metrics[0], **middle)
 
 
-def _report(rounds: int, tools: dict[str, str], metrics: list[ServerMetrics]) -> ServerReport:
+def _report(rounds: int, metrics: list[ServerMetrics], outside: dict[str, list[ServerMetrics]]) -> ServerReport:
     top = {metric.name: metric.rps for metric in metrics if metric.concurrency == CONCURRENCIES[-1]}
 
     cpu = {metric.name: metric.cpu_us_per_request for metric in metrics if metric.concurrency == CONCURRENCIES[-1]}
@@ -237,8 +246,8 @@ def _report(rounds: int, tools: dict[str, str], metrics: list[ServerMetrics]) ->
 
     return ServerReport(
         rounds,
-        tools,
         metrics,
+        outside,
         vs_fastapi=ratio("http", "fastapi"),
         vs_bare_echo=ratio("grpc", "grpc.aio echo"),
         vs_bare_echo_uvloop=ratio("grpc", "grpc.aio uvloop echo"),
@@ -251,10 +260,11 @@ def _report(rounds: int, tools: dict[str, str], metrics: list[ServerMetrics]) ->
 
 def show_server(console: Console, report: ServerReport) -> None:
     """Print a row for each contender and concurrency, and the ratios."""
-    table = Table("contender", "at a time", "rps", "p50 us", "p99 us", "cpu us/request", box=None)
-    for metric in report.metrics:
-        numbers = (metric.rps, metric.p50_us, metric.p99_us, metric.cpu_us_per_request)
-        table.add_row(metric.name, str(metric.concurrency), *(f"{number:,.0f}" for number in numbers))
+    table = Table("contender", "by", "at a time", "rps", "p50 us", "p99 us", "cpu us/request", box=None)
+    for tool, metrics in ((OWN, report.metrics), *report.outside.items()):
+        for metric in metrics:
+            numbers = (metric.rps, metric.p50_us, metric.p99_us, metric.cpu_us_per_request)
+            table.add_row(metric.name, tool, str(metric.concurrency), *(f"{number:,.0f}" for number in numbers))
     console.print(table)
     console.print(f"HTTP over a plain FastAPI endpoint: {report.vs_fastapi} (ONNX: {report.vs_fastapi_onnx})")
     uvloop = f"under uvloop {report.vs_bare_echo_uvloop}"

@@ -1,7 +1,7 @@
-"""Load generators of bench `server`: `wrk` and `h2load` if they are installed, otherwise our own.
+"""Load generators of bench `server`: our own, and `wrk` and `h2load` if they are installed.
 
 All of them run on one core and send the next request of a client after its answer. If an installed tool fails, the
-bench fails instead of using another one, because all contenders of a run must have the same load.
+bench fails, because all contenders of a run must have the same load.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ end
 """
 
 
-def tool_for(kind: str) -> str:
-    """Return the load generator for that protocol on this machine."""
-    return TOOLS[kind] if shutil.which(TOOLS[kind]) else OWN
+def outside_tools() -> dict[str, str]:
+    """Return the installed load generators by protocol, other than our own."""
+    return {kind: tool for kind, tool in TOOLS.items() if shutil.which(tool)}
 
 
 @contextlib.contextmanager
