@@ -229,9 +229,13 @@ class GrpcConnection:
                 raise Http2Error(http2.ENHANCE_YOUR_CALM, "too many calls were started and reset")
             self._end(frame.stream)
             events.append(CallReset(frame.stream))
+        if frame.stream in self._ended:
+            self._ended[frame.stream] = True
 
     def _take_headers(self, frame: Frame, events: list[CallEvent]) -> None:
         block = http2.unpadded(frame)
+        if frame.flags & http2.HAS_PRIORITY and http2.depends_on_itself(frame):
+            raise Http2Error(http2.PROTOCOL_ERROR, "a stream depends on itself")
         if frame.flags & http2.END_HEADERS:
             self._headers(frame.stream, frame.flags, block, events)
         else:
@@ -263,7 +267,7 @@ class GrpcConnection:
             return
         if not stream & 1 or stream <= self._last_stream:
             if stream in self._ended:
-                self._headers_of_ended_call(stream)
+                self._headers_of_ended_call(stream, flags, headers)
                 return
             raise Http2Error(http2.PROTOCOL_ERROR, "a stream has an invalid identifier")
         self._last_stream = stream
@@ -276,10 +280,12 @@ class GrpcConnection:
         if flags & http2.END_STREAM and stream in self._calls:
             events.append(HalfClosed(stream))
 
-    def _headers_of_ended_call(self, stream: int) -> None:
+    def _headers_of_ended_call(self, stream: int, flags: int, headers: tuple[Header, ...]) -> None:
         """Ignore trailers of a call that the server has ended; a client must not send any after its own end."""
         if self._ended[stream]:
-            raise Http2Error(http2.STREAM_CLOSED, "HEADERS after END_STREAM")
+            raise Http2Error(http2.STREAM_CLOSED, "HEADERS after the end of a stream")
+        if not flags & http2.END_STREAM or any(name[:1] == b":" for name, _ in headers):
+            self._reset(stream, http2.PROTOCOL_ERROR)
 
     def _begin(self, stream: int, call: CallState, headers: tuple[Header, ...], events: list[CallEvent]) -> None:
         call_headers = read_call_headers(headers)
@@ -305,6 +311,7 @@ class GrpcConnection:
         if self._unacknowledged > http2.CONNECTION_WINDOW_BYTES // 2:
             self._out.append(http2.window_update(0, self._unacknowledged))
             self._unacknowledged = 0
+        payload = frame.payload if not frame.flags & http2.PADDED else http2.unpadded(frame)
         call = self._calls.get(frame.stream)
         if call is None:
             if frame.stream > self._last_stream:
@@ -318,7 +325,6 @@ class GrpcConnection:
         if call.unacknowledged > http2.STREAM_WINDOW_BYTES // 2 and not frame.flags & http2.END_STREAM:
             self._out.append(http2.window_update(frame.stream, call.unacknowledged))
             call.unacknowledged = 0
-        payload = frame.payload if not frame.flags & http2.PADDED else http2.unpadded(frame)
         self._take_messages(frame.stream, call, payload, events)
         if frame.flags & http2.END_STREAM and frame.stream in self._calls:
             call.half_closed = True

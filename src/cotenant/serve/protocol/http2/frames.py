@@ -190,6 +190,12 @@ def read_number(payload: bytes, frame_name: str) -> int:
     return int.from_bytes(payload, "big")
 
 
+def depends_on_itself(frame_: Frame) -> bool:
+    """Return whether the priority of a HEADERS frame names its own stream."""
+    begin = 1 if frame_.flags & PADDED else 0
+    return int.from_bytes(frame_.payload[begin : begin + 4], "big") & MAX_WINDOW_SIZE == frame_.stream
+
+
 def unpadded(frame_: Frame) -> bytes:
     """Return the payload of HEADERS or DATA without padding and priority."""
     payload = frame_.payload
