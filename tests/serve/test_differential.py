@@ -135,8 +135,8 @@ class Exchange:
                 to_server = to_server[size:]
             while to_client:
                 size = next(self.cuts)
-                for event in self.client.receive_data(to_client[:size]):
-                    self._receive(event)
+                for received in self.client.receive_data(to_client[:size]):
+                    self._receive(received)
                 to_client = to_client[size:]
 
     def _serve(self, event: object) -> None:

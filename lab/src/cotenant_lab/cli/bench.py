@@ -26,6 +26,7 @@ _OWN_FLAGS: Final = {
     "memory": ("quick",),
     "limit": ("quick",),
     "server": ("quick",),
+    "soak": ("quick",),
     "cluster": ("quick", "gpus"),
     "match": ("quick",),
     "kubernetes": ("quick",),
@@ -39,8 +40,10 @@ def add_commands(commands: Any) -> None:
         "loop: the event loop under both clocks; device: the software GPU; hook, gate: added cost of a launch; "
         "fill: pairs of measured kernel streams under each sharing mode; faults: requests lost to injected faults; "
         "attack: an online tenant while an offline tenant attacks; memory: quotas under random allocation; "
-        "limit: accuracy of compute shares; server: cost of serving; goodput: requests answered in time by policy and "
-        "load; cluster: simulation of one day of 20,000 GPUs; match: matching of jobs to GPUs; "
+        "limit: accuracy of compute shares; server: cost of serving; "
+        "soak: ten minutes of serving while models change and workers are killed; "
+        "goodput: requests answered in time by policy and load; cluster: simulation of one day of 20,000 GPUs; "
+        "match: matching of jobs to GPUs; "
         "kubernetes: the placement controller with a real API server"
     )
     bench.add_argument("name", choices=[*_PLAIN, *_OWN_FLAGS], help=about)
@@ -57,7 +60,8 @@ def add_commands(commands: Any) -> None:
         action="store_true",
         default=None,
         help="fill: one pair of each family, about a minute; memory: 2,400 operations; limit: 2 s per case; "
-        "server: one round; goodput: small models, seconds; cluster: hundreds of GPUs; match: up to 1,000 jobs; "
+        "server: one round; soak: 20 s; goodput: small models, seconds; cluster: hundreds of GPUs; "
+        "match: up to 1,000 jobs; "
         "kubernetes: up to 10 nodes",
     )
     sweep = "fill: also measure a curve over the bound on outstanding offline time"
@@ -100,6 +104,7 @@ def _bench(options: argparse.Namespace) -> int:
             "memory": _bench_memory,
             "limit": _bench_limit,
             "server": _bench_server,
+            "soak": _bench_soak,
             "cluster": _bench_cluster,
             "match": _bench_match,
             "kubernetes": _bench_kubernetes,
@@ -250,6 +255,20 @@ def _bench_server(options: argparse.Namespace) -> int:
         print_json(report)
     else:
         show_server(output(), report)
+    return 0
+
+
+def _bench_soak(options: argparse.Namespace) -> int:
+    need_packages("bench soak", "pip install cotenant-lab", "google.protobuf", "onnxruntime")
+    from cotenant_lab.bench.soak import FULL_NS, QUICK_NS, bench_soak, show_soak
+
+    if options.rounds is not None:
+        raise ConfigError("--rounds", options.rounds, "has no meaning for `bench soak`: omit it")
+    report = bench_soak(QUICK_NS if options.quick else FULL_NS, print_line)
+    if options.json:
+        print_json(report)
+    else:
+        show_soak(output(), report)
     return 0
 
 

@@ -21,16 +21,33 @@ from cotenant.units.instant import MILLISECOND_NS, SECOND_NS, Duration
 from cotenant.workload.arrivals import draw_instants
 from cotenant.workload.rates import RateProcess, bursty_rate, constant_rate
 from cotenant_lab.bench.goodput.contenders import Contenders, CpuContenders, ModelMetrics
-from cotenant_lab.bench.goodput.metrics import GoodputCell, LoadTrial, PolicyGoodput, cells_of, offered_by, policies_of
+from cotenant_lab.bench.goodput.metrics import (
+    GoodputCell,
+    LoadTrial,
+    PolicyGoodput,
+    WaterfallStep,
+    cells_of,
+    offered_by,
+    policies_of,
+    waterfall_of,
+)
 from cotenant_lab.bench.goodput.models import BenchModel
 from cotenant_lab.bench.goodput.replay import ReplayContenders
 from cotenant_lab.bench.goodput.servers import LoadProcess, Server, load_on
 from cotenant_lab.bench.goodput.surface import Surface
 from cotenant_lab.errors import RunFailedError
+from cotenant_lab.serving.fairness import jain
 from cotenant_lab.serving.modes import ADMITTED, OURS
+from cotenant_lab.serving.simulated import Setting
 
 LOADS: Final = (0.5, 0.8, 1.0, 1.3, 2.0)
 ARRIVALS: Final = ("poisson", "bursty")
+BOUND_LOADS: Final = (1.0, 1.3, 2.0)
+"""Loads at which our policy is compared with a scheduler that knows all arrivals."""
+WATERFALL_LOAD: Final = 1.3
+BOUND_TARGET: Final = 0.9
+ATTAINED_TARGET: Final = 0.99
+HOLD_TARGET: Final = 0.95
 CONTENDERS: Final[dict[str, Callable[..., Contenders]]] = {"onnx-cpu": CpuContenders, "replay": ReplayContenders}
 SLO_TIMES: Final = 3.0
 """The objective of a model as a multiple of the p99 latency of its single-row requests alone."""
@@ -99,6 +116,14 @@ class GoodputReport(msgspec.Struct, frozen=True, kw_only=True):
     goodput_hold: float
     goodput_vs_capacity: float
     """Best goodput over the highest rate without objectives; the cost of sending and of the front end is included."""
+    vs_bound: dict[str, float]
+    """By load, under Poisson arrivals: over the goodput of a scheduler that knows all arrivals and run times."""
+    vs_bound_bursts: dict[str, float]
+    vs_fluid_bound: dict[str, float]
+    """By load, under Poisson arrivals: over the fluid bound with equal fractions."""
+    waterfall: list[WaterfallStep]
+    """Where goodput is lost at 1.3 times the capacity under Poisson arrivals."""
+    met: dict[str, bool]
     policies: list[PolicyGoodput]
     cells: list[GoodputCell]
 
@@ -292,6 +317,15 @@ class _Bench:
         left_rps = None
         if self._contenders.is_measured:
             left_rps = measured.surface.bounds(offered_by(models), loaded.core_part + front_part, slower).fair_rps
+        known_rps = waterfall = None
+        if server.name == OURS and load in BOUND_LOADS:
+            taken = loaded.core_part + front_part if self._contenders.is_measured else 0.0
+            factor = slower * self._contenders.all_units / max(self._contenders.all_units - taken, 0.01)
+            fairness = jain([model.in_time / max(model.offered, 1) for model in models])
+            setting = Setting(self._contenders.all_units, settings.cell_ns, settings.warm_ns)
+            known_rps = measured.surface.known_rps(instants, setting, factor, fairness)
+            if load == WATERFALL_LOAD and arrival == ARRIVALS[0]:
+                waterfall = measured.surface.waterfall(instants, setting, factor, fairness)
         return LoadTrial(
             server.name,
             arrival,
@@ -304,6 +338,8 @@ class _Bench:
             front_part,
             slower,
             left_rps,
+            known_rps,
+            waterfall,
         )
 
 
@@ -319,6 +355,13 @@ def _report(
     policies = policies_of(cells)
     ours = OURS if OURS in names else names[0]
     our_results = [policy for policy in policies if policy.policy == ours]
+    our_cells = [cell for cell in cells if cell.policy == ours]
+    vs_bound, vs_bound_bursts = (
+        {str(cell.load): cell.vs_bound for cell in our_cells if cell.arrival == arrival and cell.vs_bound is not None}
+        for arrival in ARRIVALS
+    )
+    attained = min(result.slo_attainment_admitted for result in our_results)
+    hold = min(result.goodput_hold for result in our_results)
     return GoodputReport(
         runtime=contenders.runtime,
         all_units=contenders.all_units,
@@ -334,10 +377,23 @@ def _report(
         goodput_vs_default=min(
             (result.goodput_vs_default for result in our_results if result.goodput_vs_default is not None), default=None
         ),
-        slo_attainment_admitted=min(result.slo_attainment_admitted for result in our_results),
+        slo_attainment_admitted=attained,
         fairness=min(result.fairness for result in our_results),
-        goodput_hold=min(result.goodput_hold for result in our_results),
+        goodput_hold=hold,
         goodput_vs_capacity=round(min(result.best_rps for result in our_results) / measured.capacity_rps, 3),
+        vs_bound=vs_bound,
+        vs_bound_bursts=vs_bound_bursts,
+        vs_fluid_bound={
+            str(cell.load): cell.goodput_vs_bound if cell.goodput_vs_left_bound is None else cell.goodput_vs_left_bound
+            for cell in our_cells
+            if cell.arrival == ARRIVALS[0]
+        },
+        waterfall=waterfall_of([trial for trial in trials if trial.policy == ours]),
+        met={
+            f"vs_bound >= {BOUND_TARGET}": bool(vs_bound) and min(vs_bound.values()) >= BOUND_TARGET,
+            f"slo_attainment_admitted >= {ATTAINED_TARGET}": attained >= ATTAINED_TARGET,
+            f"goodput_hold >= {HOLD_TARGET}": hold >= HOLD_TARGET,
+        },
         policies=policies,
         cells=cells,
     )

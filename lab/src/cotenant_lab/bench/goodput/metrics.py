@@ -37,6 +37,10 @@ class LoadTrial(msgspec.Struct, frozen=True):
     """How many times as long runs took right before as when they were profiled."""
     left_bound_rps: float | None = None
     """As `bound_rps`, for the core time that both did not use, at the measured speed; None: runs use another device."""
+    known_rps: float | None = None
+    """Goodput of a scheduler that knows all arrivals, on the core time that both did not use; None: not computed."""
+    waterfall: dict[str, float] | None = None
+    """Goodput after each part of a server is added to that scheduler; None: not computed."""
 
     @property
     def goodput_rps(self) -> float:
@@ -80,6 +84,8 @@ class GoodputCell(msgspec.Struct, frozen=True):
     """Fraction of one core that receiving and answering requests used, which runs could not use."""
     slower: float
     """How many times as long runs took right before as when they were profiled."""
+    vs_bound: float | None
+    """Over the goodput of a scheduler that knows all arrivals; None: not computed for this contender and load."""
     goodput_vs_left_bound: float | None
     """Over the bound for the core time that sending and the front end did not use; None: runs use another device."""
     p99_ms: float
@@ -139,12 +145,35 @@ def summed(trials: Sequence[LoadTrial], defaults: Sequence[LoadTrial]) -> Goodpu
         send_core_part=_median([trial.core_part for trial in trials]),
         front_core_part=_median([trial.front_part for trial in trials]),
         slower=_median([trial.slower for trial in trials]),
+        vs_bound=_median_of([trial.goodput_rps / trial.known_rps if trial.known_rps else None for trial in trials]),
         goodput_vs_left_bound=_median_of(
             [trial.goodput_rps / trial.left_bound_rps if trial.left_bound_rps else None for trial in trials]
         ),
         p99_ms=_median([max(model.p99_ms for model in trial.models) for trial in trials]),
         goodput_by_model={name: _median([model.goodput_rps for model in by_model[name]]) for name in names},
     )
+
+
+class WaterfallStep(msgspec.Struct, frozen=True):
+    """Goodput after one more part of a server, and what that part lost; a negative loss is within the noise."""
+
+    part: str
+    goodput_rps: float
+    lost_rps: float
+
+
+def waterfall_of(trials: Sequence[LoadTrial]) -> list[WaterfallStep]:
+    """Return the medians over the trials that have a waterfall, from the device to the live server."""
+    computed = [trial for trial in trials if trial.waterfall is not None]
+    if not computed:
+        return []
+    falls = [{**(trial.waterfall or {}), "interference between runs": trial.goodput_rps} for trial in computed]
+    steps: list[WaterfallStep] = []
+    for part in falls[0]:
+        rps = _median([fall[part] for fall in falls])
+        lost_rps = round(steps[-1].goodput_rps - rps, 3) if steps else 0.0
+        steps.append(WaterfallStep(part, rps, lost_rps))
+    return steps
 
 
 def over_loads(cells: Sequence[GoodputCell]) -> PolicyGoodput:

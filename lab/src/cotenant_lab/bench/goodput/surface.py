@@ -16,7 +16,8 @@ from cotenant.units.instant import Duration
 from cotenant_lab.bench.goodput.models import MAX_BATCH
 from cotenant_lab.errors import RunFailedError
 from cotenant_lab.serving.bound import bound, fair_bound, least_area
-from cotenant_lab.serving.modes import mode_of
+from cotenant_lab.serving.clairvoyant import clairvoyant_goodput, scaled, without_spread
+from cotenant_lab.serving.modes import OURS, mode_of
 from cotenant_lab.serving.simulated import ServedModel, ServingOutcome, Setting, play
 
 _PLENTY_RPS: Final = 1e9
@@ -67,7 +68,36 @@ class Surface(msgspec.Struct, frozen=True):
         self, name: str, instants_ns: Mapping[str, Sequence[Duration]], warm_ns: Duration, for_ns: Duration
     ) -> ServingOutcome:
         """Simulate a policy at the same instants with measured run times."""
-        models = [
-            ServedModel(model, self.times[model], self.slos_ns[model], max_batch=MAX_BATCH) for model in instants_ns
+        return play(self._models(instants_ns), instants_ns, mode_of(name), Setting(self.all_units, for_ns, warm_ns))
+
+    def _models(self, instants_ns: Mapping[str, Sequence[Duration]], factor: float = 1.0) -> list[ServedModel]:
+        return [
+            ServedModel(model, scaled(self.times[model], factor), self.slos_ns[model], max_batch=MAX_BATCH)
+            for model in instants_ns
         ]
-        return play(models, instants_ns, mode_of(name), Setting(self.all_units, for_ns, warm_ns))
+
+    def known_rps(
+        self, instants_ns: Mapping[str, Sequence[Duration]], setting: Setting, factor: float, min_fairness: float
+    ) -> float:
+        """Return the goodput of a scheduler that knows all arrivals, if runs take `factor` times as long."""
+        models = self._models(instants_ns, factor)
+        return clairvoyant_goodput(models, instants_ns, setting, min_fairness=min_fairness)
+
+    def waterfall(
+        self, instants_ns: Mapping[str, Sequence[Duration]], setting: Setting, factor: float, min_fairness: float
+    ) -> dict[str, float]:
+        """Return the goodput after each part of our server is added to the scheduler that knows all arrivals."""
+        models = self._models(instants_ns, factor)
+        exact = [msgspec.structs.replace(model, times=without_spread(model.times)) for model in models]
+        mode = mode_of(OURS)
+        quiet = msgspec.structs.replace(setting, noise=0.0)
+        return {
+            "device": self.known_rps(instants_ns, setting, 1.0, min_fairness),
+            "front end": self.known_rps(instants_ns, setting, factor, min_fairness),
+            "batch formation": clairvoyant_goodput(
+                models, instants_ns, setting, min_fairness=min_fairness, waits=False
+            ),
+            "queueing": play(exact, instants_ns, mode, quiet).goodput_per_s,
+            "forecasts": play(exact, instants_ns, mode, setting).goodput_per_s,
+            "admission margins": play(models, instants_ns, mode, setting).goodput_per_s,
+        }

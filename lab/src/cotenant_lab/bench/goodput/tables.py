@@ -39,6 +39,12 @@ def show_goodput(console: Console, report: GoodputReport) -> None:
         cost = f"sending took {cell.send_core_part:.0%} of a core and the server's front end {cell.front_core_part:.0%}"
         result = f"{cell.goodput_vs_left_bound:.2f} of the bound for the remaining core time at the current speed"
         console.print(f"At {cell.load:g} of the capacity, {cell.arrival}, {cost}: in time, {result}.")
+    ratios = ", ".join(f"{load}: {ratio:.2f}" for load, ratio in report.vs_bound.items())
+    console.print(f"{report.ours} over a scheduler that knows all arrivals, by part of the capacity: {ratios}")
+    for step in report.waterfall:
+        console.print(f"  {step.part}: {step.goodput_rps:.1f} requests/s, lost {step.lost_rps:.1f}")
+    for target, met in report.met.items():
+        console.print(f"{target}: {'met' if met else 'missed'}")
     late = sum(cell.late_sends for cell in report.cells)
     offered = sum(cell.offered for cell in report.cells)
     console.print(

@@ -56,12 +56,14 @@ class WorkerTask:
 class WidthState:
     """State of one model's workers at one width."""
 
-    __slots__ = ("failures", "last_error", "not_before", "wanted")
+    __slots__ = ("failed_starts", "failures", "last_error", "not_before", "wanted")
 
     def __init__(self) -> None:
         """Start with no workers wanted."""
         self.wanted = 0
         self.failures = 0
+        self.failed_starts = 0
+        """Consecutive starts after which no worker was ready."""
         self.not_before: Instant = 0
         self.last_error = ""
 

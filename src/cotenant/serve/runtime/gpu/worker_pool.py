@@ -249,6 +249,7 @@ class WorkerPool:
         self._loop.add_reader(worker.pidfd, self._died, workers, worker)
         width_state = workers.width_state(worker.width)
         width_state.last_error = ""
+        width_state.failed_starts = 0
         self._settle()
         self._start_next(workers, worker)
 
@@ -301,6 +302,7 @@ class WorkerPool:
         if monotonic_ns() - self._started_at.pop(worker) > _STABLE_NS:
             width_state.failures = 0
         width_state.failures += 1
+        width_state.failed_starts += not was_ready
         width_state.last_error = reason
         width_state.not_before = monotonic_ns() + delay_ns(
             width_state.failures - was_ready, _BACKOFF_NS, _BACKOFF_CAP_NS
@@ -342,6 +344,7 @@ class WorkerPool:
                 except OSError as error:
                     width_state.last_error = str(error)
                     width_state.failures += 1
+                    width_state.failed_starts += 1
                     width_state.not_before = now + delay_ns(width_state.failures, _BACKOFF_NS, _BACKOFF_CAP_NS)
 
     def _evict_idle(self, workers: ModelWorkers, width: int) -> bool:
@@ -405,7 +408,7 @@ class WorkerPool:
     def _abandon_waiting(self, workers: ModelWorkers, now: Instant) -> None:
         for task in list(workers.waiting):
             width_state = workers.width_state(task.width)
-            hopeless = width_state.failures >= _FAILURES_LIMIT and not workers.handles_at(task.width)
+            hopeless = width_state.failed_starts >= _FAILURES_LIMIT and not workers.handles_at(task.width)
             if hopeless or now - task.began > self._limits.run_ns:
                 workers.waiting.remove(task)
                 reason = f"no worker of {task.width} % is ready: {width_state.last_error or 'all are busy'}"
