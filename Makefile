@@ -79,8 +79,8 @@ soak: $(VENV)/.installed ## run every test with many more random cases (hours)
 	@echo "soak: running every test with many more random cases, $(TEST_WORKERS) workers"
 	@COTENANT_SOAK=1 $(PYTEST)
 
-test-gpu: $(VENV)/.installed ## run the hook in front of the installed NVIDIA driver
-	@echo "test-gpu: running the hook in front of the installed NVIDIA driver"
+test-gpu: $(VENV)/.installed ## run hook, gate and node in front of the installed NVIDIA driver
+	@echo "test-gpu: running tests and the self-test in front of the installed NVIDIA driver"
 	@$(BIN)/python -m pytest --quiet tests/gpu || [ $$? -eq 5 ] # 5: all tests were skipped, because there is no driver
 
 native-test: $(VENV)/.installed ## run the C tests alone, under ASan and UBSan

@@ -47,3 +47,10 @@ def test_hook_knows_every_requested_symbol_of_this_driver(hook: Hook) -> None:
     assert (hooked.returncode, hooked.stdout) == (0, bare.stdout), hooked.stderr
     [record] = hook.recorded()
     assert record.unknown_names == ()
+
+
+def test_selftest_passes_in_front_of_this_driver(tmp_path: Path) -> None:
+    done = run(
+        [sys.executable, "-m", "cotenant", "selftest", "--report", str(tmp_path / "report.json")], os.environ.copy()
+    )
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"

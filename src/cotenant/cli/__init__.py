@@ -45,6 +45,7 @@ COMMANDS: Final[dict[str, tuple[CommandEntry, ...]]] = {
     "Node": (
         CommandEntry("node", "node", "Run the node daemon of this machine, with which tenants register."),
         CommandEntry("doctor", "node", "Check whether this machine is ready, and say how to fix what is not."),
+        CommandEntry("selftest", "selftest", "Test hook, gate and quotas in front of the installed driver."),
         CommandEntry("config", "node", "Show or check the configuration."),
         CommandEntry("gpu", "gpu", "Show the GPUs of this machine, their use and their processes."),
         CommandEntry("softgpu", "softgpu", "Manage software GPUs: the CUDA driver API without hardware."),
