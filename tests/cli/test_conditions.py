@@ -33,6 +33,7 @@ WORDS: dict[str, list[str]] = {
     "explain": ["web"],
     "node": [],
     "doctor": [],
+    "selftest": [],
     "config": ["show"],
     "gpu": [],
     "softgpu": ["list"],

@@ -72,6 +72,7 @@ LINES = (
     CommandLine("node token --offline --memory 1GiB", operator_only=True),
     CommandLine("doctor"),
     CommandLine("doctor --json"),
+    CommandLine("selftest --gpu soft", lasts=True),
     CommandLine("config show"),
     CommandLine("config check"),
     CommandLine("gpu"),
