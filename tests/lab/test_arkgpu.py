@@ -11,10 +11,10 @@ from rich.console import Console
 
 from cotenant.node.model.control import DeviceWindow
 from cotenant.simulate.kernels import RunSettings
+from cotenant.simulate.sharing import ShareChange
 from cotenant.softgpu.sim.device import preset
 from cotenant.units.instant import MILLISECOND_NS, SECOND_NS
 from cotenant.workload.load import BACK_TO_BACK, TRAINING
-from cotenant_lab.baselines.sharing import ShareChange
 from cotenant_lab.study.arkgpu.cases import (
     LEVELS,
     LOADS,

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from cotenant.simulate.kernels import RunSettings
+from cotenant.simulate.sharing import Guest, RunSpec, SharingOutcome, TenantResult
 from cotenant.softgpu.sim.device import preset
 from cotenant.units.instant import MILLISECOND_NS, SECOND_NS
 from cotenant.workload.arrivals import draw_arrivals, with_arrivals
@@ -12,7 +13,6 @@ from cotenant.workload.load import BACK_TO_BACK, TRAINING, Launch, Workload
 from cotenant.workload.rates import StepRate, constant_rate
 from cotenant_lab.baselines.modes import share
 from cotenant_lab.baselines.percent import knee_of, knee_percentages
-from cotenant_lab.baselines.sharing import Guest, RunSpec, SharingOutcome, TenantResult
 from cotenant_lab.baselines.tgs import PERIOD_NS, ProductionCounter, RateLimiter
 from cotenant_lab.study.fikit.cases import synthetic
 

@@ -15,17 +15,7 @@ from cotenant.gate.tenant_table import read_tenant_table
 from cotenant.node.model.control import AdjustCause, Adjustment, ControlLimits, DeviceWindow
 from cotenant.node.policy.limit.share import delay_of
 from cotenant.simulate.kernels import RunSettings, play_alone
-from cotenant.softgpu.sim.device import preset
-from cotenant.softgpu.sim.host import Client, Costs, OpenGate
-from cotenant.softgpu.sim.kernels import DeviceSimulation
-from cotenant.units.instant import MILLISECOND_NS, SECOND_NS
-from cotenant.workload.arrivals import draw_arrivals, with_arrivals
-from cotenant.workload.kernel import KernelIdentity
-from cotenant.workload.load import BACK_TO_BACK, TRAINING, Launch, Workload, at_instants
-from cotenant.workload.rates import bursty_rate, constant_rate
-from cotenant_lab.baselines.cotenant import Steering, cotenant, steered
-from cotenant_lab.baselines.modes import MODES, share
-from cotenant_lab.baselines.sharing import (
+from cotenant.simulate.sharing import (
     Guest,
     RunSpec,
     SharingOutcome,
@@ -34,6 +24,16 @@ from cotenant_lab.baselines.sharing import (
     simulate_run,
     simulation_of,
 )
+from cotenant.simulate.steering import Steering, cotenant, steered
+from cotenant.softgpu.sim.device import preset
+from cotenant.softgpu.sim.host import Client, Costs, OpenGate
+from cotenant.softgpu.sim.kernels import DeviceSimulation
+from cotenant.units.instant import MILLISECOND_NS, SECOND_NS
+from cotenant.workload.arrivals import draw_arrivals, with_arrivals
+from cotenant.workload.kernel import KernelIdentity
+from cotenant.workload.load import BACK_TO_BACK, TRAINING, Launch, Workload, at_instants
+from cotenant.workload.rates import bursty_rate, constant_rate
+from cotenant_lab.baselines.modes import MODES, share
 from cotenant_lab.study.fikit.cases import synthetic
 from tests.support.effort import examples
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from cotenant.simulate.sharing import RunSpec, SharingOutcome, clients_of, simulate_run, simulation_of
 from cotenant.softgpu.sim.host import LaunchGate, OpenGate
 from cotenant.softgpu.sim.kernels import DeviceSimulation
 from cotenant.units.instant import SECOND_NS
-from cotenant_lab.baselines.sharing import RunSpec, SharingOutcome, clients_of, simulate_run, simulation_of
 from cotenant_lab.programs.grid_limiter import PERIOD_S, SLEEP_S, Tokens
 
 PERIOD_NS: Final = round(PERIOD_S * SECOND_NS)

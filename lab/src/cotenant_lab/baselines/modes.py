@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from cotenant_lab.baselines.cotenant import cotenant, cotenant_slice
-from cotenant_lab.baselines.exclusive import exclusive
+from cotenant.simulate.sharing import RunSpec, SharingOutcome
+from cotenant.simulate.sharing_modes import exclusive, mps, mps_priority, slices
+from cotenant.simulate.steering import cotenant, cotenant_slice
 from cotenant_lab.baselines.grid import grid, grid_mps
-from cotenant_lab.baselines.mps import mps, mps_priority
 from cotenant_lab.baselines.percent import percent_equal, percent_knee
-from cotenant_lab.baselines.sharing import RunSpec, SharingOutcome
-from cotenant_lab.baselines.slices import slices
 from cotenant_lab.baselines.tgs import tgs, tgs_mps
 
 MODES: Final[dict[str, Callable[[RunSpec], SharingOutcome]]] = {

@@ -13,10 +13,10 @@ import msgspec
 
 from cotenant.predict.curve import knee_pct
 from cotenant.simulate.kernels import RunSettings
+from cotenant.simulate.sharing import Guest, RunSpec, SharingOutcome, clients_of, simulate_run, simulation_of
 from cotenant.softgpu.sim.host import Client, OpenGate
 from cotenant.softgpu.sim.kernels import DeviceSimulation
 from cotenant.workload.load import BACK_TO_BACK
-from cotenant_lab.baselines.sharing import Guest, RunSpec, SharingOutcome, clients_of, simulate_run, simulation_of
 
 OFFLINE_LEAST_PCT: Final = 10
 """Minimum for all offline tenants together, if online knees would take everything."""

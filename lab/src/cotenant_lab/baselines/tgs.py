@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from cotenant.simulate.sharing import RunSpec, SharingOutcome, clients_of, simulate_run, simulation_of
 from cotenant.softgpu.sim.host import LaunchGate, OpenGate
 from cotenant.units.instant import MILLISECOND_NS, SECOND_NS
-from cotenant_lab.baselines.sharing import RunSpec, SharingOutcome, clients_of, simulate_run, simulation_of
 
 PERIOD_NS: Final = 100 * MILLISECOND_NS
 _NEAR: Final = 0.95

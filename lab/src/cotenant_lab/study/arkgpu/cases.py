@@ -9,11 +9,11 @@ from typing import Final
 import msgspec
 
 from cotenant.simulate.kernels import RunSettings, play_alone
+from cotenant.simulate.sharing import Guest, RunSpec
 from cotenant.units.instant import MICROSECOND_NS, MILLISECOND_NS, SECOND_NS
 from cotenant.workload.arrivals import draw_arrivals, spread_instants, with_arrivals
 from cotenant.workload.load import BACK_TO_BACK, Workload, at_instants
 from cotenant.workload.rates import DiurnalRate, bursty_rate, rescale_trace
-from cotenant_lab.baselines.sharing import Guest, RunSpec
 from cotenant_lab.bench.fill.pairs import PLANS, LoadRecipe, MissingPair, read_load
 
 SERVICES: Final = (

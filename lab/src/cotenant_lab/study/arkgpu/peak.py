@@ -8,12 +8,12 @@ from typing import Final
 import msgspec
 
 from cotenant.simulate.kernels import RunSettings
+from cotenant.simulate.sharing import Guest, RunSpec, SharingOutcome
 from cotenant.units.instant import SECOND_NS
 from cotenant.workload.arrivals import draw_arrivals, with_arrivals
 from cotenant.workload.load import Workload
 from cotenant.workload.rates import constant_rate
 from cotenant_lab.baselines.modes import share
-from cotenant_lab.baselines.sharing import Guest, RunSpec, SharingOutcome
 from cotenant_lab.study.arkgpu.cases import (
     LONGEST_NS,
     OBJECTIVES,

@@ -8,8 +8,8 @@ from typing import Final
 import msgspec
 
 from cotenant.simulate.kernels import RunSettings
+from cotenant.simulate.sharing import RunSpec, ShareChange, SharingOutcome, TenantResult
 from cotenant_lab.baselines.modes import share
-from cotenant_lab.baselines.sharing import RunSpec, ShareChange, SharingOutcome, TenantResult
 from cotenant_lab.study.arkgpu.cases import OBJECTIVES, RUN_NS, ArkCase, run_of, shorten_warmup
 from cotenant_lab.study.fikit.run import Progress
 from cotenant_lab.study.muxflow_node.run import Distribution, distribution_of

@@ -21,13 +21,13 @@ from cotenant.node.model.control import ControlLimits, DeviceWindow
 from cotenant.node.policy.limit.share import delay_of
 from cotenant.node.state.control import Control
 from cotenant.simulate.kernels import RunSettings
+from cotenant.simulate.sharing import Guest, RunSpec
+from cotenant.simulate.steering import steered
 from cotenant.units.instant import SECOND_NS
 from cotenant.workload.arrivals import draw_arrivals, with_arrivals
 from cotenant.workload.load import Workload
 from cotenant.workload.rates import constant_rate
-from cotenant_lab.baselines.cotenant import steered
 from cotenant_lab.baselines.modes import share
-from cotenant_lab.baselines.sharing import Guest, RunSpec
 from cotenant_lab.study.arkgpu.cases import OBJECTIVES, OFFLINE_PRIORITY, ONLINE_PRIORITY, Mixes, Service
 from cotenant_lab.study.arkgpu.steps import QUICK_SERVICES
 from cotenant_lab.study.fikit.run import Progress

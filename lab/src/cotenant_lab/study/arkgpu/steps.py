@@ -10,12 +10,12 @@ from typing import Final
 import msgspec
 
 from cotenant.simulate.kernels import RunSettings
+from cotenant.simulate.sharing import Guest, RunSpec, ShareChange, SharingOutcome
 from cotenant.units.instant import MILLISECOND_NS, SECOND_NS
 from cotenant.workload.arrivals import draw_arrivals, with_arrivals
 from cotenant.workload.load import Workload
 from cotenant.workload.rates import StepRate
 from cotenant_lab.baselines.modes import share
-from cotenant_lab.baselines.sharing import Guest, RunSpec, ShareChange, SharingOutcome
 from cotenant_lab.study.arkgpu.cases import OBJECTIVES, OFFLINE_PRIORITY, ONLINE_PRIORITY, Mixes, Service
 from cotenant_lab.study.fikit.run import Progress
 from cotenant_lab.study.muxflow_node.run import Distribution, distribution_of

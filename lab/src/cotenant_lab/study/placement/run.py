@@ -27,12 +27,12 @@ from cotenant.predict.profile_usage import use_of
 from cotenant.predict.usage import TaskUse
 from cotenant.profile.profile import KernelTiming, Profile
 from cotenant.simulate.kernels import RunSettings, play_alone
+from cotenant.simulate.sharing import Guest, RunSpec
 from cotenant.units.histogram import Recorder
 from cotenant.units.instant import SECOND_NS
 from cotenant.units.share import WHOLE_PPM
 from cotenant.workload.load import BACK_TO_BACK, Workload
 from cotenant_lab.baselines.modes import share
-from cotenant_lab.baselines.sharing import Guest, RunSpec
 from cotenant_lab.data.gavel import TrainingPairs
 from cotenant_lab.study.predictor_node.co_location import training_groups
 from cotenant_lab.study.workers import mapping

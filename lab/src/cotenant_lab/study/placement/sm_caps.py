@@ -14,9 +14,9 @@ from cotenant.node.policy.limit.share import offline_percent
 from cotenant.predict.co_location import required_share_ppm
 from cotenant.predict.sharing_forecast import Sharing
 from cotenant.simulate.kernels import RunSettings
+from cotenant.simulate.sharing import Guest, RunSpec
 from cotenant.workload.load import Workload
 from cotenant_lab.baselines.modes import share
-from cotenant_lab.baselines.sharing import Guest, RunSpec
 from cotenant_lab.study.placement.run import FOR_NS, KEPT_LEAST, WARM_NS, Progress, lasting, use_of_load
 from cotenant_lab.study.workers import mapping
 

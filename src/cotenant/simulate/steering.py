@@ -20,8 +20,7 @@ from cotenant.node.state.control import Control
 from cotenant.node.state.tenant_tables import TenantTables, user_limit_ppm
 from cotenant.node.state.windows import Occupant, Windows
 from cotenant.simulate.kernels import works_of
-from cotenant.softgpu.sim.host import Client, LaunchGate
-from cotenant_lab.baselines.sharing import (
+from cotenant.simulate.sharing import (
     Guest,
     RunSpec,
     ShareChange,
@@ -30,6 +29,7 @@ from cotenant_lab.baselines.sharing import (
     simulate_run,
     simulation_of,
 )
+from cotenant.softgpu.sim.host import Client, LaunchGate
 
 Watch: TypeAlias = Callable[[DeviceWindow], None]
 _GPU: Final = 0
