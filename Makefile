@@ -132,3 +132,11 @@ clean: ## remove what was built; .venv stays
 	@echo "clean: removing build/, dist/, site/ and caches"
 	@rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
 	@find src lab tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Not part of CI: PyTorch is large. It is installed into an environment of its own.
+.PHONY: test-torch
+test-torch: $(VENV)/.installed ## run the tests that trace PyTorch programs (installs PyTorch first)
+	@echo "test-torch: installing PyTorch into $(VENV)/torch, then tracing programs"
+	@test -x $(VENV)/torch/bin/python || $(PYTHON) -m venv $(VENV)/torch
+	@$(VENV)/torch/bin/python -m pip install --quiet msgspec numpy "torch>=2.4,<3"
+	@COTENANT_TORCH_PYTHON=$(CURDIR)/$(VENV)/torch/bin/python $(BIN)/python -m pytest --quiet tests/estimate/test_torch_trace.py

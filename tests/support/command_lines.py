@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from cotenant.cli import full_parser
 from cotenant.cli.parser import Parser, subcommands
+from tests.support.onnx_models import write_model
 
 ROOT = Path(__file__).parents[2]
 SCENARIOS = ROOT / "scenarios"
@@ -90,6 +91,10 @@ LINES = (
     CommandLine("profile list"),
     CommandLine("profile show kernels"),
     CommandLine("profile diff kernels kernels"),
+    CommandLine("profile import {files}/model.onnx --gpu v100"),
+    CommandLine("profile correct --gpu v100 {files}/model.onnx:batch=1,latency=2ms"),
+    CommandLine("play model --seconds 1"),
+    CommandLine("whatif --online {files}/model.onnx:rate=50,slo=20ms --gpu v100 --seconds 2"),
     CommandLine("profile export kernels -o {out}/kernels.json"),
     CommandLine("profile record -- true"),
     CommandLine("profile prune --all"),
@@ -129,6 +134,7 @@ def write_files(directory: Path) -> None:
     """Write the files that {files} names."""
     directory.mkdir(exist_ok=True)
     (directory / "kernels.csv").write_text(KERNELS)
+    write_model(directory / "model.onnx")
 
 
 def arguments_of(line: CommandLine, *, other: str, out: Path, files: Path) -> list[str]:

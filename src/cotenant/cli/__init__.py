@@ -53,6 +53,7 @@ COMMANDS: Final[dict[str, tuple[CommandEntry, ...]]] = {
     "Profiles and traces": (
         CommandEntry("profile", "profile", "Record, show and compare kernel times of programs."),
         CommandEntry("advise", "profile", "Measure a program's GPU work and estimate what a co-tenant could use."),
+        CommandEntry("play", "model", "Play the kernel stream of an imported model on a software GPU."),
         CommandEntry("trace", "trace", "Record a timeline of launches and kernels for Perfetto or the terminal."),
     ),
     "Inference server": (
@@ -66,6 +67,7 @@ COMMANDS: Final[dict[str, tuple[CommandEntry, ...]]] = {
     ),
     "Simulation": (
         CommandEntry("simulate", "simulate", "Run a scenario under a simulated clock."),
+        CommandEntry("whatif", "whatif", "Predict what sharing a GPU does to models, without a GPU."),
         CommandEntry("replay", "simulate", "Replay a journal and compare every decision with the recorded one."),
         CommandEntry("demo", "demo.command", "Demonstrate GPU sharing on this machine; no GPU is needed."),
     ),

@@ -24,7 +24,9 @@ from cotenant.cli.command import (
     print_json,
     print_line,
     program_of,
+    whole_number,
 )
+from cotenant.cli.model_flags import add_model_flags
 from cotenant.cli.parser import Parser
 from cotenant.errors import ConfigError
 from cotenant.units.text import parse_duration
@@ -45,19 +47,29 @@ def configure_profile(parser: Parser) -> None:
     for side in ("before", "after"):
         diff.add_argument(side, metavar=side.upper(), help="A task, a unique part of its name, or a file.")
     _add_device(diff)
+    about = "Requests in AFTER (default: launches of its least frequent kernel)."
+    diff.add_argument("--requests", default="", metavar="N", help=about)
     _add_kernels(diff, 30)
     export = add_command(verbs, "export", "Write a profile as JSON.", _export, "directories")
     _add_task(export)
     about = "Write to this file instead of standard output."
     group(export, OUTPUT).add_argument("-o", "--output", default="", metavar="FILE", help=about)
-    about = "Store profiles from PyTorch profiler traces, kernel tables or exported profiles."
+    about = "Store profiles from traces, kernel tables or exported profiles, or estimated ones from models."
     import_ = add_command(verbs, "import", about, _import, "directories", json=True)
-    import_.add_argument("files", nargs="+", metavar="FILE", help="Files to read; they may be .gz or .tar.gz.")
+    about = "Recordings, which may be .gz or .tar.gz; or models: FILE.onnx, FILE.py or FILE.py:FUNCTION."
+    import_.add_argument("files", nargs="+", metavar="FILE", help=about)
+    add_model_flags(import_)
     import_.add_argument("--task", default="", metavar="KEY", help="Name of the task (default: the file's name).")
     import_.add_argument("--device", default="", metavar="NAME", help="Name of the device, if the file has none.")
     import_.add_argument("--image", default="", metavar="FILE", help="Also write a module image for a software GPU.")
     about = "Also write the launches as a script for examples/replay.py."
     import_.add_argument("--script", default="", metavar="FILE", help=about)
+    about = "Learn correction factors of a GPU from measured latencies of models."
+    correct = add_command(verbs, "correct", about, _correct, "directories", json=True)
+    about = "FILE:batch=N,latency=DURATION, such as resnet.onnx:batch=8,latency=12ms."
+    correct.add_argument("measurements", nargs="*", metavar="MEASUREMENT", help=about)
+    add_model_flags(correct, batch=False)
+    correct.add_argument("--forget", action="store_true", help="Remove the factors of this GPU instead.")
     prune = add_command(verbs, "prune", "Delete recordings.", _prune, "directories", json=True)
     selection = group(prune, "Selection")
     selection.add_argument("--task", default="", metavar="KEY", help="Only recordings of this task.")
@@ -136,17 +148,22 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _diff(options: argparse.Namespace) -> int:
+    from cotenant.cli.render.model import show_families
     from cotenant.cli.render.profile import show_difference
     from cotenant.profile import commands as profile
+    from cotenant.profile.estimate.compare import family_difference
 
     store = profile.open_store(load(options)[1], print_line)
     before = profile.load_profile(store, options.before, options.device)
     after = profile.load_profile(store, options.after, options.device)
     changes = profile.difference(before, after)
+    requests = whole_number("--requests", options.requests) if options.requests else 0
+    families = family_difference(before, after, requests)
     if options.json:
-        print_json({"before": before.task, "after": after.task, "kernels": changes})
+        print_json({"before": before.task, "after": after.task, "kernels": changes, "families": families})
     else:
         show_difference(output(), before, after, changes, options.kernels)
+        show_families(output(), families)
     return 0
 
 
@@ -163,8 +180,18 @@ def _export(options: argparse.Namespace) -> int:
 
 def _import(options: argparse.Namespace) -> int:
     from cotenant.profile import commands as profile
+    from cotenant.profile.estimate.model_files import is_model
     from cotenant.units.text import counted
 
+    models = [name for name in options.files if is_model(name)]
+    if models and len(models) < len(options.files):
+        raise ConfigError("FILE", models[0], "is a model, and others are recordings; import them separately")
+    if models:
+        from cotenant.cli.model import import_models
+
+        return import_models(options)
+    if options.gpu:
+        raise ConfigError("--gpu", options.gpu, "is for models; a recording names its device, or --device does")
     store = profile.open_store(load(options)[1], print_line)
     added = profile.import_profiles(store, options.files, options.task, options.device, options.image, options.script)
     if options.json:
@@ -175,6 +202,12 @@ def _import(options: argparse.Namespace) -> int:
     for new in added:
         print_line(f"{new.task}: {counted(len(new.timings), 'kernel')} on {new.device or 'an unknown device'}")
     return 0
+
+
+def _correct(options: argparse.Namespace) -> int:
+    from cotenant.cli.model import correct_gpu
+
+    return correct_gpu(options)
 
 
 def _prune(options: argparse.Namespace) -> int:

@@ -73,6 +73,10 @@ class TenantConfig(Section, frozen=True):
     host: DurationNs = DurationNs(0)
     scale: ShareOfWhole = ShareOfWhole(1_000_000)
     graph: bool = False
+    batch: Count = Count(1)
+    """Batch size of a model; so are the following, which recordings do not have."""
+    mode: Literal["eager", "fused"] = "eager"
+    train: bool = False
     arrival: ArrivalName = "back-to-back"
     period: DurationNs = DurationNs(0)
     requests: Count = Count(0)
@@ -130,6 +134,9 @@ def decode_kernels(text: str, where: str) -> KernelScenario:
         if has_period != bool(tenant.period):
             remedy = "periodic and poisson arrivals need a period, others have none"
             raise refuse([*tenant_path, "period"], f"{field}.period", int(tenant.period), remedy)
+        if not tenant.file.endswith(".onnx") and (tenant.train or tenant.mode != "eager" or int(tenant.batch) != 1):
+            remedy = "batch, mode and train are for models: name an .onnx file, or omit them"
+            raise refuse([*tenant_path, "batch"], f"{field}.batch", int(tenant.batch), remedy)
         if tenant.generator is not None and not (tenant.generator.kernels and tenant.generator.kernel):
             remedy = "a load has at least one kernel, of at least a nanosecond"
             raise refuse([*tenant_path, "generator", "kernels"], f"{field}.generator.kernels", 0, remedy)

@@ -11,8 +11,10 @@ import msgspec
 
 from cotenant.errors import ConfigError
 from cotenant.gate.rules import Limit
+from cotenant.profile.estimate.devices import find_gpu
+from cotenant.profile.estimate.onnx_operators import onnx_operators
+from cotenant.profile.estimate.stream import StreamOptions, estimate_stream, launches_of_stream
 from cotenant.profile.import_files import read_recordings
-from cotenant.profile.profile import Profile
 from cotenant.simulate.data_files import find_data_file
 from cotenant.simulate.kernels import Policy, RunSettings, SharedRun, Tenant, plan_oracle, play, play_alone
 from cotenant.simulate.kernels_format import GeneratorConfig, KernelScenario, TenantConfig, decode_kernels
@@ -20,15 +22,14 @@ from cotenant.simulate.node import read_scenario
 from cotenant.softgpu.sim.device import preset, preset_keys
 from cotenant.softgpu.sim.host import Costs
 from cotenant.softgpu.sim.results import DeviceRun
-from cotenant.units.instant import MICROSECOND_NS
 from cotenant.workload.kernel import KernelIdentity
 from cotenant.workload.launch_script import looks_like_script, read_script
 from cotenant.workload.load import Launch, Workload, launches_of
+from cotenant.workload.profile_launches import launches_of_profile
 from cotenant.workload.timeline import Timeline
 
 _GAP: Final = 2
 """CT_GATE_GAP in native/gate/gate.h."""
-_MAX_REPEATS: Final = 64
 _ORACLES: Final[dict[str, Policy]] = {"oracle": "fill", "oracle-slice": "fill-slice"}
 """The policy whose delay each oracle may spend."""
 Report = Callable[[str], None]
@@ -174,7 +175,12 @@ def _oracle(policy: str, alone: DeviceRun, fill: DeviceRun, offline: Workload, s
 
 
 def _load(config: TenantConfig, scenario: KernelScenario, where: Path, data: str) -> Workload:
-    launches = _generate_launches(config.generator) if config.generator else _read(config, where, data)
+    if config.generator:
+        launches = _generate_launches(config.generator)
+    elif config.file.endswith(".onnx"):
+        launches = _estimate_launches(config, scenario.device.preset, where, data)
+    else:
+        launches = _read(config, where, data)
     host_ns, scale = int(config.host), int(config.scale) / 1e6
     launches = tuple(
         msgspec.structs.replace(launch, interval_ns=host_ns or round(launch.interval_ns * scale)) for launch in launches
@@ -191,6 +197,14 @@ def _generate_launches(config: GeneratorConfig) -> tuple[Launch, ...]:
     return (Launch(kernel, int(config.kernel), int(config.interval), registers=64),) * int(config.kernels)
 
 
+def _estimate_launches(config: TenantConfig, device: str, where: Path, data: str) -> tuple[Launch, ...]:
+    """Return the estimated launches of a model on the scenario's device."""
+    path = find_data_file(config.file, "tenant.file", where, data)
+    model = onnx_operators(path, max(int(config.batch), 1), {})
+    options = StreamOptions(mode=config.mode, train=config.train, graph=config.graph)
+    return launches_of_stream(estimate_stream(config.name, model, find_gpu(device, "device.preset"), options))
+
+
 def _read(config: TenantConfig, where: Path, data: str) -> tuple[Launch, ...]:
     path = find_data_file(config.file, "tenant.file", where, data)
     with path.open("rb") as file:
@@ -201,22 +215,9 @@ def _read(config: TenantConfig, where: Path, data: str) -> tuple[Launch, ...]:
     if isinstance(recording, Timeline):
         launches = launches_of(recording)
     elif recording is not None:
-        launches = _launches_of_profile(recording)
+        launches = launches_of_profile(recording)
     else:
         launches = ()
     if not launches:
         raise ConfigError("tenant.file", config.file, "it holds no launch; record the program again", where=str(where))
     return launches
-
-
-def _launches_of_profile(profile: Profile) -> tuple[Launch, ...]:
-    """Return launches of a profile, which has no order: each kernel at its mean, in proportion to its launches."""
-    timed = [timing for timing in profile.timings if timing.device.count]
-    launches = sum(timing.launches for timing in timed)
-    least = min((timing.launches for timing in timed), default=1) or 1
-    interval_ns = round(profile.span_ns / launches) if launches else MICROSECOND_NS
-    return tuple(
-        Launch(timing.kernel, max(round(timing.mean_device_ns), 1), interval_ns)
-        for timing in timed
-        for _ in range(min(max(round(timing.launches / least), 1), _MAX_REPEATS))
-    )

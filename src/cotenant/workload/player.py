@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from cotenant import _native
 
 READY: Final = "ready"
@@ -67,6 +69,37 @@ def main(arguments: Sequence[str]) -> int:
     if options.steered:
         sys.stdin.read()  # stay a client of the device, so that its counters can still be read
     return 0
+
+
+class PlaySchedule(msgspec.Struct, frozen=True, kw_only=True):
+    """When the requests of a script are due, and how long they are played."""
+
+    rate_per_s: float = 0.0
+    """Mean rate of requests at random instants; 0: one after the other."""
+    seconds: float = 10.0
+    requests: int = 0
+    """Number of requests; 0: until the time is over."""
+    seed: int = 0
+    priority: int = 0
+    graph: bool = False
+    memory_bytes: int = 0
+    tell: bool = False
+    """Report the latency of each request to cotenant."""
+
+
+def play_script(script: str, image: str, schedule: PlaySchedule) -> dict[str, Any]:
+    """Play a script on the first visible device, and return the summary of its requests.
+
+    Raise `OSError` if the driver fails, and `ValueError` for a script that it cannot read.
+    """
+    player = _native.player_open(script, image, schedule.priority, schedule.graph)
+    if schedule.memory_bytes:
+        hold_device_memory(schedule.memory_bytes)
+    kind = ARRIVALS["poisson" if schedule.rate_per_s else "back-to-back"]
+    period_ns = round(1e9 / schedule.rate_per_s) if schedule.rate_per_s else 0
+    limits = (schedule.requests, round(schedule.seconds * 1e9))
+    packed, launches = _native.player_play(player, kind, period_ns, schedule.seed, *limits, b"", schedule.tell)
+    return request_summary(packed, launches)
 
 
 class ScriptPlayer:

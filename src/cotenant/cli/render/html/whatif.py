@@ -1,0 +1,155 @@
+"""HTML page of `cotenant whatif`: distributions of latencies by mode, latency by share, and offline progress."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
+from typing import Final
+
+from cotenant.cli.render.html.charts import LEFT, RIGHT, WIDTH, bars, svg
+from cotenant.cli.render.whatif import answer_line, fraction, milliseconds
+from cotenant.simulate.whatif import TenantForecast, WhatIfReport
+
+_HEIGHT: Final = 260
+_STYLE: Final = """
+:root { color-scheme: light dark; --line: #8884; }
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.3rem; } h2 { font-size: 1.05rem; margin-top: 2rem; }
+table { border-collapse: collapse; width: 100%; } th, td { text-align: left; padding: .25rem .6rem; }
+tr + tr { border-top: 1px solid var(--line); } svg text { font: 12px system-ui, sans-serif; fill: currentColor; }
+.grid { stroke: var(--line); } .curve { fill: none; stroke-width: 2; } .objective { stroke: #c33; stroke-dasharray: 4; }
+.series0 { stroke: #888; fill: #888; } .series1 { stroke: #2a8f5c; fill: #2a8f5c; }
+.series2 { stroke: #c7802b; fill: #c7802b; }
+.series3 { stroke: #7a5bbf; fill: #7a5bbf; } .series4 { stroke: #3d7ea6; fill: #3d7ea6; }
+.curve.series0, .curve.series1, .curve.series2, .curve.series3, .curve.series4 { fill: none; }
+.key span { display: inline-block; margin-right: 1.2rem; } .key i { display: inline-block; width: 1.4rem; height: 3px;
+vertical-align: middle; margin-right: .3rem; } p.note { opacity: .75; }
+"""
+_COLOURS: Final = ("#888", "#2a8f5c", "#c7802b", "#7a5bbf", "#3d7ea6")
+
+
+def whatif_page(report: WhatIfReport) -> str:
+    """Return the HTML page."""
+    parts = [
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>",
+        f"<title>Sharing {escape(report.gpu_name)}</title><style>{_STYLE}</style>",
+        f"<h1>Sharing {escape(report.gpu_name)}</h1><p><strong>{escape(answer_line(report))}</strong></p>",
+        *_tenants(report),
+        _key([mode.mode for mode in report.modes]),
+    ]
+    for tenant in report.tenants:
+        if tenant.online:
+            parts += [f"<h2>{escape(tenant.name)}: latencies by sharing mode</h2>", _latencies(report, tenant)]
+        if tenant.curve:
+            parts += [f"<h2>{escape(tenant.name)}: latency by share of the SMs, alone</h2>", _shares(tenant)]
+    parts += [*_progress(report), *(f"<p class=note>{escape(line)}</p>" for line in report.warnings)]
+    if len(report.placement) > 1:
+        parts.append("<h2>Placement</h2><ol start=0>")
+        parts += [f"<li>{escape(', '.join(group))}</li>" for group in report.placement]
+        parts.append("</ol>")
+    note = (
+        f"{report.seconds:g} simulated seconds with seed {report.seed}. Durations of kernels are estimated from the "
+        "operators of the models unless a tenant is marked as measured; intervals contain 90 % of the outcomes."
+    )
+    return "\n".join([*parts, f"<p class=note>{escape(note)}</p></html>"])
+
+
+def _tenants(report: WhatIfReport) -> Iterable[str]:
+    yield "<table><tr><th>tenant<th>alone<th>objective<th>p99 shared<th>share needed<th>progress</tr>"
+    for tenant in report.tenants:
+        name = escape(tenant.name) + (" (measured)" if tenant.measured else "")
+        objective = f"{tenant.slo_ms:g} ms at {tenant.rate_per_s:g}/s" if tenant.online else "-"
+        p99 = "-" if tenant.p99_ms is None else milliseconds(tenant.p99_ms) + ("" if tenant.met else ": missed")
+        share = "-" if tenant.share_need is None else fraction(tenant.share_need)
+        progress = "-" if tenant.progress is None else fraction(tenant.progress)
+        cells = (name, milliseconds(tenant.alone_ms), objective, p99, share, progress)
+        yield "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+    yield "</table>"
+
+
+def _key(names: Sequence[str]) -> str:
+    items = (
+        f"<span><i style='background:{_COLOURS[index % len(_COLOURS)]}'></i>{escape(name)}</span>"
+        for index, name in enumerate(names)
+    )
+    return f"<p class=key>{''.join(items)}</p>"
+
+
+def _latencies(report: WhatIfReport, tenant: TenantForecast) -> str:
+    """Return the distributions of latencies over a logarithmic axis, with the objective."""
+    series = [mode.curves[tenant.name] for mode in report.modes]
+    positive = [value for curve in series for value in curve if value > 0]
+    low, high = min(positive, default=0.1), max([*positive, tenant.slo_ms], default=1.0)
+    x_of = _scale(low, high * 1.05)
+
+    def y_of(part: float) -> float:
+        return _HEIGHT - 30 - part * (_HEIGHT - 50)
+
+    parts = [_grid(x_of, low, high)]
+    for part in (0.0, 0.5, 0.9, 0.99):
+        parts.append(f"<line class=grid x1={LEFT} x2={WIDTH - RIGHT} y1={y_of(part):.1f} y2={y_of(part):.1f} />")
+        parts.append(f"<text x={LEFT - 6} y={y_of(part) + 4:.1f} text-anchor=end>{part:.0%}</text>")
+    at = x_of(tenant.slo_ms)
+    parts.append(f"<line class=objective x1={at:.1f} x2={at:.1f} y1={y_of(0):.1f} y2={y_of(1):.1f} />")
+    for number, curve in enumerate(series):
+        steps = max(len(curve) - 1, 1)
+        points = " ".join(f"{x_of(value):.1f},{y_of(index / steps):.1f}" for index, value in enumerate(curve))
+        parts.append(f"<polyline class='curve series{number % len(_COLOURS)}' points='{points}' />")
+    return svg(_HEIGHT, parts, f"distribution of latencies of {tenant.name}")
+
+
+def _shares(tenant: TenantForecast) -> str:
+    """Return latency over the share of the SMs."""
+    top = max(value for _, value in tenant.curve)
+
+    def x_of(share: float) -> float:
+        return LEFT + share * (WIDTH - LEFT - RIGHT)
+
+    def y_of(value: float) -> float:
+        return _HEIGHT - 30 - value / top * (_HEIGHT - 50)
+
+    parts = []
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        parts.append(f"<text x={x_of(share):.1f} y={_HEIGHT - 10} text-anchor=middle>{share:.0%}</text>")
+    for value in (0.0, top / 2, top):
+        parts.append(f"<line class=grid x1={LEFT} x2={WIDTH - RIGHT} y1={y_of(value):.1f} y2={y_of(value):.1f} />")
+        parts.append(f"<text x={LEFT - 6} y={y_of(value) + 4:.1f} text-anchor=end>{value:.3g} ms</text>")
+    points = " ".join(f"{x_of(share):.1f},{y_of(value):.1f}" for share, value in tenant.curve)
+    parts.append(f"<polyline class='curve series1' points='{points}' />")
+    return svg(_HEIGHT, parts, f"latency of {tenant.name} by share of the SMs")
+
+
+def _progress(report: WhatIfReport) -> Iterable[str]:
+    names = [tenant.name for tenant in report.tenants if not tenant.online]
+    if not names:
+        return
+    yield "<h2>Speed of offline tenants relative to alone</h2>"
+    rows = [
+        (f"{name}, {mode.mode}", f"{mode.progress[name]:.0%}", mode.progress[name], number % len(_COLOURS))
+        for name in names
+        for number, mode in enumerate(report.modes)
+    ]
+    yield bars(rows)
+
+
+def _scale(low: float, high: float) -> Callable[[float], float]:
+    first, last = math.log10(max(low, 1e-3)), math.log10(max(high, low * 1.01, 1e-3))
+
+    def x_of(value: float) -> float:
+        return LEFT + (math.log10(max(value, 1e-3)) - first) / max(last - first, 1e-9) * (WIDTH - LEFT - RIGHT)
+
+    return x_of
+
+
+def _grid(x_of: Callable[[float], float], low: float, high: float) -> str:
+    lines = []
+    power = 10.0 ** math.floor(math.log10(max(low, 1e-3)))
+    while power <= high:
+        for factor in (1, 2, 5):
+            value = factor * power
+            if low <= value <= high:
+                lines.append(f"<line class=grid x1={x_of(value):.1f} x2={x_of(value):.1f} y1=20 y2={_HEIGHT - 30} />")
+                lines.append(f"<text x={x_of(value):.1f} y={_HEIGHT - 10} text-anchor=middle>{value:g} ms</text>")
+        power *= 10
+    return "".join(lines)
