@@ -32,6 +32,7 @@ def add_commands(commands: Any) -> None:
         "predictor: predicted speeds of a cluster's jobs; placement-node: policies that choose a GPU; "
         "arkgpu: objectives kept and goodput in every sharing mode; "
         "dstack: many models served from one GPU in every sharing mode; "
+        "models: latencies estimated from the operators of models; "
         "muri: a replay of a real cluster under six policies; muxflow: a cluster before and after sharing; "
         "all: results of fikit, arkgpu, dstack and muxflow next to the claims of their papers"
     )
@@ -68,6 +69,8 @@ def add_commands(commands: Any) -> None:
     )
     about = "predictor: write the fitted parameters to this file, in the format of predict/speed_parameters.json"
     study.add_argument("--parameters", default=None, metavar="FILE", help=about)
+    about = "models: fit the parameters of the estimate again, and report with them"
+    study.add_argument("--fit", action="store_true", default=None, help=about)
     about = "all: read STUDY.json from here where it exists, and write there what is run"
     study.add_argument("--reuse", default=None, metavar="DIR", help=about)
     study.add_argument("--report", default=None, metavar="FILE", help="all: also write an HTML page")
@@ -253,6 +256,14 @@ def _study_all(options: argparse.Namespace) -> None:
     _print_report(options, report, show_all)
 
 
+def _study_models(options: argparse.Namespace) -> None:
+    from cotenant_lab.study.models.run import run_models
+    from cotenant_lab.study.models.tables import show_models
+
+    report, _ = run_models(_directory(options), Console(stderr=True), print_line, fit=bool(options.fit))
+    _print_report(options, report, show_models)
+
+
 _STUDIES: Final[dict[str, tuple[Callable[[argparse.Namespace], None], tuple[str, ...]]]] = {
     "device": (_study_device, ("replay", "quick", "live", "no-live")),
     "timelines": (_study_timelines, ("plots", "seed", "quick", "live", "no-live")),
@@ -266,7 +277,8 @@ _STUDIES: Final[dict[str, tuple[Callable[[argparse.Namespace], None], tuple[str,
     "muxflow": (_study_muxflow, ("replay", "live", "no-live")),
     "all": (_study_all, ("plots", "replay", "live", "no-live")),
     "muri": (_study_muri, ("plots", "seed", "replay", "live", "no-live")),
+    "models": (_study_models, ("plots", "seed", "quick", "replay", "live", "no-live")),
 }
 """By name: the function that runs the study, and the flags that it does not accept."""
-_OWN_FLAGS: Final = {"reuse": "all", "report": "all", "parameters": "predictor", "full": "arkgpu"}
+_OWN_FLAGS: Final = {"reuse": "all", "report": "all", "parameters": "predictor", "full": "arkgpu", "fit": "models"}
 """Flags that only one study accepts."""

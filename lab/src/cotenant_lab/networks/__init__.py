@@ -1,0 +1,1 @@
+"""Graphs of published networks, without weights, for studies of the duration model."""

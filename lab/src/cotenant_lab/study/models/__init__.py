@@ -1,0 +1,1 @@
+"""Study `models`: durations of models that were never measured, against published measurements."""
