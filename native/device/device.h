@@ -55,6 +55,7 @@ struct ct_device_config {
     uint64_t switch_ns;       /* idle time when another group is switched in: 10 us, chosen */
     uint64_t copy_latency_ns; /* added to each copy to or from the host: 1.5 us, chosen */
     uint64_t context_bytes;   /* device memory used by each context: 0 */
+    uint64_t launch_ns;       /* from submission to the earliest start of a kernel or copy: 0 */
     /* Contention among kernels that run at the same time, in millionths; all 0 in the presets: none. rate.c has the
      * law. */
     uint32_t issue_full_ppm;       /* part of an SM's slots that, when filled, uses all its issue slots; 0: no contention

@@ -61,6 +61,7 @@ struct ct_op {
     uint64_t awaits;
     uint32_t event, first_waiter, next_waiter;
     uint32_t resident;
+    uint32_t is_deferred, next_deferred; /* first in its stream, but not on the device yet */
     uint64_t projected_ns, projected_epoch;
 };
 
@@ -162,6 +163,7 @@ struct ct_device {
     uint64_t capacity_share;
     uint32_t work_first, work_last; /* streams whose first op may have become ready */
     uint32_t dispatch_due, in_step;
+    uint32_t first_deferred; /* ops by the instant at which they are on the device */
     uint64_t speed; /* of CT_DEVICE_FULL_SPEED */
     uint32_t contends; /* kernels that run together slow each other */
     /* time slices */
@@ -246,6 +248,8 @@ static inline uint64_t ct_op_id(const struct ct_device *d, uint32_t op)
 void ct_order_append(struct ct_device *d, uint32_t stream, uint32_t op);
 void ct_order_touch(struct ct_device *d, uint32_t stream);
 void ct_order_run(struct ct_device *d);
+uint64_t ct_order_next_deferred(const struct ct_device *d);
+void ct_order_arrive(struct ct_device *d); /* ops whose latency has passed */
 void ct_order_complete(struct ct_device *d, uint32_t op);
 void ct_order_discard(struct ct_device *d, uint32_t op); /* the same without a record, for killed clients */
 

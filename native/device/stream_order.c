@@ -57,6 +57,55 @@ static int held_by_legacy_rule(const struct ct_device *d, const struct ct_stream
     return 0;
 }
 
+static uint64_t arrival_ns(const struct ct_device *d, const struct ct_op *op)
+{
+    return ct_instant_after(op->submit_ns, d->config.launch_ns);
+}
+
+uint64_t ct_order_next_deferred(const struct ct_device *d)
+{
+    return d->first_deferred == CT_NONE ? CT_DEVICE_NEVER : arrival_ns(d, &ct_ops(d)[d->first_deferred]);
+}
+
+void ct_order_arrive(struct ct_device *d)
+{
+    while (ct_order_next_deferred(d) <= d->now_ns) {
+        struct ct_op *op = &ct_ops(d)[d->first_deferred];
+        d->first_deferred = op->next_deferred;
+        op->is_deferred = 0;
+        ct_order_touch(d, op->stream);
+    }
+}
+
+/* Returns 1 while a kernel or copy that is first in its stream has not reached the device. At most one op per stream is
+ * deferred, so the list is short. */
+static int is_on_its_way(struct ct_device *d, uint32_t op)
+{
+    struct ct_op *o = &ct_ops(d)[op];
+    if (o->is_deferred)
+        return 1;
+    if (d->config.launch_ns == 0 || o->kind >= CT_OP_HOST || arrival_ns(d, o) <= d->now_ns)
+        return 0;
+    uint32_t *link = &d->first_deferred;
+    while (*link != CT_NONE && ct_ops(d)[*link].submit_ns <= o->submit_ns)
+        link = &ct_ops(d)[*link].next_deferred;
+    o->next_deferred = *link;
+    o->is_deferred = 1;
+    *link = op;
+    return 1;
+}
+
+static void forget_deferred(struct ct_device *d, uint32_t op)
+{
+    uint32_t *link = &d->first_deferred;
+    if (!ct_ops(d)[op].is_deferred)
+        return;
+    while (*link != op)
+        link = &ct_ops(d)[*link].next_deferred;
+    *link = ct_ops(d)[op].next_deferred;
+    ct_ops(d)[op].is_deferred = 0;
+}
+
 /* Starts what can start at the head of this stream; ops without duration complete at once. */
 static void run_head(struct ct_device *d, uint32_t slot)
 {
@@ -67,6 +116,8 @@ static void run_head(struct ct_device *d, uint32_t slot)
         if (o->state != CT_OP_QUEUED || held_by_legacy_rule(d, stream, o))
             return;
         if (o->kind == CT_OP_EVENT_WAIT && ct_slot_op(d, o->awaits) != CT_NONE)
+            return;
+        if (is_on_its_way(d, op))
             return;
         o->state = CT_OP_READY;
         o->ready_ns = o->start_ns = d->now_ns;
@@ -178,6 +229,7 @@ void ct_order_discard(struct ct_device *d, uint32_t op)
     } else if (o->kind == CT_OP_EVENT_WAIT) {
         unlink_waiter(d, op);
     }
+    forget_deferred(d, op);
     context->counters.killed_ops++;
     ct_clients(d)[context->client].counters.killed_ops++;
     d->counters.killed_ops++;

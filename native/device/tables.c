@@ -89,7 +89,7 @@ int ct_device_init(void *memory, size_t bytes, const struct ct_device_config *co
     d->speed = CT_DEVICE_FULL_SPEED;
     d->contends = config->issue_full_ppm || config->cache_contention_ppm || config->dram_contention_ppm ||
                   config->clock_drop_ppm;
-    d->work_first = d->work_last = CT_NONE;
+    d->work_first = d->work_last = d->first_deferred = CT_NONE;
     d->active = d->resident = d->outgoing = CT_NONE;
     d->switch_end_ns = d->slice_end_ns = CT_DEVICE_NEVER;
     for (int i = 0; i < CT_ENGINES; i++)

@@ -6,7 +6,7 @@
 
 uint64_t ct_device_next_change(const struct ct_device *d)
 {
-    uint64_t next_ns = ct_min(d->switch_end_ns, d->slice_end_ns);
+    uint64_t next_ns = ct_min(ct_min(d->switch_end_ns, d->slice_end_ns), ct_order_next_deferred(d));
     for (int i = 0; i < CT_ENGINES; i++)
         next_ns = ct_min(next_ns, d->engines[i].end_ns);
     if (d->active != CT_NONE)
@@ -33,6 +33,7 @@ static void run_step(struct ct_device *d, uint64_t instant_ns)
 {
     d->now_ns = instant_ns;
     d->in_step = 1;
+    ct_order_arrive(d);
     for (uint32_t i = 0; i < CT_ENGINES; i++)
         if (d->engines[i].end_ns == instant_ns)
             ct_engine_finish(d, i);

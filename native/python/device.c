@@ -60,7 +60,7 @@ static const struct field config_fields[] = {
     U32(shared_granularity_bytes), U32(register_granularity), U32(resident_kernels), U32(clock_khz),
     U32(memory_clock_khz), U32(memory_bus_bits), U32(l2_bytes), U32(copy_engines), U64(memory_bytes),
     U64(memory_bytes_per_s), U64(host_bytes_per_s), I32(priority_least), I32(priority_greatest), U64(slice_ns),
-    U64(switch_ns), U64(copy_latency_ns), U64(context_bytes), U32(issue_full_ppm), U32(cache_contention_ppm),
+    U64(switch_ns), U64(copy_latency_ns), U64(context_bytes), U64(launch_ns), U32(issue_full_ppm), U32(cache_contention_ppm),
     U32(dram_contention_ppm), U32(clock_drop_ppm), U32(priority_effect_ppm), {NULL, 0, FIELD_U32},
 };
 

@@ -33,7 +33,7 @@ static inline void test_server_start(struct test_server *server, const char *pre
     server->pid = fork();
     if (server->pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        _exit(sg_serve(listener, ct_device_preset(preset), 0, uuid, 0));
+        _exit(sg_serve(listener, ct_device_preset(preset), &(struct sg_costs){0}, 0, uuid, 0));
     }
     close(listener);
     setenv("COTENANT_SOFTGPU", server->directory, 1);

@@ -137,9 +137,9 @@ def softgpu_serve(
     ordinal: int,
     uuid: Buffer,
     memory_bytes: int,
-    slice_ns: int,
     context_bytes: int,
     counts_code: bool,
+    costs: Buffer,
     /,
 ) -> None: ...
 def probe_driver(

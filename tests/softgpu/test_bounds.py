@@ -8,6 +8,7 @@ import pytest
 
 from cotenant.errors import ConfigError
 from cotenant.softgpu import manage
+from cotenant.softgpu.costs import IDEAL
 from cotenant.softgpu.fault import KINDS, inject
 from tests.softgpu.test_crash import await_work, counters_after_deaths
 from tests.support.software_gpus import run, start
@@ -41,18 +42,18 @@ def test_hour_long_concurrent_kernels_block_no_other_client(softgpu: Path) -> No
 
 @pytest.mark.parametrize(
     "memory_bytes, slice_ns, field",
-    [(None, 9_999, "--slice"), (None, 0, "--slice"), ((1 << 20) - 1, None, "--memory"), (0, None, "--memory")],
+    [(None, 9_999, "--slice"), (None, 0, "--slice"), ((1 << 20) - 1, 10_000, "--memory"), (0, 10_000, "--memory")],
 )
 def test_slice_or_memory_below_the_minimum_is_refused(
-    tmp_path: Path, memory_bytes: int | None, slice_ns: int | None, field: str
+    tmp_path: Path, memory_bytes: int | None, slice_ns: int, field: str
 ) -> None:
     with pytest.raises(ConfigError, match=field):
-        manage.create(tmp_path, "v100", 1, memory_bytes=memory_bytes, slice_ns=slice_ns)
+        manage.create(tmp_path, "v100", 1, memory_bytes=memory_bytes, costs=IDEAL.with_slice(slice_ns))
     assert manage.gpus(tmp_path) == []
 
 
 def test_minimum_slice_and_memory_are_accepted(tmp_path: Path) -> None:
-    [gpu] = manage.create(tmp_path / "gpu", "v100", 1, memory_bytes=1 << 20, slice_ns=10_000)
+    [gpu] = manage.create(tmp_path / "gpu", "v100", 1, memory_bytes=1 << 20, costs=IDEAL.with_slice(10_000))
     try:
         assert gpu.memory_bytes == 1 << 20
     finally:

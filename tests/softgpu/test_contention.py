@@ -57,13 +57,13 @@ def slowdown(result: ScriptResult, alone_ns: int = LONG_NS) -> float:
 
 
 def test_presets_have_no_contention_and_the_ideal_costs_change_nothing() -> None:
-    assert IDEAL.applied(V100) == V100
+    assert IDEAL.device.applied(V100) == V100
     assert [slowdown(result) for result in run(V100, [HALF, HALF])] == [1.0, 1.0]
 
 
 def test_a_kernel_alone_has_its_full_rate_with_any_contention() -> None:
     busy = msgspec.structs.replace(HALF, blocks=80, bytes_per_block=WHOLE_TRAFFIC // 2)
-    assert slowdown(run(hardware("v100"), [busy])[0]) == 1.0
+    assert slowdown(run(msgspec.structs.replace(hardware("v100"), launch_ns=0), [busy])[0]) == 1.0
 
 
 def test_others_in_the_caches_slow_a_kernel_by_a_constant_and_by_their_traffic() -> None:
@@ -130,9 +130,9 @@ KERNELS = st.builds(
 @settings(max_examples=examples(30, 1000))
 @given(kernels=st.lists(KERNELS, min_size=2, max_size=3), doubled=st.booleans())
 def test_contention_only_slows_and_conserves_work(kernels: list[Kernel], *, doubled: bool) -> None:
-    config = hardware("v100")
+    config = msgspec.structs.replace(hardware("v100"), launch_ns=0)
     if doubled:
-        config = msgspec.structs.replace(config, cache_contention_ppm=2 * HARDWARE.cache_contention_ppm)
+        config = msgspec.structs.replace(config, cache_contention_ppm=2 * int(HARDWARE.device.cache_contention))
     ideal, real = Device(V100), Device(config)
     clients = [
         ScriptClient(steps=(Step(0, index), Step(0, None, sync=True)), repeats=3, group_label=1)

@@ -81,6 +81,7 @@ struct sg_device {
     uint8_t uuid[16];
     uint32_t sm_cap; /* of all contexts of an MPS client; 0: no cap */
     int counts_code; /* loaded code takes device memory */
+    struct sg_costs costs;
     struct sg_address_space address_space;
     struct CUctx_st *primary;
     uint32_t primary_users;
@@ -150,6 +151,8 @@ CUresult sg_enter(void); /* take the lock; fails before cuInit and after fork */
 CUresult sg_may_call(void);
 CUresult sg_enter_context(CUcontext *context); /* like sg_enter(); also requires a current context */
 CUresult sg_leave(CUresult result);            /* release the lock and return the result */
+/* Make the current call of this thread last at least this long; sg_leave() waits for the rest. */
+void sg_call_lasts(uint64_t duration_ns);
 /* Begin a call: declares the current context and `result`. */
 #define SG_ENTER(context)                                                                                              \
     CUcontext context;                                                                                                 \

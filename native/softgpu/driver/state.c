@@ -71,6 +71,24 @@ CUresult sg_may_call(void)
     return now == CUDA_ERROR_NO_DEVICE ? CUDA_ERROR_NOT_INITIALIZED : now;
 }
 
+static __thread uint64_t call_begin_ns, call_end_ns; /* 0: calls cost nothing */
+
+/* All devices of a directory have the same costs. */
+static void begin_call(void)
+{
+    call_end_ns = 0;
+    if (sg_device_count > 0 && sg_devices[0].costs.call_ns) {
+        call_begin_ns = sg_clock_ns();
+        call_end_ns = call_begin_ns + sg_devices[0].costs.call_ns;
+    }
+}
+
+void sg_call_lasts(uint64_t duration_ns)
+{
+    if (call_end_ns && call_end_ns < call_begin_ns + duration_ns)
+        call_end_ns = call_begin_ns + duration_ns;
+}
+
 /* Another thread may have held the lock during the fork, so the child never takes it. */
 CUresult sg_enter(void)
 {
@@ -80,6 +98,7 @@ CUresult sg_enter(void)
         return CUDA_ERROR_NOT_PERMITTED;
     pthread_mutex_lock(&lock);
     sg_wait_while_held();
+    begin_call();
     if (state != CUDA_SUCCESS)
         return sg_leave(state == CUDA_ERROR_NO_DEVICE ? CUDA_ERROR_NOT_INITIALIZED : state);
     return CUDA_SUCCESS;
@@ -88,6 +107,12 @@ CUresult sg_enter(void)
 CUresult sg_leave(CUresult result)
 {
     pthread_mutex_unlock(&lock);
+    if (call_end_ns) { /* a driver spends this time in the calling thread */
+        uint64_t end_ns = call_end_ns;
+        call_end_ns = 0;
+        while (sg_clock_ns() < end_ns)
+            ;
+    }
     return result;
 }
 

@@ -17,7 +17,7 @@ void sg_image_free(struct sg_image *image)
 /* Code that this device cannot run has a documented cost: 10 us per block and 8 bytes of traffic per thread. */
 void sg_kernel_default(struct sg_kernel *kernel)
 {
-    kernel->duration_param = -1;
+    kernel->duration_param = kernel->duration_data = -1;
     kernel->block_ns = 10000;
     kernel->bytes_per_thread = 8;
     kernel->registers = 32;
@@ -61,7 +61,8 @@ int sg_kernel_param(struct sg_kernel *kernel, uint32_t bytes, uint32_t alignment
 static int fits(const struct sg_kernel *kernel)
 {
     uint64_t limit = kernel->builtin == SG_BUILTIN_NONE ? SG_PARAM_LIMIT_BYTES : SG_PARAM_BYTES;
-    if (kernel->param_count > SG_MAX_PARAMS || kernel->duration_param >= (int)kernel->param_count)
+    if (kernel->param_count > SG_MAX_PARAMS || kernel->duration_param >= (int)kernel->param_count ||
+        kernel->duration_data >= (int)kernel->param_count)
         return 0;
     for (uint32_t i = 0; i < kernel->param_count; i++)
         if ((uint64_t)kernel->param_offset[i] + kernel->param_bytes[i] > limit)

@@ -167,13 +167,13 @@ static int add_variable(struct sg_image *image, const struct line *line)
     return failed;
 }
 
-static int set_duration_param(struct sg_kernel *kernel, const struct line *line)
+static int set_duration_param(struct sg_kernel *kernel, const struct line *line, int *target)
 {
     uint32_t index;
     if (set_small(line, SG_MAX_PARAMS - 1, &index) < 0 || index >= kernel->param_count ||
         kernel->param_bytes[index] != 8)
         return -1;
-    kernel->duration_param = (int)index;
+    *target = (int)index;
     return 0;
 }
 
@@ -197,7 +197,11 @@ static int property(struct sg_kernel *kernel, const struct line *line)
     if (is(line, 0, "duration_ns"))
         return set_whole(line, 1e15, &kernel->duration_ns);
     if (is(line, 0, "duration_param"))
-        return set_duration_param(kernel, line);
+        return set_duration_param(kernel, line, &kernel->duration_param);
+    if (is(line, 0, "duration_data"))
+        return set_duration_param(kernel, line, &kernel->duration_data);
+    if (is(line, 0, "bandwidth"))
+        return set_real(line, 1, 1, &kernel->bandwidth);
     if (is(line, 0, "block_ns"))
         return set_whole(line, 1e15, &kernel->block_ns);
     if (is(line, 0, "thread_ns"))

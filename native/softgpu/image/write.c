@@ -26,6 +26,8 @@ static void write_params(FILE *text, const struct sg_kernel *kernel)
     }
     if (kernel->duration_param >= 0)
         fprintf(text, "  duration_param %d\n", kernel->duration_param);
+    if (kernel->duration_data >= 0)
+        fprintf(text, "  duration_data %d\n", kernel->duration_data);
 }
 
 static void write_kernel(FILE *text, const struct sg_kernel *kernel)
@@ -52,6 +54,7 @@ static void write_kernel(FILE *text, const struct sg_kernel *kernel)
         {"thread_ns", kernel->thread_ns},
         {"bytes_per_block", kernel->bytes_per_block},
         {"bytes_per_thread", kernel->bytes_per_thread},
+        {"bandwidth", kernel->bandwidth},
         {"jitter", kernel->jitter},
     };
     fprintf(text, "kernel %s\n", kernel->name);

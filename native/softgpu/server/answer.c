@@ -69,6 +69,7 @@ static int register_client(struct sg_server *server, int index, const struct sg_
     hello.client = (uint32_t)index;
     hello.sm_cap = client->admission.sm_cap;
     hello.counts_code = (uint32_t)server->counts_code;
+    hello.costs = server->costs;
     hello.config = *ct_device_config(server->device);
     hello.config.priority_least = server->priority_least;
     memcpy(hello.uuid, server->uuid, sizeof hello.uuid);

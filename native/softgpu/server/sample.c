@@ -123,10 +123,25 @@ static uint64_t number_at(struct sg_server *server, uint64_t at_ns)
     return number;
 }
 
+/* Return the number of the newest sample that NVML shows. */
+static uint64_t shown_sample(const struct sg_server *server)
+{
+    uint64_t latest = server->history.count - 1, back = server->costs.nvml_delay_ns / SG_SAMPLE_NS;
+    back = back < SG_SAMPLES_KEPT / 2 ? back : SG_SAMPLES_KEPT / 2;
+    return back < latest ? latest - back : 0;
+}
+
+static uint64_t averaged_samples(const struct sg_server *server)
+{
+    uint64_t samples = server->costs.nvml_window_ns / SG_SAMPLE_NS;
+    return samples < 1 ? 1 : samples < SG_SAMPLES_KEPT / 2 ? samples : SG_SAMPLES_KEPT / 2;
+}
+
 static struct sg_process_usage usage_since(struct sg_server *server, int index, uint64_t since)
 {
     const struct sg_client *client = server->clients[index];
-    uint64_t latest = server->history.count - 1, from = client->first_sample > since ? client->first_sample : since;
+    uint64_t latest = shown_sample(server), from = client->first_sample > since ? client->first_sample : since;
+    latest = latest < from ? from : latest; /* a client that joined after the shown sample */
     const struct sg_usage *first = &client->usages[from % (SG_SAMPLES_KEPT + 1)];
     const struct sg_usage *last = &client->usages[latest % (SG_SAMPLES_KEPT + 1)];
     struct ct_device_counters c = {0};
@@ -181,8 +196,11 @@ static void observe_groups(struct sg_server *server, struct sg_observation *obse
 void sg_observe(struct sg_server *server, uint64_t since_ns, struct sg_observation *observation)
 {
     struct sg_history *history = &server->history;
-    uint64_t latest = history->count - 1;
-    uint64_t since = since_ns == SG_LATEST_PERIOD ? latest - (latest > 0) : number_at(server, since_ns);
+    uint64_t latest = shown_sample(server), window = averaged_samples(server);
+    uint64_t since = number_at(server, since_ns);
+    since = since > latest ? latest : since;
+    if (since_ns == SG_LATEST_PERIOD)
+        since = window < latest ? latest - window : 0;
     observation->result = CT_DEVICE_OK;
     observation->compute_mode = server->compute_mode;
     observation->is_lost = server->faults.lost;
@@ -195,10 +213,16 @@ void sg_observe(struct sg_server *server, uint64_t since_ns, struct sg_observati
     observation->start_ns = history->start_ns;
     observation->memory_bytes = ct_device_config(server->device)->memory_bytes;
     observation->memory_free_bytes = ct_device_memory_free(server->device);
-    read_counters(server, slot_of(server, latest), &observation->now);
-    for (uint64_t i = since; i <= latest; i++)
-        observation->samples[i - since] = *slot_of(server, i);
-    observation->sample_count = (uint32_t)(latest - since);
+    read_counters(server, slot_of(server, history->count - 1), &observation->now);
+    if (since_ns == SG_LATEST_PERIOD) { /* both ends of the period over which values are averaged */
+        observation->samples[0] = *slot_of(server, since);
+        observation->samples[1] = *slot_of(server, latest);
+        observation->sample_count = latest > since;
+    } else {
+        for (uint64_t i = since; i <= latest; i++)
+            observation->samples[i - since] = *slot_of(server, i);
+        observation->sample_count = (uint32_t)(latest - since);
+    }
     for (int i = 0; i < SG_CONNECTIONS; i++)
         if (server->clients[i] && server->clients[i]->is_registered)
             observe_client(server, i, since, observation);

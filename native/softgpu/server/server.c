@@ -234,8 +234,8 @@ static int start(struct sg_server *server, const struct ct_device_config *config
     return 0;
 }
 
-int sg_serve(int listener, const struct ct_device_config *config, uint32_t ordinal, const uint8_t *uuid,
-             int counts_code)
+int sg_serve(int listener, const struct ct_device_config *config, const struct sg_costs *costs, uint32_t ordinal,
+             const uint8_t *uuid, int counts_code)
 {
     struct sg_server *server = mmap(NULL, sizeof *server, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (server == MAP_FAILED)
@@ -243,6 +243,7 @@ int sg_serve(int listener, const struct ct_device_config *config, uint32_t ordin
     server->listener = listener;
     server->ordinal = ordinal;
     server->counts_code = counts_code;
+    server->costs = *costs;
     memcpy(server->uuid, uuid, sizeof server->uuid);
     int failed = start(server, config);
     while (!failed && !server->stop)

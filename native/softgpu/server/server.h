@@ -133,6 +133,7 @@ struct sg_server {
     uint32_t ordinal;
     uint8_t uuid[16];
     int counts_code; /* loaded code takes device memory */
+    struct sg_costs costs;
     int listener, epoll;
     int stop;
     uint32_t serial;
@@ -162,8 +163,8 @@ struct sg_server {
 
 /* Serve until shutdown. Returns 0 or an errno. The socket must be listening; `uuid` has 16 bytes; `counts_code`:
  * whether loaded code takes device memory. */
-int sg_serve(int listener, const struct ct_device_config *config, uint32_t ordinal, const uint8_t *uuid,
-             int counts_code);
+int sg_serve(int listener, const struct ct_device_config *config, const struct sg_costs *costs, uint32_t ordinal,
+             const uint8_t *uuid, int counts_code);
 
 uint64_t sg_now_ns(void);
 uint64_t sg_wall_ns(void);

@@ -46,9 +46,11 @@ def _add_create(verbs: Any) -> None:
     about = "t4, v100 (default), v100-32, a100, a100-80 or h100."
     device.add_argument("--gpu", dest="type", default="v100", metavar="TYPE", help=about)
     device.add_argument("--count", default="1", metavar="N", help="Number of GPUs to start (default 1).")
+    about = "Costs of calls, launches, switches and contention: hardware, ideal (none; default), or a TOML file."
+    device.add_argument("--costs", default="ideal", metavar="NAME|FILE", help=about)
     about = "Device memory (default: as the type has)."
     device.add_argument("--memory", default=None, metavar="SIZE", help=about)
-    about = "Time slice between processes (default 2ms)."
+    about = "Time slice between processes (default: that of the costs, 2ms)."
     device.add_argument("--slice", default=None, metavar="DURATION", help=about)
     about = "default, exclusive-process or prohibited."
     device.add_argument("--compute-mode", default="default", metavar="MODE", help=about)
@@ -102,6 +104,7 @@ def _create(options: argparse.Namespace) -> int:
         softgpu_fault.on_or_off(options.module_memory, field="--module-memory"),
         options.compute_mode,
         softgpu_fault.on_or_off(options.mps_death_harms),
+        options.costs,
     )
     directories = load(options)[1]
     created = softgpu.create(directories, settings)

@@ -24,6 +24,7 @@ from cotenant.node.directories import Directories
 from cotenant.runner.clock import LiveClock, pause
 from cotenant.runner.process import run_and_capture, start_with_pipes
 from cotenant.softgpu import fault, manage
+from cotenant.softgpu.costs import HARDWARE, GpuCosts
 from cotenant.units.instant import MILLISECOND_NS
 from cotenant.units.text import parse_duration, parse_share
 from cotenant.workload.load import Workload
@@ -135,7 +136,7 @@ class PlayersRun(msgspec.Struct, frozen=True):
 class SharingHarness:
     """The device and daemons of sharing runs in one directory, ended together."""
 
-    def __init__(self, home: Path, *, detail: bool = False, devices: int = 1) -> None:
+    def __init__(self, home: Path, *, detail: bool = False, devices: int = 1, costs: GpuCosts = HARDWARE) -> None:
         """Start the device and MPS; a node starts when a policy is set. `detail`: players report every request.
 
         A second device is for runs in which each program has its own.
@@ -151,7 +152,7 @@ class SharingHarness:
         self._recorded: dict[Workload, str] = {}
         for directory in (self.directories.runtime, self.directories.state):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        manage.create(self.gpus, PRESET, devices)
+        manage.create(self.gpus, PRESET, devices, costs=costs)
         try:
             fault.set_mps_deaths(self.gpus, 0, harm=False)
             run_and_capture(["nvidia-cuda-mps-control", "-d"], self._environ(mps=True))

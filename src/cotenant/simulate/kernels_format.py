@@ -22,9 +22,10 @@ ArrivalName = Literal["back-to-back", "periodic", "poisson", "training"]
 
 
 class DeviceConfig(Section, frozen=True):
-    """The device."""
+    """The device, and its costs: of hardware, or none."""
 
     preset: str
+    costs: Literal["ideal", "hardware"] = "ideal"
 
 
 class GateConfig(Section, frozen=True):

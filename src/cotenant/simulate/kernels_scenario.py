@@ -19,6 +19,7 @@ from cotenant.simulate.data_files import find_data_file
 from cotenant.simulate.kernels import Policy, RunSettings, SharedRun, Tenant, plan_oracle, play, play_alone
 from cotenant.simulate.kernels_format import GeneratorConfig, KernelScenario, TenantConfig, decode_kernels
 from cotenant.simulate.node import read_scenario
+from cotenant.softgpu.costs import NAMED
 from cotenant.softgpu.sim.device import preset, preset_keys
 from cotenant.softgpu.sim.host import Costs
 from cotenant.softgpu.sim.results import DeviceRun
@@ -123,7 +124,7 @@ def simulate_kernels(scenario: KernelScenario, where: Path, report: Report, data
 
 def _setting(scenario: KernelScenario) -> RunSettings:
     try:
-        device = preset(scenario.device.preset)
+        device = NAMED[scenario.device.costs].device.applied(preset(scenario.device.preset))
     except LookupError:
         remedy = f"choose one of {', '.join(preset_keys())}, v100, a100"
         raise ConfigError("device.preset", scenario.device.preset, remedy) from None

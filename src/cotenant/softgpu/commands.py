@@ -13,6 +13,7 @@ from cotenant.node.directories import Directories, make_directory
 from cotenant.node.model.gpu import SOFT_PREFIX
 from cotenant.node.model.tenant import GPU_PATTERN, NAME_LIMIT
 from cotenant.softgpu import fault, manage
+from cotenant.softgpu.costs import read_costs
 from cotenant.softgpu.manage import SoftwareGpu
 from cotenant.units.text import parse_duration, parse_size
 
@@ -31,6 +32,7 @@ class CreateOptions:
     module_memory: bool = False
     compute_mode: str = "default"
     mps_deaths_harm: bool = True
+    costs: str = "ideal"
 
 
 def create(directories: Directories, options: CreateOptions) -> list[SoftwareGpu]:
@@ -39,15 +41,18 @@ def create(directories: Directories, options: CreateOptions) -> list[SoftwareGpu
     context_bytes = (
         None if options.context_memory is None else parse_size(options.context_memory, field="--context-memory")
     )
+    costs = read_costs(options.costs)
+    if options.time_slice is not None:
+        costs = costs.with_slice(parse_duration(options.time_slice, field="--slice"))
     gpus = manage.create(
         home(directories),
         options.model,
         _number("--count", options.count),
         memory_bytes=None if options.memory is None else parse_size(options.memory, field="--memory"),
-        slice_ns=None if options.time_slice is None else parse_duration(options.time_slice, field="--slice"),
         compute_mode=options.compute_mode,
         context_bytes=context_bytes or 0,
         counts_code=options.module_memory,
+        costs=costs,
     )
     for gpu in gpus:
         fault.set_mps_deaths(home(directories), gpu.ordinal, harm=options.mps_deaths_harm)

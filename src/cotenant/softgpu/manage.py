@@ -17,6 +17,7 @@ from typing import Any
 from cotenant import _native
 from cotenant.errors import ConfigError, PeerError, WorldError
 from cotenant.softgpu import wire
+from cotenant.softgpu.costs import IDEAL, GpuCosts
 from cotenant.softgpu.mps.programs import PROGRAMS, make_programs
 
 MAX_GPUS = 16
@@ -76,11 +77,11 @@ def _listen(path: Path) -> socket.socket:
     return listener
 
 
-def _spawn(directory: Path, ordinal: int, preset: str, numbers: tuple[int, ...]) -> None:
+def _spawn(directory: Path, ordinal: int, preset: str, numbers: tuple[int, ...], costs: GpuCosts) -> None:
     path = socket_of(directory, ordinal)
     with _listen(path) as listener, (directory / f"gpu{ordinal}.log").open("ab") as log:
         command = [sys.executable, "-m", "cotenant.softgpu.server", str(listener.fileno()), preset]
-        command += [str(ordinal), uuid.uuid4().hex, *map(str, numbers)]
+        command += [str(ordinal), uuid.uuid4().hex, *map(str, numbers), costs.packed().hex()]
         subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
@@ -105,10 +106,10 @@ def create(
     count: int,
     *,
     memory_bytes: int | None = None,
-    slice_ns: int | None = None,
     compute_mode: str = "default",
     context_bytes: int = 0,
     counts_code: bool = False,
+    costs: GpuCosts = IDEAL,
 ) -> list[SoftwareGpu]:
     """Start `count` software GPUs in a directory and return when each answers. None keeps the value of the preset.
 
@@ -123,8 +124,10 @@ def create(
         raise ConfigError("count", count, f"a directory holds 1 to {MAX_GPUS} software GPUs")
     if memory_bytes is not None and memory_bytes < MIN_MEMORY_BYTES:
         raise ConfigError("--memory", memory_bytes, "a software GPU has at least 1 MiB of memory")
-    if slice_ns is not None and slice_ns < MIN_SLICE_NS:
-        raise ConfigError("--slice", f"{slice_ns} ns", "a time slice lasts at least 10us, the time of a switch")
+    if costs.device.slice < MIN_SLICE_NS:
+        raise ConfigError(
+            "--slice", f"{int(costs.device.slice)} ns", "a time slice lasts at least 10us, the time of a switch"
+        )
     if context_bytes and context_bytes >= (memory_bytes or int(_native.device_preset(preset)["memory_bytes"])):
         raise ConfigError("--context-memory", context_bytes, "a context must leave some of the device's memory")
     if compute_mode not in COMPUTE_MODES:
@@ -135,10 +138,10 @@ def create(
     destroy(directory)
     _link_libraries(directory)
     make_programs(directory / "bin")
-    numbers = (memory_bytes or 0, slice_ns or 0, context_bytes, int(counts_code))
+    numbers = (memory_bytes or 0, context_bytes, int(counts_code))
     try:
         for ordinal in range(count):
-            _spawn(directory, ordinal, preset, numbers)
+            _spawn(directory, ordinal, preset, numbers, costs)
             wire.compute_mode(socket_of(directory, ordinal), COMPUTE_MODES[compute_mode])
     except (WorldError, ConfigError):
         destroy(directory)

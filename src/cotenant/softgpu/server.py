@@ -10,7 +10,7 @@ from cotenant import _native
 
 
 def main(arguments: list[str]) -> int:
-    descriptor, preset, ordinal, uuid, memory_bytes, slice_ns, context_bytes, counts_code = arguments
+    descriptor, preset, ordinal, uuid, memory_bytes, context_bytes, counts_code, costs = arguments
     # The server owns no file that a sudden end could corrupt, so the default signal actions are right.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -23,9 +23,9 @@ def main(arguments: list[str]) -> int:
         int(ordinal),
         bytes.fromhex(uuid),
         int(memory_bytes),
-        int(slice_ns),
         int(context_bytes),
         counts_code == "1",
+        bytes.fromhex(costs),
     )
     return 0
 

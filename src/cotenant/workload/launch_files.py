@@ -29,7 +29,10 @@ def image_of(timeline: Timeline) -> str:
 
 
 def image_text(launches: Sequence[Launch]) -> str:
-    """Return a text image with every launched function; each launch carries its duration."""
+    """Return a text image with every launched function; each launch carries its duration.
+
+    The traffic of a function is that of its first launch.
+    """
     lines = ["softgpu-image 1"]
     names: dict[str, None] = {}
     for launch in launches:
@@ -38,6 +41,7 @@ def image_text(launches: Sequence[Launch]) -> str:
             continue
         names[name] = None
         lines += [f"kernel {name}", "  params 8", "  duration_param 0"]
+        lines.append(f"  bandwidth {100 * launch.bandwidth_part:g}%")
         if launch.registers:
             lines.append(f"  registers {min(launch.registers, _MAX_REGISTERS)}")
         if launch.kernel.shared_bytes:

@@ -68,6 +68,7 @@ def bench_device(rounds: int, report: Callable[[str], None]) -> dict[str, object
     waits = errors.histogram()
     return {
         "bench": "device",
+        "costs": "ideal",
         "rounds": rounds,
         "sim_kernels_per_s": statistics.median(rates["sliced mixed"]),
         "sim_kernels_per_s_one_wave": statistics.median(rates["sliced small"]),

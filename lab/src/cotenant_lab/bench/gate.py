@@ -62,6 +62,7 @@ def bench_gate(rounds: int, report: Callable[[str], None]) -> dict[str, object]:
         shutil.rmtree(home, ignore_errors=True)
     return {
         "bench": "gate",
+        "costs": "ideal",
         "rounds": rounds,
         "plain_ns": statistics.median(row[0] for mode_rows in rows.values() for row in mode_rows),
         "hook_added_ns": _added_ns(rows["hook"]),

@@ -48,6 +48,7 @@ def bench_hook(rounds: int, report: Callable[[str], None]) -> dict[str, object]:
     instructions = [row for row in rows if row[4] >= 0 and row[5] >= 0]
     return {
         "bench": "hook",
+        "costs": "ideal",
         "rounds": rounds,
         "plain_ns": plain_ns,
         "added_ns": statistics.median(row[1] - row[0] for row in sampled),

@@ -68,6 +68,7 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     """The results of `bench memory`."""
 
     bench: str = "memory"
+    costs: str = "ideal"
     processes: int
     operations: int
     kills: int

@@ -149,6 +149,7 @@ static int handshake(struct sg_device *device, uint32_t group)
         device->number = hello.ordinal;
         device->sm_cap = hello.sm_cap;
         device->counts_code = (int)hello.counts_code;
+        device->costs = hello.costs;
         memcpy(device->uuid, hello.uuid, sizeof device->uuid);
     }
     for (int i = 0; i < 2; i++)

@@ -55,6 +55,17 @@ static uint32_t resident_blocks_per_sm(const struct sg_device *device, struct CU
     return function->fit.resident_blocks;
 }
 
+/* Return the traffic of a block with which the kernel asks for its part of the bandwidth. */
+static uint64_t bandwidth_bytes(const struct sg_device *device, const struct sg_kernel *k,
+                                const struct ct_kernel *kernel, uint32_t per_sm)
+{
+    uint64_t sms = device->config.sm_count, resident = per_sm * sms;
+    double running = (double)(kernel->blocks < resident ? kernel->blocks : resident);
+    double used_sms = (double)(kernel->blocks < sms ? kernel->blocks : sms) / (double)sms;
+    double bytes_per_ns = k->bandwidth * used_sms * (double)device->config.memory_bytes_per_s / 1e9;
+    return (uint64_t)(bytes_per_ns * (double)kernel->block_ns / running);
+}
+
 static CUresult cost(const struct sg_device *device, struct CUfunc_st *function, uint64_t threads, uint64_t blocks,
                      unsigned shared_bytes, const void *duration, struct ct_kernel *kernel)
 {
@@ -82,6 +93,24 @@ static CUresult cost(const struct sg_device *device, struct CUfunc_st *function,
     if (block_ns * rounds > (double)SG_KERNEL_MAX_NS)
         return CUDA_ERROR_INVALID_VALUE;
     kernel->block_ns = block_ns < 1 ? 1 : (uint64_t)block_ns;
+    if (k->bandwidth > 0)
+        kernel->bytes_per_block = bandwidth_bytes(device, k, kernel, per_sm);
+    return CUDA_SUCCESS;
+}
+
+/* Return the address of the duration of a launch, NULL: the image has it. A duration in device memory is read when the
+ * kernel is launched; writes of work that is still queued come too late for it. */
+static CUresult find_duration(const struct sg_device *device, const struct sg_kernel *kernel, const void **values,
+                              const void **duration)
+{
+    uint64_t address;
+    *duration = kernel->duration_param < 0 ? NULL : values[kernel->duration_param];
+    if (kernel->duration_data < 0)
+        return CUDA_SUCCESS;
+    memcpy(&address, values[kernel->duration_data], sizeof address);
+    if (!sg_memory_at(address) || !sg_memory_allows(device, address, sizeof(uint64_t), 0))
+        return CUDA_ERROR_ILLEGAL_ADDRESS;
+    *duration = (const void *)(uintptr_t)address;
     return CUDA_SUCCESS;
 }
 
@@ -178,7 +207,10 @@ CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const
         return sg_capture_kernel(stream, function, grid, block, shared_bytes, params, extra, is_cooperative);
     struct sg_slot slot = {.kind = SG_SLOT_KERNEL};
     uint64_t threads = (uint64_t)block[0] * block[1] * block[2], blocks = (uint64_t)grid[0] * grid[1] * grid[2];
-    const void *duration = kernel->duration_param < 0 ? NULL : values[kernel->duration_param];
+    const void *duration;
+    result = find_duration(device, kernel, values, &duration);
+    if (result != CUDA_SUCCESS)
+        return result;
     function->launches++;
     result = cost(device, function, threads, blocks, shared_bytes, duration, &slot.kernel);
     if (result != CUDA_SUCCESS)

@@ -15,9 +15,11 @@ struct sg_kernel {
     uint32_t param_bytes[SG_MAX_PARAMS], param_offset[SG_MAX_PARAMS];
     uint64_t duration_ns; /* when it runs alone, independent of the grid; 0: determined by the blocks */
     int duration_param;   /* index of the parameter that holds the duration; -1: none */
+    int duration_data;    /* index of the parameter that points to the duration in device memory; -1: none */
     uint64_t block_ns;    /* per block */
     double thread_ns;     /* additionally per thread of a block */
     double bytes_per_block, bytes_per_thread;
+    double bandwidth; /* instead: part of the device's bandwidth that a block on every SM uses; 0: none */
     uint32_t registers, shared_bytes, max_threads, blocks_per_sm, local_bytes, const_bytes;
     double jitter; /* standard deviation over mean */
     int ptx_version, binary_version;

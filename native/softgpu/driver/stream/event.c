@@ -100,6 +100,7 @@ static CUresult record(CUevent event, CUstream handle, unsigned flags)
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
     if (flags & ~(unsigned)CU_EVENT_RECORD_EXTERNAL)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    sg_call_lasts(event->context->device->costs.event_record_ns);
     if (stream->capture)
         return sg_leave(sg_capture_record(stream, event, (flags & CU_EVENT_RECORD_EXTERNAL) != 0));
     return sg_leave(sg_event_record(event, stream));
@@ -181,6 +182,7 @@ API CUresult cuEventQuery(CUevent event)
     CUresult result = enter_event(event);
     if (result != CUDA_SUCCESS)
         return result;
+    sg_call_lasts(event->context->device->costs.event_query_ns);
     result = sg_capture_event(event);
     return sg_leave(result == CUDA_SUCCESS ? sg_event_ready(event) : result);
 }
@@ -249,6 +251,15 @@ static CUresult read_instants(CUevent start, CUevent end)
     }
 }
 
+/* Return the instant of the event on the device's own clock, which drifts and has a resolution. */
+static double device_ns(CUevent event)
+{
+    const struct sg_costs *costs = &event->context->device->costs;
+    uint64_t at_ns = event->instant.at_ns;
+    at_ns += (uint64_t)((unsigned __int128)at_ns * costs->clock_drift_ppb / 1000000000);
+    return (double)(costs->event_resolution_ns ? at_ns - at_ns % costs->event_resolution_ns : at_ns);
+}
+
 static CUresult elapsed(float *milliseconds, CUevent start, CUevent end)
 {
     CUresult result = enter_event(start);
@@ -263,7 +274,7 @@ static CUresult elapsed(float *milliseconds, CUevent start, CUevent end)
         return sg_leave(CUDA_ERROR_CAPTURED_EVENT);
     result = read_instants(start, end);
     if (result == CUDA_SUCCESS)
-        *milliseconds = (float)((double)(int64_t)(end->instant.at_ns - start->instant.at_ns) / 1e6);
+        *milliseconds = (float)((device_ns(end) - device_ns(start)) / 1e6);
     return sg_leave(result);
 }
 

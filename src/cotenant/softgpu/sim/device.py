@@ -82,6 +82,7 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
     switch_ns: int
     copy_latency_ns: int
     context_bytes: int
+    launch_ns: int
     issue_full_ppm: int
     cache_contention_ppm: int
     dram_contention_ppm: int

@@ -53,6 +53,7 @@ class FillReport(msgspec.Struct, frozen=True, kw_only=True):
     """The results of `bench fill`."""
 
     bench: str = "fill"
+    costs: str = "hardware"
     rounds: int
     policy: NodePolicy
     metrics: dict[str, Range]

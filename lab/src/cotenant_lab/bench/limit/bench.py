@@ -69,6 +69,7 @@ class LimitReport(msgspec.Struct, frozen=True, kw_only=True):
     """The results of `bench limit`."""
 
     bench: str = "limit"
+    costs: str = "hardware"
     seconds: float
     machine: MachineLoad
     error_pct_mean: float

@@ -15,6 +15,7 @@ from cotenant.node.directories import Directories
 from cotenant.runner.clock import LiveClock, pause
 from cotenant.runner.process import run_and_capture
 from cotenant.softgpu import manage
+from cotenant.softgpu.costs import HARDWARE
 from cotenant_lab.errors import RunFailedError
 from cotenant_lab.programs.stalls import LostTime, Stalls
 
@@ -52,7 +53,7 @@ class LimitSetup:
         for directory in (self._directories.runtime, self._directories.state):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._stalls.begin()
-        manage.create(self._gpus, "v100", 1)
+        manage.create(self._gpus, "v100", 1, costs=HARDWARE)
         self._node = self._start(self._cotenant("node", "--slots", "6"), "")
         for _ in self._until("the node does not answer"):
             try:

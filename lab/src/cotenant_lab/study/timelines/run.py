@@ -21,6 +21,7 @@ from cotenant.node.directories import Directories
 from cotenant.profile.import_files import read_recordings
 from cotenant.profile.profile import Profile
 from cotenant.softgpu import manage
+from cotenant.softgpu.costs import HARDWARE
 from cotenant.units.histogram import Histogram, Recorder
 from cotenant.workload.kernel import KernelIdentity, WorkKind
 from cotenant.workload.launch_files import image_name, image_of, script_of
@@ -167,7 +168,7 @@ def run_timelines(
     with tempfile.TemporaryDirectory(prefix="cotenant-lab-") as name:
         home = Path(name)
         gpus = home / "softgpu"
-        manage.create(gpus, PRESET, 1)
+        manage.create(gpus, PRESET, 1, costs=HARDWARE)
         try:
             for timeline in track(timelines, "replaying", console=console, transient=True):
                 part = beginning_of(timeline)
