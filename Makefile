@@ -9,7 +9,7 @@ NATIVE := CMakeLists.txt $(shell find native -name '*.c' -o -name '*.h' -o -name
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kubernetes test test-lab test-attack test-kubernetes test-fast coverage soak test-gpu native-test check docs reference man wheel release lock clean
+.PHONY: help setup web demo demo-kubernetes test test-lab test-attack test-kubernetes test-web test-fast coverage soak test-gpu native-test check docs reference man wheel release lock clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 17
@@ -32,7 +32,25 @@ $(VENV)/.installed: $(VENV)/.pinned pyproject.toml lab/pyproject.toml $(NATIVE)
 	@$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable . --editable lab
 	@touch $@
 
+# The page is built where Node is installed; without it everything else works, and the console says what is missing.
+WEB_SOURCES := $(wildcard web/*.json web/*.ts web/*.html web/public/* web/src/*.* web/src/*/*.*)
+WEB_PAGE := src/cotenant/web/static/index.html
+
+web: $(WEB_PAGE) ## build the page of the web console (needs Node 20)
+
+# Not `npm ci`: it fails unless the lock file also lists the packages of every other platform.
+web/node_modules/.installed: web/package-lock.json
+	@echo "web: installing the packages that web/package-lock.json pins"
+	@cd web && npm install --no-save --ignore-scripts --silent --no-progress
+	@touch $@
+
+$(WEB_PAGE): web/node_modules/.installed $(WEB_SOURCES)
+	@echo "web: building src/cotenant/web/static"
+	@cd web && npm run --silent build -- --logLevel warn
+	@touch $@
+
 demo: $(VENV)/.installed ## run a service and a training job on one software GPU
+	@if command -v npm > /dev/null; then $(MAKE) --no-print-directory web || echo "demo: the page could not be built"; fi
 	@echo "demo: running cotenant demo"
 	@$(BIN)/python -m cotenant demo
 
@@ -64,14 +82,20 @@ test-kubernetes: $(VENV)/.installed ## run the tests on a real Kubernetes cluste
 	@$(BIN)/python -m cotenant_lab.kubernetes build
 	@$(BIN)/python -m pytest --quiet -m kubernetes tests/kubernetes
 
+# Chromium is installed where it is missing and this runs as root on Debian.
+test-web: $(VENV)/.installed $(WEB_PAGE) ## drive every page of the web console in Chromium
+	@echo "test-web: driving every page in Chromium"
+	@command -v chromium > /dev/null || apt-get install --yes --no-install-recommends chromium > /dev/null
+	@$(BIN)/python -m pytest --quiet -m web tests/web
+
 # Tests that start no process: state machines, policies, formats, predictors, simulators.
 test-fast: $(VENV)/.installed ## run the tests of pure code (under a minute)
 	@echo "test-fast: running tests that start no process, with $(TEST_WORKERS) workers"
-	@COTENANT_EXAMPLES=20 $(PYTEST) --quiet -m "not live and not slow and not attack and not kubernetes" --ignore=tests/lab --ignore=tests/lint
+	@COTENANT_EXAMPLES=20 $(PYTEST) --quiet -m "not live and not slow and not attack and not kubernetes and not web" --ignore=tests/lab --ignore=tests/lint
 
 coverage: $(VENV)/.installed ## print how much of the product the tests of pure code execute
 	@echo "coverage: running tests that start no process under coverage"
-	@COTENANT_EXAMPLES=20 $(PYTEST) --quiet -m "not live and not slow and not attack and not kubernetes" --ignore=tests/lint \
+	@COTENANT_EXAMPLES=20 $(PYTEST) --quiet -m "not live and not slow and not attack and not kubernetes and not web" --ignore=tests/lint \
 		--cov=cotenant --cov-report=term:skip-covered
 
 # The same tests with as many examples, kills and rounds as fit into an hour or two.

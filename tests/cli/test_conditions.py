@@ -23,6 +23,7 @@ SECONDS = (0.05, 0.2, 0.4, 0.8)
 WORDS: dict[str, list[str]] = {
     "run": ["--name", "mine", "--", "true"],
     "ps": [],
+    "logs": ["none"],
     "top": ["--once"],
     "pause": ["web"],
     "resume": ["web"],
@@ -32,6 +33,7 @@ WORDS: dict[str, list[str]] = {
     "events": [],
     "explain": ["web"],
     "node": [],
+    "web": ["--listen", "nowhere"],
     "doctor": [],
     "selftest": [],
     "config": ["show"],

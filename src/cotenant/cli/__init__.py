@@ -33,6 +33,7 @@ COMMANDS: Final[dict[str, tuple[CommandEntry, ...]]] = {
     "Tenants": (
         CommandEntry("run", "tenant", "Run a program as a tenant of this machine's node."),
         CommandEntry("ps", "tenant", "List the tenants of this machine's node."),
+        CommandEntry("logs", "logs", "Show the output of a program under `cotenant run --detach`."),
         CommandEntry("top", "top", "Show device use, launches and waits of the tenants, every second."),
         CommandEntry("pause", "tenant", "Stop tenants from launching GPU work."),
         CommandEntry("resume", "tenant", "Allow paused tenants to launch GPU work again."),
@@ -44,6 +45,7 @@ COMMANDS: Final[dict[str, tuple[CommandEntry, ...]]] = {
     ),
     "Node": (
         CommandEntry("node", "node", "Run the node daemon of this machine, with which tenants register."),
+        CommandEntry("web", "web", "Show the node, a cluster and an inference server in a browser."),
         CommandEntry("doctor", "node", "Check whether this machine is ready, and say how to fix what is not."),
         CommandEntry("selftest", "selftest", "Test hook, gate and quotas in front of the installed driver."),
         CommandEntry("config", "node", "Show or check the configuration."),
@@ -91,6 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_command(parser: Parser, words: Sequence[str]) -> int:
     """Parse the words, run the command they name, and return the exit code."""
     options = parser.parse_args(words)
+    options.words = list(words)
     try:
         with _interruptible():
             code: int = options.command(options)

@@ -178,6 +178,21 @@ def whole_number(flag: str, text: str) -> int:
     return int(text)
 
 
+def refresh(show: Callable[[], int]) -> int:
+    """Show something every second, in place on a terminal, until Ctrl-C."""
+    from cotenant.runner.clock import pause
+
+    try:
+        while True:
+            if sys.stdout.isatty():
+                print("\x1b[H\x1b[2J", end="")
+            show()
+            sys.stdout.flush()
+            pause(1.0)
+    except KeyboardInterrupt:
+        return 0
+
+
 def need_packages(command: str, remedy: str, *packages: str) -> None:
     """Raise WorldError if an optional package that a command needs is not installed."""
     for name in packages:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from cotenant.cli.command import (
@@ -24,8 +29,11 @@ from cotenant.cli.tenant import add_kind
 from cotenant.errors import ConfigError
 from cotenant.node.config.file import DirectoriesConfig, encode_config, plain, validate_limit
 from cotenant.node.directories import Directories, config_file, lock_holder, resolve_directories
+from cotenant.runner.address import split_address
+from cotenant.runner.atomic_file import write_atomically
 from cotenant.units.text import parse_duration
 
+_WEB_ADDRESS: Final = "127.0.0.1:7070"
 _NOT_RUNNING: Final = 3
 """The exit code of `cotenant node status` without a node, as for the status of a service in the LSB."""
 
@@ -36,6 +44,9 @@ def configure_node(parser: Parser) -> None:
     group(parser, SECTION_TITLES["node"]).add_argument(
         "--gpu", action="append", default=[], dest="devices", metavar="NAME=MEMORY", help=about
     )
+    for action in parser._actions:  # noqa: SLF001
+        if action.dest == "node.web":  # without a value: at the console's own address
+            action.nargs, action.const = "?", _WEB_ADDRESS
     verbs = parser.add_subparsers(metavar="COMMAND", required=False, parser_class=Parser, title="Commands about a node")
     about = "Show the state of the running node; exit code 3 if none runs."
     add_command(verbs, "status", about, _status, "directories", json=True)
@@ -63,8 +74,8 @@ def configure_doctor(parser: Parser) -> None:
 
 def configure_config(parser: Parser) -> None:
     configure(parser, _config, *SECTIONS, json=True)
-    about = "show: print every value and its source; check: only report errors."
-    parser.add_argument("what", choices=["show", "check"], metavar="show|check", help=about)
+    about = "show: print every value and its source; check: only report errors; init: write a file with comments."
+    parser.add_argument("what", choices=["show", "check", "init"], metavar="show|check|init", help=about)
     add_kind(parser)
 
 
@@ -77,8 +88,26 @@ def _node(options: argparse.Namespace) -> int:
     log = NodeLog(config.node.log, directories.log)
     path, _ = config_file(os.environ, os.geteuid(), options.config)
     source = ConfigSource(lambda: load(options)[0], path.absolute())
-    serve_node(config, directories, log, source)
+    with _web_console(config.node.web, directories):
+        serve_node(config, directories, log, source)
     return 0
+
+
+@contextlib.contextmanager
+def _web_console(address: str, directories: Directories) -> Iterator[None]:
+    """Run the web console as a process of its own while the node runs, so that pages cannot delay the node."""
+    if not address:
+        yield
+        return
+    split_address(address, "node.web")
+    where = ["--runtime-dir", str(directories.runtime), "--state-dir", str(directories.state)]
+    command = [sys.executable, "-m", "cotenant", "web", "--listen", address, *where, "--parent", str(os.getpid())]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def _directories(options: argparse.Namespace) -> Directories:
@@ -161,6 +190,8 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _config(options: argparse.Namespace) -> int:
     path, named = config_file(os.environ, os.geteuid(), options.config)
+    if options.what == "init":
+        return _write_config(path)
     config, directories = load(options)
     if options.what == "check":
         from cotenant.node.client.hami import apply_hami_limits
@@ -174,4 +205,15 @@ def _config(options: argparse.Namespace) -> int:
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     print(f"# sockets and lock: {directories.runtime}\n# journal and log: {directories.state}\n")
     print(encode_config(config, sources(text, str(path), given_flags(options))), end="")
+    return 0
+
+
+def _write_config(path: Path) -> int:
+    from cotenant.cli.config_file import commented_config
+
+    if path.exists():
+        raise ConfigError("--config", str(path), "it exists already and is not replaced; name another file")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, commented_config().encode(), 0o644)
+    print_line(f"wrote {path}; every value in it is the default")
     return 0

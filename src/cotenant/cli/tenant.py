@@ -23,6 +23,7 @@ from cotenant.cli.command import (
     print_json,
     print_line,
     program_of,
+    refresh,
 )
 from cotenant.cli.kubernetes import add_cluster, show_pods
 from cotenant.cli.parser import Parser
@@ -32,7 +33,8 @@ from cotenant.node.config.file import validate_limit
 from cotenant.profile.profile import Profile
 
 _SET_USAGE: Final = (
-    "give NAME and one of --priority, --slo, --share and --limit, or rules of the gate without a NAME: "
+    "give NAME and at least one of --priority, --slo, --share, --limit and --memory, or rules of the gate without "
+    "a NAME: "
     "--gate, --bound, --delay, --patience, --switch, --spin"
 )
 _NAMES: Final = "Names of tenants, as `cotenant ps` lists them."
@@ -41,6 +43,8 @@ _NAMES: Final = "Names of tenants, as `cotenant ps` lists them."
 def configure_run(parser: Parser) -> None:
     configure(parser, _run, "run", "directories")
     add_kind(parser)
+    about = "Run it in the background; `cotenant logs NAME` shows its output."
+    group(parser, "Tenant").add_argument("-d", "--detach", action="store_true", help=about)
     add_program(parser)
     parser.epilog = "Example: cotenant run --online --slo 50ms -- python serve.py"
 
@@ -59,6 +63,8 @@ def configure_ps(parser: Parser) -> None:
     configure(parser, _ps, "directories", json=True)
     about = "Include tenants that have left, and how they ended."
     group(parser, "Output").add_argument("-a", "--all", action="store_true", help=about)
+    about = "Refresh every second, until interrupted."
+    group(parser, "Output").add_argument("-w", "--watch", action="store_true", help=about)
     add_cluster(parser, "List the pods of all nodes of a Kubernetes cluster.")
 
 
@@ -97,6 +103,8 @@ def configure_set(parser: Parser) -> None:
     flags.add_argument("--share", dest="run.share", metavar="PERCENT", help=about)
     about = "How the share limits the tenant: conserving, static or off."
     flags.add_argument("--limit", dest="run.limit", metavar="LIMIT", help=about)
+    about = "Device memory to reserve, which is also the limit, from its next allocation on; 0B: neither."
+    flags.add_argument("--memory", dest="run.memory", metavar="SIZE", help=about)
     add_flags(parser, "node", RULES, defaults=False)  # a rule that is not given keeps its value
 
 
@@ -105,7 +113,13 @@ def configure_self(parser: Parser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    return run_program(options, "cotenant run --online --slo 50ms -- python serve.py")[0]
+    example = "cotenant run --online --slo 50ms -- python serve.py"
+    if options.detach:
+        from cotenant.cli.logs import start_detached
+
+        program_of(options, example)
+        return start_detached(options, find(options)[0].run.name)
+    return run_program(options, example)[0]
 
 
 def run_program(options: argparse.Namespace, example: str) -> tuple[int, list[Profile]]:
@@ -147,12 +161,16 @@ def run_program(options: argparse.Namespace, example: str) -> tuple[int, list[Pr
 
 
 def _ps(options: argparse.Namespace) -> int:
+    if options.all_nodes:
+        return show_pods(options)
+    return refresh(lambda: _show_tenants(options)) if options.watch else _show_tenants(options)
+
+
+def _show_tenants(options: argparse.Namespace) -> int:
     from cotenant.cli.render.requests import served_so_far, show_requests, with_requests
     from cotenant.cli.render.tenants import accounts_of, show_tenants, tenants_json
     from cotenant.node.client.connection import list_tenants, read_activity
 
-    if options.all_nodes:
-        return show_pods(options)
     directories = find(options)[1]
     registry, activity = list_tenants(directories), read_activity(directories)
     accounts, served = accounts_of(activity), served_so_far(activity, registry)
@@ -205,9 +223,9 @@ def _evict(options: argparse.Namespace) -> int:
 
 def _set(options: argparse.Namespace) -> int:
     from cotenant.cli.render.tenants import rules_json
-    from cotenant.node.client.commands import set_objective, set_priority, set_rules, set_share
+    from cotenant.node.client.commands import set_rules, set_tenant
     from cotenant.node.decision_log import describe_objective, describe_rules
-    from cotenant.units.text import format_share, parse_duration
+    from cotenant.units.text import format_share, format_size, parse_duration
 
     config, directories = find(options)
     rules = [field for section, field in given_flags(options) if section == "node"]
@@ -217,27 +235,31 @@ def _set(options: argparse.Namespace) -> int:
     priority = config.run.priority if "priority" in values else None
     share_ppm = int(config.run.share) if "share" in values else None
     limit = config.run.limit if "limit" in values else None
+    memory_bytes = int(config.run.memory) if "memory" in values else None
     if bool(options.name) != bool(values) or bool(options.name) == bool(rules):
         raise ConfigError("NAME", options.name, _SET_USAGE)
-    if len(values) > 1 and values & {"priority", "slo"}:
-        field, value = ("--slo", options.slo) if priority is None else ("--priority", priority)
-        raise ConfigError(field, value, "set priority, objective and share with one command each")
-    if priority is not None:
-        confirmation = set_priority(directories, options.name, priority)
-        message = f"{options.name} has priority {priority}"
-    elif slo_ns is not None:
-        confirmation = set_objective(directories, options.name, slo_ns)
-        message = f"{options.name} has {describe_objective(slo_ns)}"
-    elif values:
-        confirmation = set_share(directories, options.name, share_ppm, limit)
-        parts = [] if share_ppm is None else [f"a share of {format_share(share_ppm)}"]
-        message = f"{options.name} has {' and '.join(parts + ([] if limit is None else [f'limit {limit}']))}"
+    if values:
+        confirmation = set_tenant(
+            directories,
+            options.name,
+            priority=priority,
+            slo_ns=slo_ns,
+            share_ppm=share_ppm,
+            limit=limit,
+            memory_bytes=memory_bytes,
+        )
+        parts = [] if priority is None else [f"priority {priority}"]
+        parts += [] if slo_ns is None else [describe_objective(slo_ns)]
+        parts += [] if share_ppm is None else [f"a share of {format_share(share_ppm)}"]
+        parts += [] if limit is None else [f"limit {limit}"]
+        parts += [] if memory_bytes is None else [f"memory {format_size(memory_bytes)}"]
+        message = f"{options.name} has {' and '.join(parts)}"
     else:
         confirmation = set_rules(directories, config.node, rules)
         message = f"rules in force: {describe_rules(confirmation.rules)}"
     if options.json:
         changed = {"tenants": confirmation.tenants, "priority": priority, "slo_ns": slo_ns, "share_ppm": share_ppm}
-        print_json(changed | {"limit": limit, "rules": rules_json(confirmation.rules)})
+        print_json(changed | {"limit": limit, "memory_bytes": memory_bytes, "rules": rules_json(confirmation.rules)})
     else:
         print(message)
     return 0

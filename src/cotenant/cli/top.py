@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
@@ -74,10 +74,28 @@ def _top(options: argparse.Namespace) -> int:
         for activity in activities:
             console.print(top_tables(activity, console.width))
     else:
-        with Live(console=console, auto_refresh=False) as live:
-            for activity in activities:
-                live.update(top_tables(activity, console.width), refresh=True)
+        _show_live(find(options)[1], options.seconds, console)
     return 0
+
+
+def _show_live(directories: Directories, times: int | None, console: Console) -> None:
+    """Show the tables in place; keys scroll, sort and quit."""
+    from cotenant.cli.top_keys import TopKeys, raw_keys
+
+    keys, shown = TopKeys(), [NodeActivity(0.0, [])]
+
+    def draw() -> None:
+        devices = [msgspec.structs.replace(device, tenants=keys.arrange(device.tenants)) for device in shown[0].devices]
+        tables = top_tables(NodeActivity(shown[0].seconds, devices), console.width) if devices else Text("reading")
+        live.update(Group(tables, Text(keys.legend(), style="dim")), refresh=True)
+
+    with raw_keys(), Live(console=console, auto_refresh=False, screen=True) as live:
+        draw()
+        for activity in watch(directories, times, print_line, lambda seconds: keys.wait(seconds, draw)):
+            if keys.is_ended:
+                return
+            shown[0] = activity
+            draw()
 
 
 class DeviceActivity(msgspec.Struct, frozen=True):
@@ -137,9 +155,15 @@ class _NodeNames:
 
 
 def watch(
-    directories: Directories, times: int | None, report: Callable[[str], None] = lambda _: None
+    directories: Directories,
+    times: int | None,
+    report: Callable[[str], None] = lambda _: None,
+    wait: Callable[[float], None] = pause,
 ) -> Iterator[NodeActivity]:
-    """Yield the activity of each second, `times` times or without end; `report` receives one line about limits."""
+    """Yield the activity of each second, `times` times or without end; `report` receives one line about limits.
+
+    `wait` waits between two seconds.
+    """
     names = _NodeNames()
     activity = read_activity(directories)
     if activity.is_restricted:
@@ -147,7 +171,7 @@ def watch(
     before = _snapshots(activity)
     snapshots = deque([before], REQUEST_PERIODS)
     while times is None or times > 0:
-        pause(PERIOD_S)
+        wait(PERIOD_S)
         names.refresh(list_tenants(directories))
         activity = read_activity(directories)
         after = _snapshots(activity)

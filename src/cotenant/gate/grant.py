@@ -17,7 +17,7 @@ class Kind(enum.Enum):
 class Grant(Value, frozen=True):
     """What a tenant may use.
 
-    Priority, share and objective may change while it runs; slot, generation and device never change.
+    Priority, share, objective and memory may change while it runs; slot, generation and device never change.
     """
 
     slot: int

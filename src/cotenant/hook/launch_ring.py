@@ -8,14 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from cotenant.hook.record import kernels_of
 from cotenant.hook.records import TASK_FILE, open_record, reader
-from cotenant.hook.ring_format import RingEntries, decode_entries, read_ring
+from cotenant.hook.ring_format import ENTRIES, RingEntries, decode_entries, read_ring, written_entries
 from cotenant.trace.recording import Program, ProgramEventKind, TracedKernel
 
 _FILES_LIMIT: Final = 4096
 _READ_LIMIT: Final = 1024
 _NAME_LIMIT: Final = 60
+_RECENT_ENTRIES: Final = 2048
 
 
 class LaunchRings:
@@ -63,6 +66,23 @@ def latest_kernel(home: Path, pids: Sequence[int]) -> str:
     return ""
 
 
+def recent_programs(home: Path, pids: Sequence[int], since_ns: int) -> list[Program]:
+    """Return the events of these processes since an instant, from the newest part of their rings."""
+    programs = []
+    for pid in pids:
+        for path in sorted(home.glob(f"run-*/records/record-{pid}-*"))[:_FILES_LIMIT]:
+            with contextlib.suppress(OSError):
+                ring = _Ring(path)
+                try:
+                    ring.poll_recent(since_ns)
+                    program = ring.program()
+                finally:
+                    os.close(ring.descriptor)
+                events = [event for event in program.events if event.end_ns >= since_ns]
+                programs.append(msgspec.structs.replace(program, events=events))
+    return programs
+
+
 class _Ring:
     def __init__(self, path: Path) -> None:
         self.descriptor = open_record(path)
@@ -80,6 +100,18 @@ class _Ring:
                 # Entries that were overwritten before the first poll do not count as lost.
                 self._lost += fetched.first - self._after if self._after else 0
                 self._after = fetched.following
+
+    def poll_recent(self, since_ns: int) -> None:
+        """Read as few of the newest entries as reach back to an instant."""
+        read_at = reader(self.descriptor)
+        count = _RECENT_ENTRIES
+        while True:
+            fetched = read_ring(read_at, max(0, written_entries(read_at) - count))
+            events = decode_entries(fetched)
+            if count >= ENTRIES or not events or events[0].at_ns < since_ns or fetched.first == 0:
+                self.fetched = [fetched]
+                return
+            count *= 4
 
     def program(self) -> Program:
         kernels = []

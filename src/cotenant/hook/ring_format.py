@@ -50,6 +50,11 @@ def read_ring(read_at: ReadAt, after: int) -> RingEntries:
     return RingEntries(first_intact, data[(first_intact - first) * ENTRY.size :])
 
 
+def written_entries(read_at: ReadAt) -> int:
+    """Return the number of entries that were ever written; 0 if there is no ring."""
+    return _written(read_at) or 0
+
+
 def decode_entries(fetched: RingEntries) -> list[ProgramEvent]:
     """Decode entries; an entry without its own number is skipped."""
     events = []

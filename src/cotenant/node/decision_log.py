@@ -129,9 +129,10 @@ def _limit_suffix(limit: Limit) -> str:
 
 
 def describe_share(change: ShareChanged) -> str:
-    """Return what changes about a share."""
+    """Return what changes about a reservation."""
     words = [] if change.share_ppm is None else [f"share {format_share(change.share_ppm)}"]
     words += [] if change.limit is None else [f"limit {change.limit.value}"]
+    words += [] if change.memory_bytes is None else [f"memory {format_size(change.memory_bytes)}"]
     return ", ".join(words) or "no change"
 
 

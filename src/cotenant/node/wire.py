@@ -170,13 +170,14 @@ class SetPriority(Message, frozen=True, tag="set-priority"):
     priority: Priority
 
 
-class SetShare(Message, frozen=True, tag="set-share"):
-    """Request to change a tenant's share or its limit; None: unchanged."""
+class SetShare(Message, frozen=True, tag="set-share", omit_defaults=True):
+    """Request to change a tenant's share, its limit or its memory; None: unchanged."""
 
     version: int
     name: Name
     share_ppm: SharePpm | None = None
     limit: Limit | None = None
+    memory_bytes: Amount | None = None
 
 
 class SetObjective(Message, frozen=True, tag="set-objective"):

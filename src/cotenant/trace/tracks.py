@@ -158,11 +158,13 @@ def _device_group(
     starts: dict[tuple[int, int], int],
 ) -> TrackGroup:
     offs = switched_out(device.switches)
-    launches = {pid: _launches_of(program) for pid, program in programs.items()}
+    launches = {pid: launches_of(program) for pid, program in programs.items()}
     by_pid: dict[int, list[DeviceOp]] = {}
     for op in device.ops:
         by_pid.setdefault(op.pid, []).append(op)
-    launch_of_op = {pid: _match(program_launches, by_pid.get(pid, [])) for pid, program_launches in launches.items()}
+    launch_of_op = {
+        pid: match_launches(program_launches, by_pid.get(pid, [])) for pid, program_launches in launches.items()
+    }
     rows: dict[tuple[int, int, int], list[Slice]] = {}
     streams: dict[tuple[int, int, int], int] = {}  # the program's stream numbers
     op_counts: dict[int, int] = {}
@@ -173,7 +175,7 @@ def _device_group(
         name, flow = _OP_NAMES[op.kind], 0
         if launch is not None:
             streams.setdefault((op.pid, op.client, op.stream), launches[op.pid][launch].stream)
-            name = _name_of(programs[op.pid], launches[op.pid][launch], op)
+            name = name_of(programs[op.pid], launches[op.pid][launch], op)
             is_visible = window[0] <= op.start_ns < window[1] and _is_within(launches[op.pid][launch], window)
             if is_visible and (op.pid, launch) not in starts:
                 flow = starts[op.pid, launch] = next(flows)
@@ -199,11 +201,13 @@ def _op_slices(op: DeviceOp, name: str, flow: int, offs: list[Span]) -> Iterator
         yield Slice(shown, start_ns, end_ns, "device", facts, 0 if number else flow)
 
 
-def _launches_of(program: Program) -> list[ProgramEvent]:
+def launches_of(program: Program) -> list[ProgramEvent]:
+    """Return the launches of a program, in order of time."""
     return [event for event in program.events if event.kind is ProgramEventKind.LAUNCH]
 
 
-def _name_of(program: Program, launch: ProgramEvent, op: DeviceOp | None = None) -> str:
+def name_of(program: Program, launch: ProgramEvent, op: DeviceOp | None = None) -> str:
+    """Return the name of the kernel of a launch; with `op`, of one operation of a graph."""
     if launch.kernel >= len(program.kernels):
         return "kernel"
     kernel = program.kernels[launch.kernel]
@@ -212,7 +216,7 @@ def _name_of(program: Program, launch: ProgramEvent, op: DeviceOp | None = None)
     return kernel.name
 
 
-def _match(launches: list[ProgramEvent], ops: list[DeviceOp]) -> dict[int, int]:
+def match_launches(launches: list[ProgramEvent], ops: list[DeviceOp]) -> dict[int, int]:
     """Return the launch of each operation by index: the last one before its submission, in the order of both."""
     launch_by_op: dict[int, int] = {}
     launch, used = -1, -1
@@ -239,7 +243,7 @@ def _expected_tracks(
     """Yield tracks for a device without records: each launch follows the previous one, for its expected duration."""
     rows: dict[int, list[Slice]] = {}
     ends: dict[int, int] = {}
-    for number, launch in enumerate(_launches_of(program)):
+    for number, launch in enumerate(launches_of(program)):
         mean_ns = program.kernels[launch.kernel].mean_ns if launch.kernel < len(program.kernels) else 0
         length_ns = launch.length_ns or mean_ns
         if not length_ns:
@@ -249,7 +253,7 @@ def _expected_tracks(
         flow = 0
         if start_ns < window[1] and _is_within(launch, window):
             flow = starts[program.pid, number] = next(flows)
-        slice_ = Slice(_name_of(program, launch), start_ns, start_ns + length_ns, "expected", (), flow)
+        slice_ = Slice(name_of(program, launch), start_ns, start_ns + length_ns, "expected", (), flow)
         rows.setdefault(launch.stream, []).extend(_clipped([slice_], window))
     for stream, slices in sorted(rows.items()):
         yield Track(f"{program.name} ({program.pid}), stream {stream} (expected)", slices, flows_end=True)
@@ -260,7 +264,7 @@ def _expected_tracks(
 
 def _program_group(program: Program, window: Span, starts: Mapping[tuple[int, int], int]) -> TrackGroup:
     rows: dict[int, list[Slice]] = {}
-    launches = _launches_of(program)
+    launches = launches_of(program)
     following: dict[int, int] = {}
     for number in reversed(range(len(launches))):
         launch = launches[number]
@@ -269,7 +273,7 @@ def _program_group(program: Program, window: Span, starts: Mapping[tuple[int, in
         flow = starts.get((program.pid, number), 0)
         passed = PASS_REASONS.get(launch.reason, "unknown")
         facts: Facts = (("expected_ns", launch.length_ns), ("passed", passed))
-        slice_ = Slice(_name_of(program, launch), launch.at_ns, max(end_ns, launch.at_ns), "launch", facts, flow)
+        slice_ = Slice(name_of(program, launch), launch.at_ns, max(end_ns, launch.at_ns), "launch", facts, flow)
         if _is_within(launch, window):
             rows.setdefault(launch.stream, []).append(slice_)
     tracks = [Track(f"launches, stream {stream}", slices[::-1]) for stream, slices in sorted(rows.items())]
@@ -284,7 +288,7 @@ def _wait_slice(program: Program, event: ProgramEvent) -> Slice:
     if event.kind is ProgramEventKind.SYNC:
         return Slice("synchronize", event.at_ns, event.end_ns, "sync")
     reason = GATE_REASONS.get(event.reason, "unknown")
-    return Slice(f"gate: {reason}", event.at_ns, event.end_ns, "gate", (("kernel", _name_of(program, event)),))
+    return Slice(f"gate: {reason}", event.at_ns, event.end_ns, "gate", (("kernel", name_of(program, event)),))
 
 
 def stacked(slices: Iterable[Slice]) -> list[list[Slice]]:

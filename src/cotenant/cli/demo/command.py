@@ -26,15 +26,27 @@ def configure_demo(parser: Parser) -> None:
     about = "share: requests to the service in each run (default 480)."
     parser.add_argument("--requests", type=int, default=None, metavar="N", help=about)
     parser.add_argument("--keep", default="", metavar="DIR", help="Run in this directory and do not delete it.")
+    about = "share: do not serve a page that shows the run live (default with --json)."
+    parser.add_argument("--no-web", action="store_true", help=about)
     about = "share: HTML report to write (default demo-report.html)."
     group(parser, OUTPUT).add_argument("--report", default="", metavar="FILE", help=about)
 
 
 def _demo(options: argparse.Namespace) -> int:
-    return run_demo(output(), options.story, options.keep, options.report, options.requests, as_json=options.json)
+    return run_demo(
+        output(),
+        options.story,
+        options.keep,
+        options.report,
+        options.requests,
+        as_json=options.json,
+        with_page=not (options.no_web or options.json),
+    )
 
 
-def run_demo(console: Console, story: str, keep: str, report: str, requests: int | None, *, as_json: bool) -> int:
+def run_demo(
+    console: Console, story: str, keep: str, report: str, requests: int | None, *, as_json: bool, with_page: bool
+) -> int:
     """Run one scenario of the demo; return 0 if it had the expected results."""
     from cotenant.cli.demo.node import demonstrate_node
     from cotenant.cli.demo.sharing import demonstrate_sharing
@@ -60,7 +72,13 @@ def run_demo(console: Console, story: str, keep: str, report: str, requests: int
         if story == "node":
             return demonstrate_node(console, home, report_step, as_json=as_json)
         return demonstrate_sharing(
-            console, home, Path(report or "demo-report.html"), requests or REQUESTS, report_step, as_json=as_json
+            console,
+            home,
+            Path(report or "demo-report.html"),
+            requests or REQUESTS,
+            report_step,
+            as_json=as_json,
+            with_page=with_page,
         )
     finally:
         if not keep:

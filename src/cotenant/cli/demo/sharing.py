@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -10,16 +11,17 @@ import msgspec
 from rich.console import Console
 
 from cotenant.cli.demo.changing_load import run_changing_load, show_changing_load
+from cotenant.cli.demo.live_page import live_page
 from cotenant.cli.demo.workloads import service, training
 from cotenant.cli.render.html.changing_load import ChangingLoad
 from cotenant.cli.render.html.demo import report_page
 from cotenant.cli.render.html.phase import PhaseResult, Span, TimelineWindow
 from cotenant.cli.render.profile import duration
 from cotenant.cli.render.tables import table
-from cotenant.cli.trace import record, write
 from cotenant.errors import ConfigError, CotenantError, WorldError
 from cotenant.harness.harness import NodePolicy, PlayersRun, SharingHarness
 from cotenant.harness.run import Mode, SharingRun
+from cotenant.timeline.recorder import record, write
 from cotenant.trace.recording import ContextSwitch, Recording
 from cotenant.units.instant import MILLISECOND_NS
 from cotenant.workload.load import Workload
@@ -53,13 +55,23 @@ class DemoResult(msgspec.Struct, frozen=True):
 
 
 def demonstrate_sharing(
-    console: Console, home: Path, report: Path, requests: int, report_step: Callable[[str], None], *, as_json: bool
+    console: Console,
+    home: Path,
+    report: Path,
+    requests: int,
+    report_step: Callable[[str], None],
+    *,
+    as_json: bool,
+    with_page: bool,
 ) -> int:
     """Run the phases, print a table and write the report; return 0 if every phase completed."""
     online, offline = service(requests, 0), training()
     report_step(f"demo: starting a software V100 and a node in {home}")
-    with SharingHarness(home, detail=True) as harness:
+    with contextlib.ExitStack() as stack:
+        harness = stack.enter_context(SharingHarness(home, detail=True))
         harness.set_policy(NodePolicy())
+        if with_page:
+            stack.enter_context(live_page(harness.directories, report_step))
         report_step("demo: profiling the service and the training job, each alone")
         for load in (online, offline):
             harness.record(load)
@@ -129,7 +141,7 @@ class DeviceRecorder:
     def on_played(self, online_pid: int, offline_pid: int) -> None:
         """Record the buffers."""
         self.pids = (online_pid, offline_pid)
-        self.recording = record(self._harness.directories, 0, Console(stderr=True), self._report_step)
+        self.recording = record(self._harness.directories, 0, self._report_step)
 
 
 def _spans(players_run: PlayersRun) -> list[Span]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from cotenant.errors import ConfigError
+from cotenant.errors import ConfigError, WorldError
 from cotenant.gate.rules import GatePolicy, Limit
 from cotenant.node import wire
-from cotenant.node.client.connection import list_tenants, send_command
+from cotenant.node.client.connection import list_tenants, read_activity, send_command
 from cotenant.node.config.file import NodeConfig
 from cotenant.node.directories import Directories
 from cotenant.node.model.event import GateChange
 from cotenant.node.model.tenant import NAME_LIMIT, NAME_PATTERN
 from cotenant.node.state.program_exit import AT_ONCE_NS
-from cotenant.units.text import parse_duration
+from cotenant.units.text import format_size, parse_duration
 
 RULES = ("gate", "bound", "delay", "patience", "switch", "spin")
 """The fields of `[node]` that are the rules of the gate."""
@@ -24,7 +24,7 @@ def set_paused(directories: Directories, names: Sequence[str], *, all_offline: b
     """Pause or resume tenants."""
     if bool(names) == all_offline:
         raise ConfigError("NAME", " ".join(names), "name the tenants, or use --all-offline; see: cotenant ps")
-    request = wire.Pause(wire.VERSION, [_name(name) for name in names], all_offline, paused)
+    request = wire.Pause(wire.VERSION, [valid_name(name) for name in names], all_offline, paused)
     return send_command(directories, request, " ".join(names))
 
 
@@ -32,26 +32,85 @@ def evict(directories: Directories, names: Sequence[str], grace: str | None) -> 
     """End tenants gracefully; `grace` replaces the tenants' own grace periods."""
     grace_ns = 0 if grace is None else parse_duration(grace, field="--grace") or AT_ONCE_NS
     return send_command(
-        directories, wire.EvictTenants(wire.VERSION, [_name(name) for name in names], grace_ns), " ".join(names)
+        directories, wire.EvictTenants(wire.VERSION, [valid_name(name) for name in names], grace_ns), " ".join(names)
     )
 
 
 def set_priority(directories: Directories, name: str, priority: int) -> wire.Confirmation:
     """Change the priority of a tenant."""
-    return send_command(directories, wire.SetPriority(wire.VERSION, _name(name), priority), name)
+    return send_command(directories, wire.SetPriority(wire.VERSION, valid_name(name), priority), name)
 
 
 def set_share(directories: Directories, name: str, share_ppm: int | None, limit: str | None) -> wire.Confirmation:
     """Change the share of a tenant, or the kind of its limit."""
     new_limit = None if limit is None else Limit(limit)
     if not share_ppm and new_limit in {None, Limit.STATIC}:
-        _reject_limit_without_share(directories, _name(name), share_ppm, new_limit)
-    return send_command(directories, wire.SetShare(wire.VERSION, _name(name), share_ppm, new_limit), name)
+        _reject_limit_without_share(directories, valid_name(name), share_ppm, new_limit)
+    return send_command(directories, wire.SetShare(wire.VERSION, valid_name(name), share_ppm, new_limit), name)
+
+
+def set_memory(directories: Directories, name: str, memory_bytes: int) -> wire.Confirmation:
+    """Change the device memory that is reserved for a tenant, which is also its limit; 0: neither.
+
+    A limit below what the tenant holds is refused here: the node would treat the rest as used against the limit.
+    """
+    held_bytes = _held_bytes(directories, valid_name(name))
+    if 0 < memory_bytes < held_bytes:
+        remedy = f"{name!r} holds {format_size(held_bytes)}; choose at least that, or let it free memory first"
+        raise ConfigError("--memory", format_size(memory_bytes), remedy)
+    return send_command(directories, wire.SetShare(wire.VERSION, valid_name(name), memory_bytes=memory_bytes), name)
+
+
+def _held_bytes(directories: Directories, name: str) -> int:
+    for view in list_tenants(directories).tenants:
+        grant = view.tenant.grant
+        if view.tenant.name == name and grant.gpu >= 0:
+            ledger = read_activity(directories).gpus[grant.gpu].ledger
+            account = None if ledger is None else ledger.accounts.get(grant.slot)
+            return account.held_bytes if account is not None and account.generation == grant.generation else 0
+    return 0
+
+
+def set_tenant(
+    directories: Directories,
+    name: str,
+    *,
+    priority: int | None = None,
+    slo_ns: int | None = None,
+    share_ppm: int | None = None,
+    limit: str | None = None,
+    memory_bytes: int | None = None,
+) -> wire.Confirmation:
+    """Change several values of a tenant, those most likely to be refused first; None: unchanged.
+
+    The node handles one value at a time. The error of a refused value names the values that were already changed.
+    """
+    changes: list[tuple[str, Callable[[], wire.Confirmation]]] = []
+    if memory_bytes is not None:
+        changes.append(("memory", lambda: set_memory(directories, name, memory_bytes)))
+    if share_ppm is not None or limit is not None:
+        changes.append(("share", lambda: set_share(directories, name, share_ppm, limit)))
+    if slo_ns is not None:
+        changes.append(("objective", lambda: set_objective(directories, name, slo_ns)))
+    if priority is not None:
+        changes.append(("priority", lambda: set_priority(directories, name, priority)))
+    done: list[str] = []
+    confirmation: wire.Confirmation | None = None
+    for what, change in changes:
+        try:
+            confirmation = change()
+        except WorldError as error:
+            before = f"{' and '.join(done)} of {name} changed; " if done else ""
+            raise WorldError(f"{before}{error}") from None
+        done.append(what)
+    if confirmation is None:
+        raise ConfigError("NAME", name, "name at least one value to change")
+    return confirmation
 
 
 def set_objective(directories: Directories, name: str, slo_ns: int) -> wire.Confirmation:
     """Change or remove the latency objective of an online tenant."""
-    return send_command(directories, wire.SetObjective(wire.VERSION, _name(name), slo_ns), name)
+    return send_command(directories, wire.SetObjective(wire.VERSION, valid_name(name), slo_ns), name)
 
 
 def _reject_limit_without_share(
@@ -77,7 +136,8 @@ def set_rules(directories: Directories, node: NodeConfig, fields: Sequence[str])
     return send_command(directories, wire.SetRules(wire.VERSION, change), "")
 
 
-def _name(name: str) -> str:
+def valid_name(name: str) -> str:
+    """Return the name of a tenant; raise `ConfigError` if it is none."""
     if not name or len(name) > NAME_LIMIT or not re.match(NAME_PATTERN, name):
         raise ConfigError("NAME", name, "is not a valid tenant name; see: cotenant ps")
     return name

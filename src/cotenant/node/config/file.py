@@ -101,6 +101,7 @@ class NodeConfig(Section, frozen=True):
     ] = "off"
     log: Annotated[str, Meta(pattern=r"^(text|json)\Z", description="format of the log: text or json")] = "text"
     metrics: Annotated[str, Meta(description="HOST:PORT of the Prometheus endpoint /metrics; empty: none")] = ""
+    web: Annotated[str, Meta(description="HOST:PORT of the web console, which only shows the node; empty: none")] = ""
 
     unmet: Annotated[
         str,

@@ -29,8 +29,8 @@ def command_event(peer: PeerConnection, command: wire.Command) -> Event:
             return TenantsPaused(*origin, tuple(names), all_offline, paused)
         case wire.SetPriority(name=name, priority=priority):
             return PriorityChanged(*origin, name, priority)
-        case wire.SetShare(name=name, share_ppm=share_ppm, limit=limit):
-            return ShareChanged(*origin, name, share_ppm, limit)
+        case wire.SetShare(name=name, share_ppm=share_ppm, limit=limit, memory_bytes=memory_bytes):
+            return ShareChanged(*origin, name, share_ppm, limit, memory_bytes)
         case wire.SetObjective(name=name, slo_ns=slo_ns):
             return ObjectiveChanged(*origin, name, slo_ns)
         case wire.SetRules(change=change):

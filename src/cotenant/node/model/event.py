@@ -145,7 +145,7 @@ class PriorityChanged(Value, frozen=True, tag="priority"):
 
 
 class ShareChanged(Value, frozen=True, tag="share"):
-    """A peer asks for another share of a tenant or another limit; None: unchanged."""
+    """A peer asks for another share of a tenant, another limit or other memory; None: unchanged."""
 
     peer: int
     uid: int
@@ -153,6 +153,7 @@ class ShareChanged(Value, frozen=True, tag="share"):
     name: Name
     share_ppm: SharePpm | None = None
     limit: Limit | None = None
+    memory_bytes: Amount | None = None
 
 
 class ObjectiveChanged(Value, frozen=True, tag="objective"):

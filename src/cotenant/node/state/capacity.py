@@ -119,8 +119,9 @@ class Capacity:
         return self._admit(spec, GpuCapacity(gpu, *freed, capacity.tenants)) is None
 
     def objection_to_change(self, gpu: int, before: TenantSpec, after: TenantSpec) -> Reject | None:
-        """Return why a tenant cannot change its reservation; a smaller share is always possible."""
-        if not 0 <= gpu < len(self.devices) or after.share_ppm <= before.share_ppm:
+        """Return why a tenant cannot change its reservation; a smaller one is always possible."""
+        is_smaller = after.share_ppm <= before.share_ppm and after.memory_bytes <= before.memory_bytes
+        if not 0 <= gpu < len(self.devices) or is_smaller:
             return None
         capacity = self.devices[gpu]
         freed = (capacity.memory_free_bytes + before.memory_bytes, capacity.share_free_ppm + before.share_ppm)

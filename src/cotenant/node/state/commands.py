@@ -95,14 +95,17 @@ class OperatorCommands:
         return [registry.issue_grant(NO_PEER, tenant), registry.confirm(event.peer, tenant)]
 
     def set_share(self, event: ShareChanged, now: Instant) -> list[Action]:
-        """Change a tenant's share or limit from its next launch on, if the share fits."""
+        """Change a tenant's share, limit or memory from its next launch or allocation on, if they fit."""
         del now
         registry = self._registry
         tenant = registry.find_tenant(event.name, event.uid, is_owner=event.is_owner)
         if isinstance(tenant, Reject):
             return [Refuse(self._context.turn, event.peer, tenant)]
         share_ppm = tenant.spec.share_ppm if event.share_ppm is None else event.share_ppm
-        spec = msgspec.structs.replace(tenant.spec, share_ppm=share_ppm, limit=event.limit or tenant.spec.limit)
+        memory_bytes = tenant.spec.memory_bytes if event.memory_bytes is None else event.memory_bytes
+        spec = msgspec.structs.replace(
+            tenant.spec, share_ppm=share_ppm, limit=event.limit or tenant.spec.limit, memory_bytes=memory_bytes
+        )
         if spec.limit is Limit.STATIC and not spec.share_ppm and spec != tenant.spec:
             detail = (
                 f"{tenant.name!r} has no share that a static limit could apply to; add --share or --limit conserving"
@@ -110,7 +113,8 @@ class OperatorCommands:
             return registry.refuse(event.peer, Reason.NO_SHARE, detail)
         if spec == tenant.spec:
             return [registry.confirm(event.peer, tenant)]
-        grant, gpu = msgspec.structs.replace(tenant.grant, share_ppm=share_ppm), tenant.grant.gpu
+        grant = msgspec.structs.replace(tenant.grant, share_ppm=share_ppm, memory_bytes=memory_bytes)
+        gpu = grant.gpu
         if not tenant.lifecycle.suspended:
             objection = registry.capacity.objection_to_change(gpu, tenant.spec, spec)
             if objection is not None:

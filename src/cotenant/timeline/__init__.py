@@ -1,0 +1,1 @@
+"""Recordings of a running machine: launches, device operations and requests, as timelines."""
