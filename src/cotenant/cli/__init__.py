@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_command(parser: Parser, words: Sequence[str]) -> int:
     """Parse the words, run the command they name, and return the exit code."""
     options = parser.parse_args(words)
-    options.words = list(words)
+    options.command_line = list(words)
     try:
         with _interruptible():
             code: int = options.command(options)

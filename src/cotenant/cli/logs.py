@@ -39,8 +39,8 @@ def start_detached(options: argparse.Namespace, name: str) -> int:
     if not name:
         raise ConfigError("--name", "", "a program in the background needs a name, by which `cotenant logs` finds it")
     log = _log_of(load_own(options), name)
-    words = [word for word in _before_program(options.words) if word not in ("-d", "--detach")]
-    process = start_in_background([*words, *options.words[len(_before_program(options.words)) :]], log)
+    words = [word for word in _before_program(options.command_line) if word not in ("-d", "--detach")]
+    process = start_in_background([*words, *options.command_line[len(_before_program(options.command_line)) :]], log)
     log.with_suffix(".pid").write_text(f"{process.pid}\n")
     for _ in range(_JOIN_TRIES):
         if (code := process.poll()) is not None:

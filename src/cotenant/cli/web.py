@@ -19,7 +19,7 @@ def configure_web(parser: Parser) -> None:
     about = "Let readers with the token pause, resume, evict and change tenants (default: nobody)."
     listener.add_argument("--operate", action="store_true", help=about)
     about = "A further name by which browsers may call this server; may be repeated."
-    listener.add_argument("--host", action="append", default=[], metavar="NAME", help=about)
+    listener.add_argument("--allow-host", action="append", default=[], metavar="NAME", help=about)
     listener.add_argument("--certificate", default="", metavar="FILE", help="TLS certificate chain, as PEM.")
     listener.add_argument("--key", default="", metavar="FILE", help="Private key of the certificate, as PEM.")
     data = group(parser, "Data")
@@ -40,7 +40,7 @@ def _web(options: argparse.Namespace) -> int:
     web = WebOptions(
         options.listen or DEFAULT_ADDRESS,
         options.operate,
-        tuple(options.host),
+        tuple(options.allow_host),
         options.certificate,
         options.key,
         period_s,

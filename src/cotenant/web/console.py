@@ -97,7 +97,7 @@ class Console:
     async def respond(self, request: Request) -> Response:
         """Answer one request."""
         if not self._access.is_own_host(request):
-            return _problem(403, "this server is not called that; start it with --host NAME to allow the name")
+            return _problem(403, "this server is not called that; start it with --allow-host NAME to allow the name")
         is_read = request.method in ("GET", "HEAD")
         if is_read and not request.path.startswith("/api/"):
             return self._files.respond(request)
