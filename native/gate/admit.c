@@ -9,6 +9,8 @@
 #include "gate/internal.h"
 
 enum { PAUSE_RECHECK_NS = 5 * 1000 * 1000, RETRY_NS = 2 * 1000, OVERDUE_EXTENSION_NS = 50 * 1000 };
+/* The longer work is overdue, the longer it is expected to take; its end is signalled by the wake word. */
+enum { OVERDUE_DIVISOR = 2, OVERDUE_EXTENSION_MAX_NS = 2000 * 1000 * 1000 };
 
 /* ---- a snapshot of the other tenants ----------------------------------------------------------------------------- */
 
@@ -32,6 +34,16 @@ static uint64_t kernel_rate(const struct ct_gate_page *page, uint64_t sequence)
     return min_u64((recorded - 1) * UINT64_C(100000000) * ct_gate_kernels_per_launch(page) / span_ns, UINT32_MAX);
 }
 
+/* Returns whether work of the tenant has not been seen to complete: its host still waits for it, or its length was
+ * unknown or doubtful. Whatever was predicted, other tenants or a lower clock may have delayed it. A host that waits for
+ * longer than the horizon has died or is stuck. */
+static int has_unfinished_work(const struct ct_gate_page *page, uint64_t now_ns)
+{
+    const uint64_t waits_ns = plausible(load_relaxed(&page->waits_ns), now_ns);
+    return (waits_ns && sat_sub_u64(now_ns, waits_ns) <= CT_GATE_HORIZON_NS) ||
+           plausible(load_relaxed(&page->unfinished_ns), now_ns) > now_ns;
+}
+
 /* Reads the pages of all higher-priority tenants. */
 static void take_snapshot(struct ct_gate *gate, uint64_t now_ns, struct snapshot *snapshot)
 {
@@ -51,10 +63,9 @@ static void take_snapshot(struct ct_gate *gate, uint64_t now_ns, struct snapshot
             next_ns = plausible(load_acquire(&page->next_ns), now_ns);
         uint64_t busy_ns = plausible(load_acquire(&page->busy_ns), now_ns);
         const uint64_t last_ns = min_u64(sat_sub_u64(busy_ns, load_relaxed(&page->at_ns)), CT_GATE_HORIZON_NS);
-        /* Work that a host still waits for is not complete, whatever was predicted: other tenants may have delayed
-         * it. */
-        if (load_relaxed(&page->waits_ns) && busy_ns <= now_ns && now_ns - busy_ns < gate->patience_ns)
-            busy_ns = sat_add_u64(now_ns, OVERDUE_EXTENSION_NS);
+        if (busy_ns <= now_ns && has_unfinished_work(page, now_ns))
+            busy_ns = sat_add_u64(now_ns, OVERDUE_EXTENSION_NS + min_u64((now_ns - busy_ns) / OVERDUE_DIVISOR,
+                                                                         OVERDUE_EXTENSION_MAX_NS));
         /* A tenant that itself waits for admission launches when it is admitted, not when it was predicted to. */
         int is_expected = now_ns < quiet_ns && !is_asking(page, now_ns);
         if (!is_expected && busy_ns <= now_ns)

@@ -10,6 +10,8 @@
 
 /* A late launch does not make a holder quiet: among many launches some are always late. */
 enum { PATIENCE_MIN_NS = 250 * 1000, PATIENCE_SPREADS = 4 };
+/* Work of doubtful length counts as running for this multiple of its expected time, and a while longer. */
+enum { DOUBTFUL_FACTOR = 16 };
 
 void ct_gate_open(struct ct_gate *gate, const struct ct_tenant_table *table, const void *processes,
                   struct ct_gate_page *page, struct ct_arbitration_page *arbitration, uint32_t index,
@@ -169,6 +171,7 @@ static void take_over_page(struct ct_gate *gate)
     store_relaxed(&page->active_ns, 0);
     store_relaxed(&page->active_counted_ns, 0);
     store_relaxed(&page->unknown_ns, 0);
+    store_relaxed(&page->unfinished_ns, 0);
     store_relaxed(&page->busy_ns, 0);
     store_relaxed(&page->next_ns, 0);
     store_relaxed(&page->quiet_ns, 0);
@@ -259,6 +262,15 @@ static void count_active(struct ct_gate *gate, uint64_t now_ns)
     store_relaxed(&mine->active_counted_ns, now_ns);
 }
 
+/* Returns until when a launch counts as running if it is not seen to complete. A doubtful one cannot count forever: if
+ * its host neither waits nor launches again, no event shows its end. */
+static uint64_t unfinished_until(const struct ct_launch_request *request, uint64_t begin_ns, uint64_t now_ns)
+{
+    if (!request->expect_ns || request->expect_ns > CT_GATE_HORIZON_NS / DOUBTFUL_FACTOR)
+        return sat_add_u64(now_ns, CT_GATE_HORIZON_NS);
+    return instant_after(begin_ns, DOUBTFUL_FACTOR * request->expect_ns + CT_GATE_STUCK_NS, now_ns);
+}
+
 void ct_gate_announce(struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns)
 {
     struct ct_gate_page *mine = gate->mine;
@@ -277,6 +289,8 @@ void ct_gate_announce(struct ct_gate *gate, const struct ct_launch_request *requ
     add_single_writer(&mine->kernel_count, request->kernel_count ? request->kernel_count : 1);
     if (!request->expect_ns)
         store_relaxed(&mine->unknown_ns, now_ns);
+    if (!request->expect_ns || request->is_doubtful)
+        store_relaxed(&mine->unfinished_ns, unfinished_until(request, max_u64(busy_ns, now_ns), now_ns));
     count_active(gate, now_ns);
     ct_loss_announced(gate, request->expect_ns, now_ns);
     store_relaxed(&mine->recent_ns[(sequence + 1) % CT_GATE_RECENT], now_ns);
@@ -300,6 +314,15 @@ void ct_gate_withdrawn(struct ct_gate *gate, const struct ct_launch_request *req
         store_relaxed(&mine->busy_ns, busy_ns - now_ns > request->expect_ns ? busy_ns - request->expect_ns : now_ns);
 }
 
+void ct_gate_completed(struct ct_gate *gate, uint64_t now_ns)
+{
+    struct ct_gate_page *mine = gate->mine;
+    store_relaxed(&mine->unknown_ns, 0);
+    store_relaxed(&mine->unfinished_ns, 0);
+    if (load_relaxed(&mine->busy_ns) > now_ns)
+        store_release(&mine->busy_ns, now_ns);
+}
+
 void ct_gate_sync(struct ct_gate *gate, uint64_t low_ns, uint64_t high_ns, int is_drained, uint64_t now_ns)
 {
     struct ct_gate_page *mine = gate->mine;
@@ -312,6 +335,7 @@ void ct_gate_sync(struct ct_gate *gate, uint64_t low_ns, uint64_t high_ns, int i
             ct_limit_held(gate, sat_sub_u64(now_ns, max_u64(busy_ns, load_relaxed(&mine->waits_ns))), now_ns);
         store_relaxed(&mine->active_counted_ns, 0);
         store_relaxed(&mine->unknown_ns, 0); /* work of unknown length is complete as well */
+        store_relaxed(&mine->unfinished_ns, 0);
     }
     if (is_drained || busy_ns < now_ns)
         busy_ns = now_ns; /* a host that waits inside a call cannot launch before its work ends */

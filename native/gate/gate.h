@@ -185,6 +185,12 @@ static inline int ct_gate_must_ask(struct ct_gate *gate)
     return gate->must_ask;
 }
 
+/* Returns the device's clock as the node measured it, as a fraction of the highest one; 0: unknown. */
+static inline uint64_t ct_gate_clock_ppm(const struct ct_gate *gate)
+{
+    return load_relaxed(&gate->table->clock_ppm);
+}
+
 /* A launch and the predictions about it. */
 struct ct_launch_request {
     uint64_t expect_ns;      /* expected device time; 0: unknown */
@@ -197,6 +203,7 @@ struct ct_launch_request {
                               * blocks give way one by one (under MPS, if the other client has higher priority); 0:
                               * until it ends */
     uint32_t free_ppm;       /* fraction of the device that stays free while it runs; all of it for a copy */
+    uint32_t is_doubtful;    /* the expected time may be wrong by much: the work counts until it is seen to complete */
 };
 
 /* Announces a launch that need not ask: stores to one cache line. A reader of the sequence number sees the earlier
@@ -205,6 +212,9 @@ void ct_gate_announce(struct ct_gate *gate, const struct ct_launch_request *requ
 
 /* Withdraws the last announced launch, which did not have to ask and which the driver refused. */
 void ct_gate_withdrawn(struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns);
+
+/* Records that events have shown the completion of all announced work of a process that need not ask. */
+void ct_gate_completed(struct ct_gate *gate, uint64_t now_ns);
 
 /* Records that the host enters a call that waits for the device or, if `is_drained`, returns from one that waited for
  * all work. */

@@ -79,6 +79,8 @@ struct ct_tenant_table {
     uint64_t magic, version;
     uint64_t reserved[6];
     _Alignas(64) _Atomic uint64_t writes;
+    _Atomic uint64_t clock_ppm; /* the device's clock as a fraction of its highest one, while it is busy; 0: unknown. Not
+                                 * part of the rules: it changes more often */
     _Alignas(64) _Atomic uint64_t copy[2][CT_GATE_RULES_WORDS];
 };
 _Static_assert(sizeof(struct ct_tenant_table) <= CT_TABLE_BYTES, "the tenant table fits its memory");
@@ -155,6 +157,8 @@ struct ct_gate_page {
                                                               * not waited for */
     _Atomic uint64_t unknown_ns;                             /* when it last announced work of unknown length; 0: all of
                                                               * it is complete */
+    _Atomic uint64_t unfinished_ns;                          /* until then, work of unknown or doubtful length counts as
+                                                              * running unless it is seen to complete; 0: it was */
     _Alignas(64) _Atomic uint64_t recent_ns[CT_GATE_RECENT]; /* instants of the latest launches, indexed by sequence
                                                               * number */
     _Alignas(64) struct ct_gate_counts counts;

@@ -138,6 +138,24 @@ static PyObject *tenant_table_read(PyObject *module, PyObject *buffer)
                          U(rules.switch_ns), U(rules.spin_ppm), entries);
 }
 
+static PyObject *tenant_table_set_clock(PyObject *module, PyObject *args)
+{
+    PyObject *buffer;
+    unsigned long long clock_ppm;
+    Py_buffer view;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OK:tenant_table_set_clock", &buffer, &clock_ppm) ||
+        view_of(buffer, PyBUF_WRITABLE, CT_TABLE_BYTES, &view) < 0)
+        return NULL;
+    int failed = check_tenant_table(&view);
+    if (!failed)
+        store_relaxed(&((struct ct_tenant_table *)view.buf)->clock_ppm, clock_ppm);
+    PyBuffer_Release(&view);
+    if (failed)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyObject *list_of(const _Atomic uint64_t *words, int count)
 {
     PyObject *list = PyList_New(count);
@@ -181,12 +199,12 @@ static PyObject *page_read(PyObject *module, PyObject *buffer)
     const struct ct_gate_counts *c = &page->counts;
     const struct ct_gate_requests *requests = &page->requests;
     PyObject *fields = Py_BuildValue(
-        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsKsNsKsKsKsKsKsKsKsKsNsNsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsLsKsKsKsKsKsKsK}", "sequence", WORD(page->sequence), "at_ns",
+        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsKsNsKsKsKsKsKsKsKsKsNsNsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsLsKsKsKsKsKsKsK}", "sequence", WORD(page->sequence), "at_ns",
         WORD(page->at_ns), "quiet_ns", WORD(page->quiet_ns), "next_ns", WORD(page->next_ns), "busy_ns",
         WORD(page->busy_ns), "generation", WORD(page->generation), "latest_ns", WORD(page->latest_ns), "waits_ns",
         WORD(page->waits_ns), "wanted_ns", WORD(page->wanted_ns), "pieces", WORD(page->kernel_count), "active_ns",
             WORD(page->active_ns), "marked_ns", WORD(page->active_counted_ns), "asked_ns", WORD(page->asked_ns),
-                "unsure_ns", WORD(page->unknown_ns), "recent_ns",
+                "unsure_ns", WORD(page->unknown_ns), "unfinished_ns", WORD(page->unfinished_ns), "recent_ns",
         list_of(page->recent_ns, CT_GATE_RECENT), "launches", WORD(c->launches), "passed",
         list_of(c->passed, CT_GATE_REASONS), "device_ns",
         WORD(c->device_ns), "filled_ns", WORD(c->filled_ns), "waits", WORD(c->waits), "waited_ns", WORD(c->waited_ns),
@@ -214,6 +232,8 @@ static PyMethodDef methods[] = {
     {"tenant_table_write", tenant_table_write, METH_VARARGS,
      "tenant_table_write(buffer, (policy, bound_ns, delay_ppm, patience_ns, switch_ns, spin_ppm), [(index, generation, "
      "priority, flags, min_share_ppm, limit_ppm, tenant, tenant_generation), ...]): replace the rules"},
+    {"tenant_table_set_clock", tenant_table_set_clock, METH_VARARGS,
+        "tenant_table_set_clock(buffer, clock_ppm): publish the device's clock as a fraction of its highest one"},
     {"tenant_table_read", tenant_table_read, METH_O,
         "tenant_table_read(buffer): return the rules and the entries, from one complete write"},
     {"request_bucket", request_bucket, METH_O,

@@ -2,7 +2,9 @@
  *
  * All pages are in one buffer: the tenant table, the arbitration page, and the region of process pages. */
 #include "gate/gate.h"
+#include "gate/duration.h"
 #include "gate/process.h"
+#include "gate/quiescence.h"
 #include "gate/request.h"
 #include "python/module.h"
 
@@ -20,6 +22,10 @@ struct py_gate {
 
 struct py_forecast {
     PyObject_HEAD struct ct_forecast forecast;
+};
+
+struct py_duration {
+    PyObject_HEAD struct ct_duration duration;
 };
 
 static struct ct_gate *gate_of(PyObject *self)
@@ -76,11 +82,12 @@ static void gate_dealloc(PyObject *self)
 static int parse_request(PyObject *item, struct ct_launch_request *request)
 {
     ull expect, upper, low, high, granularity = 0;
-    unsigned int may_fill, kernel_count = 1, free_ppm = 0;
-    if (!PyArg_ParseTuple(item, "KKKKI|KII:request", &expect, &upper, &low, &high, &may_fill, &granularity, &kernel_count,
-                          &free_ppm))
+    unsigned int may_fill, kernel_count = 1, free_ppm = 0, is_doubtful = 0;
+    if (!PyArg_ParseTuple(item, "KKKKI|KIII:request", &expect, &upper, &low, &high, &may_fill, &granularity,
+                          &kernel_count, &free_ppm, &is_doubtful))
         return -1;
-    *request = (struct ct_launch_request){expect, upper, low, high, may_fill, kernel_count, granularity, free_ppm};
+    *request = (struct ct_launch_request){expect,      upper,    low,        high, may_fill, kernel_count, granularity,
+                                          free_ppm, is_doubtful};
     return 0;
 }
 
@@ -214,6 +221,40 @@ static PyObject *oldest(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static PyObject *completed(PyObject *self, PyObject *args)
+{
+    ull now_ns;
+    if (!PyArg_ParseTuple(args, "K:completed", &now_ns))
+        return NULL;
+    ct_gate_completed(gate_of(self), now_ns);
+    Py_RETURN_NONE;
+}
+
+static PyObject *clock_ppm(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLongLong(ct_gate_clock_ppm(gate_of(self)));
+}
+
+static PyObject *quiescence(PyObject *self, PyObject *args)
+{
+    ull now_ns;
+    if (!PyArg_ParseTuple(args, "K:quiescence", &now_ns))
+        return NULL;
+    const struct ct_quiescence state = ct_quiescence_of(gate_of(self), now_ns);
+    return Py_BuildValue("(KKKK)", (ull)state.launches, (ull)state.siblings, (ull)state.from_ns, (ull)state.start_ns);
+}
+
+static PyObject *was_quiescent(PyObject *self, PyObject *args)
+{
+    ull launches, siblings, from_ns, start_ns, length_ns, now_ns;
+    if (!PyArg_ParseTuple(args, "(KKKK)KK:was_quiescent", &launches, &siblings, &from_ns, &start_ns, &length_ns, &now_ns))
+        return NULL;
+    const struct ct_quiescence state = {launches, siblings, from_ns, start_ns};
+    return PyBool_FromLong(ct_quiescence_of_siblings_lasted(gate_of(self), &state) &&
+                           ct_quiescence_lasted(gate_of(self), &state, length_ns, 0, now_ns));
+}
+
 #define METHOD(name, flags) {#name, name, flags, NULL}
 static PyMethodDef gate_methods[] = {
     METHOD(must_ask, METH_NOARGS),   METHOD(announce, METH_VARARGS),  {"sync", gate_sync, METH_VARARGS, NULL},
@@ -222,6 +263,8 @@ static PyMethodDef gate_methods[] = {
     METHOD(share_by_mps, METH_VARARGS), METHOD(requested, METH_VARARGS), METHOD(oldest, METH_VARARGS),
     METHOD(measured, METH_VARARGS),  METHOD(slept, METH_VARARGS),     METHOD(overslept, METH_VARARGS),
         METHOD(wait_plan, METH_VARARGS),       METHOD(has_sleepers, METH_VARARGS),
+    METHOD(completed, METH_VARARGS), METHOD(clock_ppm, METH_NOARGS),  METHOD(quiescence, METH_VARARGS),
+    METHOD(was_quiescent, METH_VARARGS),
     {NULL, NULL, 0, NULL},
 };
 
@@ -244,6 +287,59 @@ static PyMemberDef forecast_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
+static struct ct_duration *duration_of(PyObject *self)
+{
+    return &((struct py_duration *)self)->duration;
+}
+
+static PyObject *duration_learn(PyObject *self, PyObject *args)
+{
+    ull length_ns, clock;
+    int is_bound;
+    if (!PyArg_ParseTuple(args, "KKp:learn", &length_ns, &clock, &is_bound))
+        return NULL;
+    if (is_bound)
+        ct_duration_learn_bound(duration_of(self), length_ns, clock);
+    else
+        ct_duration_learn(duration_of(self), length_ns, clock);
+    Py_RETURN_NONE;
+}
+
+static PyObject *from_profile(PyObject *self, PyObject *args)
+{
+    ull mean_ns, p90_ns, p99_ns;
+    if (!PyArg_ParseTuple(args, "KKK:from_profile", &mean_ns, &p90_ns, &p99_ns))
+        return NULL;
+    ct_duration_from_profile(duration_of(self), mean_ns, p90_ns, p99_ns);
+    Py_RETURN_NONE;
+}
+
+/* Returns the expected time at a clock, what about one ninth of the measurements exceeded, the longest, and whether the
+ * expected time is doubtful. */
+static PyObject *expected(PyObject *self, PyObject *args)
+{
+    ull clock;
+    if (!PyArg_ParseTuple(args, "K:expected", &clock))
+        return NULL;
+    const struct ct_duration *duration = duration_of(self);
+    const uint64_t expect_ns = ct_duration_expected(duration);
+    return Py_BuildValue("(KKKO)", (ull)ct_duration_at_clock(expect_ns, clock),
+                         (ull)ct_duration_at_clock(duration->count ? duration->range.high_ns : expect_ns, clock),
+                         (ull)ct_duration_at_clock(duration->count ? duration->peak_ns : expect_ns, clock),
+                         ct_duration_is_doubtful(duration) ? Py_True : Py_False);
+}
+
+static PyMethodDef duration_methods[] = {{"learn", duration_learn, METH_VARARGS, NULL},
+                                         METHOD(from_profile, METH_VARARGS),
+                                         METHOD(expected, METH_VARARGS),
+                                         {NULL, NULL, 0, NULL}};
+#define DURATION_OFFSET(name) (offsetof(struct py_duration, duration) + offsetof(struct ct_duration, name))
+static PyMemberDef duration_members[] = {
+    {"count", T_UINT, DURATION_OFFSET(count), READONLY, NULL},
+    {"bound_count", T_UINT, DURATION_OFFSET(bound_count), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
 static PyType_Slot gate_slots[] = {
     {Py_tp_new, gate_new}, {Py_tp_dealloc, gate_dealloc}, {Py_tp_methods, gate_methods}, {0, NULL}};
 static PyType_Spec gate_spec = {"cotenant._native.Gate", sizeof(struct py_gate), 0, Py_TPFLAGS_DEFAULT, gate_slots};
@@ -252,6 +348,23 @@ static PyType_Slot forecast_slots[] = {
     {Py_tp_methods, forecast_methods}, {Py_tp_members, forecast_members}, {0, NULL}};
 static PyType_Spec forecast_spec = {"cotenant._native.Forecast", sizeof(struct py_forecast), 0, Py_TPFLAGS_DEFAULT,
                                     forecast_slots};
+
+static PyType_Slot duration_slots[] = {
+    {Py_tp_methods, duration_methods}, {Py_tp_members, duration_members}, {0, NULL}};
+static PyType_Spec duration_spec = {"cotenant._native.Duration", sizeof(struct py_duration), 0, Py_TPFLAGS_DEFAULT,
+                                    duration_slots};
+
+/* Returns the estimate for an unseen grid from that of another grid of the same function. */
+static PyObject *duration_for_grid(PyObject *module, PyObject *args)
+{
+    ull expect_ns, blocks, other_blocks, slots;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "KKKK:duration_for_grid", &expect_ns, &blocks, &other_blocks, &slots))
+        return NULL;
+    return PyLong_FromUnsignedLongLong(ct_duration_for_grid(expect_ns, blocks, other_blocks, slots));
+}
+
+static PyMethodDef functions[] = {METHOD(duration_for_grid, METH_VARARGS), {NULL, NULL, 0, NULL}};
 
 static int add_type(PyObject *module, const char *name, PyType_Spec *spec)
 {
@@ -264,6 +377,8 @@ static int add_type(PyObject *module, const char *name, PyType_Spec *spec)
 int ct_add_gate_type(PyObject *module)
 {
     if (PyModule_AddIntConstant(module, "PROCESSES_OFFSET", PROCESSES_OFFSET) < 0)
+        return -1;
+    if (PyModule_AddFunctions(module, functions) < 0 || add_type(module, "Duration", &duration_spec) < 0)
         return -1;
     return add_type(module, "Gate", &gate_spec) < 0 ? -1 : add_type(module, "Forecast", &forecast_spec);
 }

@@ -11,7 +11,7 @@
 
 #include <stdbool.h>
 
-enum { THREADS = 3, WORDS = 56, SLOTS = 3, HISTORY_MAX = 400 };
+enum { THREADS = 3, WORDS = 60, SLOTS = 3, HISTORY_MAX = 400 };
 enum kind { A_LOAD, A_STORE, A_ADD, A_SWAP, A_FENCE, A_END };
 
 struct access {

@@ -12,7 +12,7 @@ static const struct ct_record_kernel *kernels(const struct ct_session *session)
 
 static void names_follow_reused_handles(struct ct_session *session)
 {
-    char longest[400];
+    char longest[CT_RECORD_NAME_BYTES + 200];
     memset(longest, 'x', sizeof longest - 1);
     longest[sizeof longest - 1] = 0;
     ct_function_note(session, 0x1000, 7, "first");
@@ -38,6 +38,21 @@ static void names_follow_reused_handles(struct ct_session *session)
     EXPECT_EQ(test_launch(0, 1, NULL), CUDA_ERROR_NOT_FOUND);
     EXPECT_EQ(test_launch(0x1000, 0, NULL), CUDA_ERROR_NOT_FOUND);
     EXPECT_EQ(session->record.header->calls, calls);
+}
+
+/* Names that differ only beyond what the record keeps of them are different kernels. */
+static void long_names_are_different_kernels(struct ct_session *session)
+{
+    const struct ct_shape shape = {{1, 1, 1}, {32, 1, 1}, 0};
+    char name[CT_RECORD_NAME_BYTES + 200];
+    memset(name, 'y', sizeof name - 1);
+    name[sizeof name - 1] = 0;
+    ct_function_note(session, 0x8000, 7, name);
+    name[sizeof name - 2] = 'z';
+    ct_function_note(session, 0x8100, 7, name);
+    EXPECT_EQ(test_launch(0x8000, 1, NULL), CUDA_SUCCESS);
+    EXPECT_EQ(test_launch(0x8100, 1, NULL), CUDA_SUCCESS);
+    EXPECT(ct_identity(session, 0x8000, &shape)->number != ct_identity(session, 0x8100, &shape)->number);
 }
 
 static void reloaded_functions_reuse_their_entries(struct ct_session *session)
@@ -99,6 +114,32 @@ static void full_record_counts_further_launches(struct ct_session *session)
     EXPECT(identity && !identity->kernel);
 }
 
+/* The kernels that were used least recently are evicted; a kernel that is in use is kept with its number. */
+static void full_tables_evict_the_least_recently_used(struct ct_session *session)
+{
+    const struct ct_shape used = {{7, 1, 1}, {64, 1, 1}, 0};
+    EXPECT_EQ(cuLaunchKernel((CUfunction)0x1000, 7, 1, 1, 64, 1, 1, 0, NULL, NULL, NULL), CUDA_SUCCESS);
+    const uint32_t number = ct_identity(session, 0x1000, &used)->number;
+    const uint64_t before = session->record.header->calls + session->record.header->uncounted;
+    for (unsigned grid = 1; grid <= 3 * CT_IDENTITIES; grid++) {
+        EXPECT_EQ(test_launch(0x1000, 100000 + grid, NULL), CUDA_SUCCESS);
+        const struct ct_shape shape = {{100000 + grid, 1, 1}, {32, 1, 1}, 0};
+        EXPECT(ct_identity(session, 0x1000, &shape) != NULL);
+        if (grid % 1000 == 0)
+            EXPECT_EQ(cuLaunchKernel((CUfunction)0x1000, 7, 1, 1, 64, 1, 1, 0, NULL, NULL, NULL), CUDA_SUCCESS);
+    }
+    EXPECT_EQ(session->record.header->calls + session->record.header->uncounted,
+              before + 3 * CT_IDENTITIES + 3 * CT_IDENTITIES / 1000);
+    EXPECT_EQ(ct_identity(session, 0x1000, &used)->number, number);
+    const struct ct_shape oldest = {{100001, 1, 1}, {32, 1, 1}, 0};
+    EXPECT(!ct_identity(session, 0x1000, &oldest));
+    for (uintptr_t handle = 0x100000; handle < 0x100000 + 3 * CT_FUNCTIONS; handle++) {
+        ct_function_note(session, handle, 0x99, "one of many");
+        EXPECT_EQ(test_launch(handle, 1, NULL), CUDA_SUCCESS);
+    }
+    EXPECT(session->function_count <= CT_FUNCTIONS && session->identity_count <= CT_IDENTITIES);
+}
+
 int main(void)
 {
     test_hook_open("1", "0");
@@ -110,10 +151,12 @@ int main(void)
     EXPECT_EQ(session->record.header->allocations, 1);
     EXPECT_EQ(session->record.header->frees, 1);
     names_follow_reused_handles(session);
+    long_names_are_different_kernels(session);
     reloaded_functions_reuse_their_entries(session);
     destroyed_context_keeps_names_of_graphs(session);
     forked_child_has_its_own_record(session);
     full_record_counts_further_launches(session);
+    full_tables_evict_the_least_recently_used(session);
     EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
     EXPECT_EQ(cuCtxDestroy_v2(NULL), CUDA_ERROR_NOT_SUPPORTED); /* missing in this driver: no effect */
     EXPECT_EQ(test_hook_close(), 2);

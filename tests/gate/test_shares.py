@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from cotenant.gate.launch_estimate import LaunchEstimate
 from cotenant.gate.rules import GateEntry, GateRules
-from cotenant.gate.tenant_gate import LaunchEstimate, TenantGate
+from cotenant.gate.tenant_gate import TenantGate
 from cotenant.gate.tenant_table import device_memory, write_tenant_table
 
 US = 1000
@@ -28,7 +29,7 @@ def test_only_admitted_launches_need_completion_events() -> None:
         assert passage.confirms
         passage.submitted(now_ns)
         now_ns += 400 * US
-        passage.ended(0, now_ns)
+        passage.ended(0, 400 * US, now_ns)
     write_tenant_table(file, GateRules(entries=equals))
     assert passage.ask(0, now_ns + US, now_ns + US) == now_ns + US
     assert not passage.confirms

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.gate.tenant_gate import estimate_launch, granularity_of
+from cotenant.gate.launch_estimate import estimate_launch, granularity_of
 from cotenant.hook.kernel_times import MAGIC, decode_kernel_times, encode_kernel_times, key_of
 from cotenant.profile.profile import KernelTiming, Profile
 from cotenant.units.histogram import Recorder

@@ -35,7 +35,14 @@ def histogram(values: Iterable[int]) -> bytes:
 
 
 def header(kernels: int, intervals: int, span_ns: int = 0, busy_ns: int = 0) -> bytes:
-    sizes = (1, 4096, record._KERNEL_BYTES, record._INTERVAL_BYTES, record.KERNEL_LIMIT, record.INTERVAL_LIMIT)
+    sizes = (
+        record.VERSION,
+        4096,
+        record._KERNEL_BYTES,
+        record._INTERVAL_BYTES,
+        record.KERNEL_LIMIT,
+        record.INTERVAL_LIMIT,
+    )
     counts = (5, 0, 0, 0, 0, 0, 0, 0, 1, span_ns, busy_ns)
     packed = record._HEADER.pack(
         record.MAGIC, *sizes, 42, 1, kernels, intervals, *counts, b"V100", b"cuNew".ljust(64, b"\0")

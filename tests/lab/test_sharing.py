@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cotenant.gate.launch_estimate import LaunchEstimate
 from cotenant.gate.request_buckets import bucket_of
 from cotenant.gate.rules import GatePolicy, GateRules
-from cotenant.gate.tenant_gate import LaunchEstimate, TenantGate
+from cotenant.gate.tenant_gate import TenantGate
 from cotenant.gate.tenant_table import read_tenant_table
 from cotenant.node.model.control import AdjustCause, Adjustment, ControlLimits, DeviceWindow
 from cotenant.node.policy.limit.share import delay_of

@@ -4,9 +4,10 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cotenant.gate.launch_estimate import LaunchEstimate
 from cotenant.gate.request_buckets import bucket_of
 from cotenant.gate.rules import GateEntry, GateRules
-from cotenant.gate.tenant_gate import LaunchEstimate, TenantGate
+from cotenant.gate.tenant_gate import TenantGate
 from cotenant.gate.tenant_table import PAGE_BYTES, device_memory, gate_page, read_page, write_tenant_table
 from cotenant.node.model.control import DeviceWindow, TenantWindow
 from cotenant.node.state.windows import STRAY_NS, Occupant, Windows

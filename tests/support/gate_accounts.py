@@ -117,6 +117,7 @@ class Ledger:
         page["launches"] += 1
         page["device_ns"] += expect
         page["pieces"] += pieces or 1
+        page["unfinished_ns"] = page["unfinished_ns"] if expect else far
         self.be_active(now)
         self.losses.announced(expect, now)
         page["busy_ns"] = min(max(page["busy_ns"], now) + expect, far)
@@ -140,7 +141,7 @@ class Ledger:
                 self.be_held(max(now - max(page["busy_ns"], page["waits_ns"]), 0), now)
         busy = now if is_drained else max(page["busy_ns"], now)
         if is_drained:
-            page["busy_ns"] = busy
+            page["busy_ns"], page["unfinished_ns"] = busy, 0
         page["latest_ns"], page["waits_ns"] = min(busy + high, far), 0 if is_drained else now
         page["next_ns"] = min(busy + low, far)
         page["quiet_ns"] = min(busy + low + self.patience(low, high), far)

@@ -25,6 +25,7 @@ from tests.support.gate_sums import (
     LOWER_BUSY_FORGET,
     LOWER_BUSY_LOOK,
     LOWER_BUSY_MOST,
+    MS,
     NEVER,
     OTHER,
     PAUSE_LOOK,
@@ -135,9 +136,12 @@ class Tenant(Shares):
         return FREE, now
 
     def busy_of(self, page: Page, now: int) -> int:
-        """Return when its work ends; work that its host still waits for is assumed to run a while longer."""
+        """Return when its work ends; work that was not seen to complete is assumed to run a while longer."""
         busy = page["busy_ns"]
-        return now + WAITED_FOR if page["waits_ns"] and busy <= now < busy + self.rules.patience_ns else busy
+        is_awaited = page["waits_ns"] and now - page["waits_ns"] <= FAR
+        if busy > now or not (is_awaited or page["unfinished_ns"] > now):
+            return busy
+        return now + WAITED_FOR + min((now - busy) // 2, 2000 * MS)
 
     def cost(self) -> int:
         return 0 if self.has_switched else self.rules.switch_ns

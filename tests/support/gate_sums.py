@@ -31,7 +31,10 @@ Page = dict[str, int]
 Answer = tuple[int, int, int]
 
 WORDS: Final = ("sequence", "at_ns", "quiet_ns", "next_ns", "busy_ns", "generation")
-REQUEST_WORDS: Final = ("latest_ns", "waits_ns", "wanted_ns", "pieces", "active_ns", "marked_ns", "asked_ns")
+REQUEST_WORDS: Final = (
+    *("latest_ns", "waits_ns", "wanted_ns", "pieces", "active_ns", "marked_ns", "asked_ns"),
+    "unfinished_ns",
+)
 LIMITS: Final = (
     *("paid_ns", "paid_ppm", "over_ns", "part_ppm", "lost_ns", "loss_reports", "owes_ns", "min_share_ns"),
     "admitted_until_ns",
@@ -107,5 +110,5 @@ def depth_of(rules: GateRules, granularity: int) -> int:
 
 def is_active(page: Page, patience_ns: int, now: int) -> bool:
     is_asking = page["wanted_ns"] != 0 and abs(now - page["asked_ns"]) <= LOOK
-    is_busy = page["busy_ns"] > now or (page["waits_ns"] > 0 and now < page["busy_ns"] + patience_ns)
+    is_busy = page["busy_ns"] > now or page["waits_ns"] > 0 or page["unfinished_ns"] > now
     return page["sequence"] > 0 and (is_busy or (now < page["quiet_ns"] and not is_asking))

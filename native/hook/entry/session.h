@@ -14,11 +14,14 @@
 
 #include <stdint.h>
 
-/* A function, graph or copy engine under one handle. Never freed, because handles may be looked up concurrently. */
+/* A function, graph or copy engine under one handle. Its memory is reused, but never freed, because handles may be looked
+ * up concurrently. */
 struct ct_function {
     uintptr_t handle, owner; /* owner: the module or library that it is unloaded with; 0: unknown */
     _Atomic int is_alive;
     uint32_t free_ppm; /* of a graph: mean fraction of the device that its kernels leave free; 0 if unknown */
+    uint64_t used_ticks;
+    uint64_t name_hash; /* of the whole name, which may be longer than what is kept of it */
     struct ct_function *next;
     char name[CT_RECORD_NAME_BYTES];
 };
@@ -28,25 +31,33 @@ struct ct_shape {
 };
 
 struct ct_identity {
-    uintptr_t handle;
+    uintptr_t handle; /* 0: not in use */
     struct ct_shape shape;
-    uint32_t number; /* index of the kernel in the record */
-    const struct ct_function *function;
+    uint32_t number;        /* index of its kernel time */
+    uint32_t record_number; /* index of the kernel in the record; CT_NO_RECORD: the record is full */
+    uint32_t generation;    /* incremented when the entry is reused */
+    uint64_t used_ticks;    /* its latest launch */
+    struct ct_function *function;
     struct ct_record_kernel *kernel; /* NULL: the record is full */
-    struct ct_identity *next;
+    _Atomic(struct ct_identity *) next;
 };
 
 /* A history of launches and its usual successor. */
 struct ct_step {
     uint32_t after[CT_RECORD_HISTORY];
     uint32_t next_number; /* index plus one */
-    struct ct_record_interval *interval;
+    int is_used;
+    uint64_t used_ticks;
+    struct ct_record_interval *interval; /* NULL: the record has none for it */
     struct ct_step *next_step;
     struct ct_forecast next, after_sync; /* interval to the next launch, after this launch and after a synchronization
                                           * in between */
 };
 
-enum { CT_IDENTITY_BUCKETS = 4096, CT_IDENTITIES = 8192, CT_FUNCTIONS = 8192, CT_STEP_BUCKETS = 16384 };
+enum { CT_IDENTITY_BUCKETS = 4096, CT_IDENTITIES = 8192, CT_FUNCTIONS = 8192, CT_STEPS = 8192, CT_STEP_BUCKETS = 16384,
+       CT_NAME_BUCKETS = 4096 };
+
+#define CT_NO_RECORD UINT32_MAX
 
 struct ct_timing;
 struct ct_gateway;
@@ -71,17 +82,22 @@ struct ct_session {
     /* Accessed rarely. */
     _Atomic uint64_t calls_when_idle; /* number of calls when the program last waited for all work */
     _Atomic int is_device_named;
-    uint32_t identity_count, function_count, step_count;
-    struct ct_step overflow;
-    struct ct_kernel_time kernel_times[CT_RECORD_KERNELS]; /* indexed by the kernel's number */
+    uint32_t identity_count, function_count, step_count, time_count; /* entries that were ever in use */
+    struct ct_identity *identity_free;                               /* evicted entries; linked by `next` */
+    struct ct_function *function_free;
+    struct ct_step *step_free; /* linked by `next_step` */
+    uint32_t time_free;        /* index plus one; linked by `next_of_name` */
+    struct ct_kernel_time kernel_times[CT_IDENTITIES]; /* each belongs to one identity or more */
+    struct ct_record_kernel unrecorded; /* describes a kernel that the record has no entry for */
     struct ct_kernel_time_file kernel_time_file;
     struct ct_sms sms;
     _Atomic(struct ct_identity *) identities[CT_IDENTITY_BUCKETS];
     struct ct_function *functions[CT_IDENTITY_BUCKETS];
-    uint32_t kernel_buckets[2 * CT_RECORD_KERNELS]; /* kernel numbers plus one, hashed by name and shape */
+    uint32_t time_buckets[2 * CT_IDENTITIES]; /* indexes of kernel times plus one, hashed by name and shape */
+    uint32_t name_buckets[CT_NAME_BUCKETS];   /* the same, hashed by name alone: the first of a list */
     struct ct_step *step_buckets[CT_STEP_BUCKETS];
     struct ct_identity identity_storage[CT_IDENTITIES];
-    struct ct_step step_storage[CT_RECORD_INTERVALS + 1];
+    struct ct_step step_storage[CT_STEPS];
     struct ct_function function_storage[CT_FUNCTIONS];
 };
 
@@ -152,16 +168,22 @@ static inline struct ct_identity *ct_identity(struct ct_session *session, uintpt
         load_acquire(&session->identities[ct_hash(handle, shape)]);
     while (identity && !(identity->handle == handle && ct_same_shape(&identity->shape, shape) &&
                          load_relaxed(&identity->function->is_alive)))
-        identity = identity->next;
+        identity = load_acquire(&identity->next);
     return identity;
 }
 
-/* Creates the identity of a launch that succeeded; NULL if the tables are full. */
+/* Evict the entries that were used least recently, one half of all, with everything that refers to them. Called with the
+ * lock held. */
+void ct_identities_evict(struct ct_session *session);
+void ct_functions_evict(struct ct_session *session);
+void ct_steps_evict(struct ct_session *session);
+
+/* Creates the identity of a launch that succeeded; NULL if it cannot be named. */
 struct ct_identity *ct_identity_make(struct ct_session *session, enum ct_work work, uintptr_t handle,
                                      const struct ct_shape *shape);
 
 /* Counts a launch and the interval since the last one. */
-void ct_count_launch(struct ct_session *session, const struct ct_identity *identity, uint64_t ticks, uintptr_t stream);
+void ct_count_launch(struct ct_session *session, struct ct_identity *identity, uint64_t ticks, uintptr_t stream);
 /* Reverts ct_count_launch() for a launch that failed. */
 void ct_uncount_launch(struct ct_session *session, const struct ct_identity *identity);
 
@@ -171,15 +193,20 @@ struct ct_step *ct_step_after(struct ct_session *session, struct ct_step *from, 
 uint64_t ct_random(struct ct_session *session);
 void ct_sample_next(struct ct_session *session);
 
-/* Counts a launch whose identity is in the record. Called with the lock held. */
-static inline void ct_advance(struct ct_session *session, const struct ct_identity *identity, uint64_t ticks)
+/* Counts a launch. Called with the lock held. */
+static inline void ct_advance(struct ct_session *session, struct ct_identity *identity, uint64_t ticks)
 {
     struct ct_step *step = session->step;
     if (step->interval)
         ct_histogram_add(&step->interval->host, ct_clock_between_ns(&session->clock, session->last_ticks, ticks));
     session->last_ticks = ticks;
-    add_single_writer(&session->record.header->calls, 1);
-    add_single_writer(&identity->kernel->launches, 1);
+    if (CT_UNLIKELY(!identity->kernel)) {
+        fetch_add_relaxed(&session->record.header->uncounted, 1);
+    } else {
+        add_single_writer(&session->record.header->calls, 1);
+        add_single_writer(&identity->kernel->launches, 1);
+    }
+    identity->used_ticks = step->used_ticks = ticks;
     session->step = CT_UNLIKELY(step->next_number != identity->number + 1)
                         ? ct_step_after(session, step, identity->number)
                         : step->next_step;

@@ -172,6 +172,23 @@ void ct_completions_note(struct ct_session *session, const struct ct_launch_requ
         record_event_after(session, stream_state);
 }
 
+void ct_completions_watch(struct ct_session *session, CUstream stream, int is_per_thread)
+{
+    struct ct_gateway *gateway = session->gateway;
+    struct ct_completions *completions = &gateway->completions;
+    ct_lock(session);
+    struct ct_stream_state *stream_state = find_stream_state(completions, stream, is_per_thread,
+                                                             gateway->instant.last_ns);
+    if (stream_state) {
+        stream_state->used_ns = gateway->instant.last_ns;
+        stream_state->open.unknown++;
+        completions->outstanding++;
+    }
+    ct_unlock(session);
+    if (stream_state && !load_relaxed(&session->captures))
+        record_event_after(session, stream_state);
+}
+
 void ct_completions_close(struct ct_session *session, CUstream stream, int is_per_thread)
 {
     struct ct_completions *completions = &session->gateway->completions;
@@ -239,6 +256,8 @@ void ct_completions_collect(struct ct_session *session)
     }
     remove_done(completions);
     uint64_t now_ns = ct_instant_ns(&gateway->instant, &session->clock, ct_clock_ticks(&session->clock));
+    if (count && !completions->outstanding && !gateway->gate.must_ask)
+        ct_gate_completed(&gateway->gate, now_ns);
     expire_old(session, now_ns);
     completions->collected_ns = now_ns;
     ct_unlock(session);

@@ -58,6 +58,10 @@ void ct_completions_note(struct ct_session *session, const struct ct_launch_requ
                          int is_per_thread,
                    int may_record_event);
 
+/* Called after a launch of unknown or doubtful length that need not ask: records an event, so that its completion can be
+ * seen although the program does not wait for it. */
+void ct_completions_watch(struct ct_session *session, CUstream stream, int is_per_thread);
+
 /* Records an event after what was launched into this stream; called before a wait. */
 void ct_completions_close(struct ct_session *session, CUstream stream, int is_per_thread);
 

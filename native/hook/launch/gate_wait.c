@@ -143,7 +143,7 @@ static void trace_wait(struct waiting *waiting, const struct ct_gate_answer *ans
         (answer->reason == waiting->reason || elapsed_ns < CT_TRACE_SHORT_NS))
         return;
     ct_trace_wait(&session->trace, &session->record, waiting->traced_ns, now_ns,
-                  launch->is_counted ? launch->identity->number : UINT32_MAX,
+                  launch->is_counted ? launch->identity->record_number : UINT32_MAX,
                   ct_stream_key(launch->stream, launch->is_per_thread), (uint8_t)waiting->reason);
     waiting->traced_ns = now_ns;
     waiting->reason = answer->reason;
@@ -296,6 +296,7 @@ void ct_sync_end(uint64_t began_ticks, enum ct_awaited awaited, CUstream stream,
     if (is_drained) {
         const struct ct_forecast *after_sync = &session->step->after_sync;
         gateway->has_stream = gateway->has_several_streams = 0;
+        gateway->drained_ns = now_ns;
         ct_completions_all_ended(session, now_ns);
         if (gateway->awaited_ns)
             ct_forecast_learn(&gateway->late, now_ns > gateway->awaited_ns ? now_ns - gateway->awaited_ns : 0);

@@ -3,6 +3,7 @@
 #define COTENANT_HOOK_LAUNCH_GATEWAY_H
 
 #include "gate/gate.h"
+#include "gate/quiescence.h"
 #include "hook/timing/clock.h"
 #include "hook/launch/completion_events.h"
 #include "hook/launch/requests.h"
@@ -22,6 +23,7 @@ struct ct_gateway {
     uint64_t thread_changed_ns; /* when the launching thread last changed; 0: never */
     CUstream stream;
     int stream_is_per_thread, has_stream, has_several_streams;
+    uint64_t drained_ns; /* when the host last returned from a call that waited for all work */
     /* since the host returned from a call that waited */
     int has_synced;
     uint64_t synced_ticks;
@@ -51,12 +53,6 @@ enum ct_awaited { CT_AWAITED_ALL, CT_AWAITED_STREAM, CT_AWAITED_SOME };
 uint64_t ct_sync_begin(void); /* returns its ticks, which ct_sync_end() needs */
 void ct_sync_end(uint64_t began_ticks, enum ct_awaited awaited, CUstream stream, int is_per_thread, CUresult result);
 
-/* What the other processes on the device have launched so far. */
-struct ct_quiescence {
-    uint64_t launches;          /* by other tenants; 0: some of their work may be running */
-    uint64_t siblings;          /* by the tenant's other processes; 0: likewise */
-    uint64_t from_ns, start_ns; /* when this was read, and when our own earlier work is expected to end */
-};
 struct ct_quiescence ct_others_quiescent(struct ct_session *session);
 /* Returns whether the tenant's other processes, whose time slices also extend our measurements, launched nothing
  * since. */

@@ -1,5 +1,5 @@
-/* Identities of launches and the intervals between them: created once and then looked up. What does not fit the tables
- * is counted as such. */
+/* Identities of launches and the intervals between them: created once and then looked up. A table that is full evicts the
+ * entries that were used least recently (see eviction.c). */
 #define _GNU_SOURCE
 #include "hook/entry/session.h"
 
@@ -32,20 +32,37 @@ static struct ct_function *function_of(const struct ct_session *session, uintptr
     return function;
 }
 
+static uint64_t hash_of_name(const char *name)
+{
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+    for (; *name; name++)
+        hash = (hash ^ (unsigned char)*name) * UINT64_C(0x100000001b3);
+    return hash;
+}
+
 static struct ct_function *function_add(struct ct_session *session, uintptr_t handle, uintptr_t owner, const char *name)
 {
     struct ct_function **bucket = &session->functions[function_bucket(handle)];
+    const uint64_t name_hash = hash_of_name(name);
     /* A function that was unloaded and loaded again at the same address under the same name is the same function. */
     for (struct ct_function *function = *bucket; function; function = function->next)
-        if (function->handle == handle && function->owner == owner && strncmp(function->name, name, NAME_END) == 0) {
+        if (function->handle == handle && function->owner == owner && function->name_hash == name_hash) {
             store_relaxed(&function->is_alive, 1);
             return function;
         }
-    if (session->function_count >= CT_FUNCTIONS)
-        return NULL;
-    struct ct_function *created = &session->function_storage[session->function_count++];
+    if (!session->function_free && session->function_count >= CT_FUNCTIONS)
+        ct_functions_evict(session);
+    struct ct_function *created = session->function_free;
+    if (created)
+        session->function_free = created->next;
+    else
+        created = &session->function_storage[session->function_count++];
     created->handle = handle;
     created->owner = owner;
+    created->name_hash = name_hash;
+    created->free_ppm = 0;
+    created->used_ticks = ct_clock_ticks(&session->clock);
+    memset(created->name, 0, strnlen(created->name, NAME_END));
     copy_name(created->name, name);
     store_relaxed(&created->is_alive, 1);
     created->next = *bucket;
@@ -56,7 +73,7 @@ void ct_function_note(struct ct_session *session, uintptr_t handle, uintptr_t ow
 {
     ct_lock(session);
     struct ct_function *existing = function_of(session, handle);
-    if (existing && (existing->owner != owner || strncmp(existing->name, name, NAME_END) != 0)) {
+    if (existing && (existing->owner != owner || existing->name_hash != hash_of_name(name))) {
         /* The handle was reused; a thread that looked it up before launched the old function. */
         store_relaxed(&existing->is_alive, 0);
         existing = NULL;
@@ -132,39 +149,107 @@ uint32_t ct_blocks_per_sm(uintptr_t handle, const struct ct_shape *shape)
     return result == CUDA_SUCCESS && blocks > 0 ? (uint32_t)blocks : 0;
 }
 
-static int is_same_kernel(const struct ct_record_kernel *kernel, enum ct_work work, const char *name,
-                          const struct ct_shape *shape)
+/* Describes a kernel in an entry of the record, or in the session's own if the record is full. */
+static struct ct_record_kernel *describe(struct ct_session *session, struct ct_record_kernel *kernel,
+                                         const struct ct_function *function, enum ct_work work,
+                                         const struct ct_shape *shape, uint32_t blocks_per_sm)
 {
-    return kernel->work == work && memcmp(kernel->grid, shape->grid, sizeof kernel->grid) == 0 &&
-           memcmp(kernel->block, shape->block, sizeof kernel->block) == 0 &&
-           kernel->shared_bytes == shape->shared_bytes && strncmp(kernel->name, name, NAME_END) == 0;
+    struct ct_record_kernel *described = kernel ? kernel : &session->unrecorded;
+    if (!kernel)
+        memset(described->name, 0, sizeof described->name);
+    copy_name(described->name, function->name);
+    memcpy(described->grid, shape->grid, sizeof described->grid);
+    memcpy(described->block, shape->block, sizeof described->block);
+    described->shared_bytes = shape->shared_bytes;
+    described->work = work;
+    described->blocks_per_sm = blocks_per_sm;
+    return described;
 }
 
-/* Returns the record's entry for this name and shape, which several handles may share. */
-static struct ct_record_kernel *kernel_of(struct ct_session *session, enum ct_work work, const char *name,
-                                          const struct ct_shape *shape, uint32_t *number)
+/* Returns the hash of a kernel's whole name, its shape and its kind, by which it is identified. */
+static uint64_t key_of_kernel(const struct ct_function *function, enum ct_work work, const struct ct_shape *shape)
 {
-    struct ct_record_kernel *kernels = (void *)((char *)session->record.header + CT_RECORD_KERNELS_AT);
-    uint64_t hash = UINT64_C(0xcbf29ce484222325) ^ ct_hash(work, shape);
-    for (int i = 0; i < NAME_END && name[i]; i++)
-        hash = (hash ^ (unsigned char)name[i]) * UINT64_C(0x100000001b3);
-    const unsigned bucket_count = sizeof session->kernel_buckets / sizeof session->kernel_buckets[0];
-    unsigned bucket = (unsigned)(hash >> 32) % bucket_count;
-    for (; session->kernel_buckets[bucket]; bucket = (bucket + 1) % bucket_count) {
-        *number = session->kernel_buckets[bucket] - 1;
-        if (is_same_kernel(&kernels[*number], work, name, shape))
-            return &kernels[*number];
+    uint64_t key = function->name_hash;
+    const uint32_t words[] = {shape->grid[0],  shape->grid[1],  shape->grid[2], shape->block[0],
+                              shape->block[1], shape->block[2], shape->shared_bytes, work};
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+        key = (key ^ words[i]) * UINT64_C(0x9e3779b97f4a7c15) ^ (key >> 29);
+    return key ? key : 1; /* 0 means not in use */
+}
+
+/* Returns the index of the kernel time of this key, which several handles may share, or where to put it. */
+static int find_time(const struct ct_session *session, uint64_t key, unsigned *bucket)
+{
+    const unsigned bucket_count = sizeof session->time_buckets / sizeof session->time_buckets[0];
+    for (*bucket = (unsigned)(key >> 32) % bucket_count; session->time_buckets[*bucket];
+         *bucket = (*bucket + 1) % bucket_count)
+        if (session->kernel_times[session->time_buckets[*bucket] - 1].key == key)
+            return 1;
+    return 0;
+}
+
+/* Adds a kernel time with what is known beforehand: its profile, its layout, and other shapes of the function. */
+static uint32_t time_add(struct ct_session *session, uint64_t key, const struct ct_function *function,
+                         enum ct_work work, const struct ct_shape *shape, uint32_t blocks_per_sm)
+{
+    const uint32_t number = session->time_free ? session->time_free - 1 : session->time_count;
+    struct ct_kernel_time *time = &session->kernel_times[number];
+    uint32_t *name_bucket = &session->name_buckets[function->name_hash % CT_NAME_BUCKETS], record_number = CT_NO_RECORD;
+    if (session->time_free)
+        session->time_free = time->next_of_name;
+    else
+        session->time_count++;
+    struct ct_record_kernel *kernel = ct_record_kernel(&session->record, &record_number);
+    const struct ct_record_kernel *described = describe(session, kernel, function, work, shape, blocks_per_sm);
+    *time = (struct ct_kernel_time){.key = key, .name_hash = function->name_hash,
+                                    .record_number = kernel ? record_number : CT_NO_RECORD};
+    if (kernel)
+        ct_record_publish_kernel(&session->record);
+    ct_kernel_time_find(&session->kernel_time_file, session->record.header->device, described, time);
+    ct_kernel_time_set_layout(time, described, &session->sms);
+    if (work == CT_WORK_KERNEL && !time->is_known)
+        ct_kernel_time_estimate(time, session->kernel_times, *name_bucket);
+    time->next_of_name = *name_bucket;
+    *name_bucket = number + 1;
+    return number;
+}
+
+static struct ct_identity *identity_add(struct ct_session *session, enum ct_work work, struct ct_function *function,
+                                        const struct ct_shape *shape, uint32_t blocks_per_sm)
+{
+    if (!session->identity_free && session->identity_count >= CT_IDENTITIES)
+        ct_identities_evict(session);
+    const uint64_t key = key_of_kernel(function, work, shape);
+    unsigned bucket;
+    if (!find_time(session, key, &bucket)) {
+        const uint32_t added = time_add(session, key, function, work, shape, blocks_per_sm);
+        session->time_buckets[bucket] = added + 1;
     }
-    struct ct_record_kernel *kernel = ct_record_kernel(&session->record, number);
-    if (!kernel)
-        return NULL;
-    copy_name(kernel->name, name);
-    memcpy(kernel->grid, shape->grid, sizeof kernel->grid);
-    memcpy(kernel->block, shape->block, sizeof kernel->block);
-    kernel->shared_bytes = shape->shared_bytes;
-    kernel->work = work;
-    session->kernel_buckets[bucket] = *number + 1;
-    return kernel;
+    const uint32_t number = session->time_buckets[bucket] - 1;
+    struct ct_kernel_time *time = &session->kernel_times[number];
+    if (work == CT_WORK_GRAPH && function->free_ppm)
+        time->free_ppm = function->free_ppm;
+    struct ct_record_kernel *kernels = (void *)((char *)session->record.header + CT_RECORD_KERNELS_AT);
+    struct ct_record_kernel *kernel = time->record_number == CT_NO_RECORD ? NULL : &kernels[time->record_number];
+    if (kernel && blocks_per_sm)
+        kernel->blocks_per_sm = blocks_per_sm;
+    struct ct_identity *identity = session->identity_free;
+    if (identity)
+        session->identity_free = load_relaxed(&identity->next);
+    else
+        identity = &session->identity_storage[session->identity_count++];
+    function->used_ticks = ct_clock_ticks(&session->clock);
+    identity->handle = function->handle;
+    identity->shape = *shape;
+    identity->number = number;
+    identity->record_number = time->record_number;
+    identity->function = function;
+    identity->kernel = kernel;
+    identity->used_ticks = function->used_ticks;
+    _Atomic(struct ct_identity *) *head = &session->identities[ct_hash(function->handle, shape)];
+    store_relaxed(&identity->next, load_relaxed(head));
+    store_release(head, identity);
+    return identity;
 }
 
 struct ct_identity *ct_identity_make(struct ct_session *session, enum ct_work work, uintptr_t handle,
@@ -173,49 +258,44 @@ struct ct_identity *ct_identity_make(struct ct_session *session, enum ct_work wo
     /* The driver is called before the lock is taken: it may block, and may call back. */
     ct_lock(session);
     struct ct_function *function = function_of(session, handle);
-    int has_capacity = session->identity_count < CT_IDENTITIES && (function || session->function_count < CT_FUNCTIONS);
     ct_unlock(session);
-    if (!has_capacity)
-        return NULL; /* the tables stay full, so the driver is not asked at every launch */
     const char *queried_name = function ? NULL : query_name(work, handle);
-    uint32_t blocks_per_sm = work == CT_WORK_KERNEL ? ct_blocks_per_sm(handle, shape) : 0, number = 0;
+    uint32_t blocks_per_sm = work == CT_WORK_KERNEL ? ct_blocks_per_sm(handle, shape) : 0;
     if (!load_acquire(&session->is_device_named))
         ct_timing_name_device(session); /* possibly by two threads: neither continues before the device has a name */
     ct_lock(session);
     struct ct_identity *identity = ct_identity(session, handle, shape); /* another thread may have created it
                                                                          * meanwhile */
-    if (!identity && session->identity_count < CT_IDENTITIES) {
-        if (!function)
-            function = function_of(session, handle);
+    if (!identity) {
+        function = function_of(session, handle); /* another thread may have evicted it meanwhile */
+        if (!function && !queried_name)
+            queried_name = "unnamed";
         if (!function)
             function = function_add(session, handle, 0, queried_name);
-        uint32_t before = load_relaxed(&session->record.header->kernels);
-        struct ct_record_kernel *kernel = function ? kernel_of(session, work, function->name, shape, &number) : NULL;
-        if (kernel && blocks_per_sm)
-            kernel->blocks_per_sm = blocks_per_sm;
-        if (kernel && number == before)
-            ct_record_publish_kernel(&session->record);
-        if (kernel) {
-            ct_kernel_time_find(&session->kernel_time_file, session->record.header->device, kernel,
-                                &session->kernel_times[number]);
-            ct_kernel_time_set_layout(&session->kernel_times[number], kernel, &session->sms);
-            if (work == CT_WORK_GRAPH && function->free_ppm)
-                session->kernel_times[number].free_ppm = function->free_ppm;
-        }
-        if (function) {
-            identity = &session->identity_storage[session->identity_count++];
-            *identity = (struct ct_identity){.handle = handle, .shape = *shape, .number = number, .function = function,
-                                             .kernel = kernel};
-            _Atomic(struct ct_identity *) *bucket = &session->identities[ct_hash(handle, shape)];
-            identity->next = load_relaxed(bucket);
-            store_release(bucket, identity);
-        }
+        identity = identity_add(session, work, function, shape, blocks_per_sm);
     }
     ct_unlock(session);
     return identity;
 }
 
 /* -- launches and the intervals between them ------------------------------------------------------------------------ */
+
+/* Returns a new interval of the record for this history, or NULL if the record is full or lacks one of its kernels. */
+static struct ct_record_interval *interval_of(struct ct_session *session, const uint32_t after[CT_RECORD_HISTORY])
+{
+    uint32_t recorded[CT_RECORD_HISTORY];
+    for (int i = 0; i < CT_RECORD_HISTORY; i++) {
+        recorded[i] = after[i] ? session->kernel_times[after[i] - 1].record_number + 1 : 0;
+        if (after[i] && !recorded[i])
+            return NULL;
+    }
+    struct ct_record_interval *interval = ct_record_interval(&session->record);
+    if (!interval)
+        return NULL;
+    memcpy(interval->after, recorded, sizeof recorded);
+    ct_record_publish_interval(&session->record);
+    return interval;
+}
 
 static struct ct_step *find_step(struct ct_session *session, const struct ct_step *from, uint32_t number)
 {
@@ -227,26 +307,26 @@ static struct ct_step *find_step(struct ct_session *session, const struct ct_ste
     for (; session->step_buckets[bucket]; bucket = (bucket + 1) % CT_STEP_BUCKETS)
         if (memcmp(session->step_buckets[bucket]->after, after, sizeof after) == 0)
             return session->step_buckets[bucket];
-    struct ct_record_interval *interval = ct_record_interval(&session->record);
-    if (!interval || session->step_count > CT_RECORD_INTERVALS) {
-        memcpy(session->overflow.after, after, sizeof after);
-        return &session->overflow;
+    if (!session->step_free && session->step_count >= CT_STEPS) {
+        ct_steps_evict(session);
+        return find_step(session, from, number);
     }
-    memcpy(interval->after, after, sizeof after);
-    ct_record_publish_interval(&session->record);
-    struct ct_step *step = session->step_buckets[bucket] = &session->step_storage[session->step_count++];
+    struct ct_step *step = session->step_free;
+    if (step)
+        session->step_free = step->next_step;
+    else
+        step = &session->step_storage[session->step_count++];
+    *step = (struct ct_step){.is_used = 1, .used_ticks = session->last_ticks};
     memcpy(step->after, after, sizeof after);
-    step->interval = interval;
-    return step;
+    step->interval = interval_of(session, after);
+    return session->step_buckets[bucket] = step;
 }
 
 struct ct_step *ct_step_after(struct ct_session *session, struct ct_step *from, uint32_t number)
 {
     struct ct_step *next = find_step(session, from, number);
-    if (next != &session->overflow) {
-        from->next_number = number + 1;
-        from->next_step = next;
-    }
+    from->next_number = number + 1;
+    from->next_step = next;
     return next;
 }
 
@@ -272,23 +352,27 @@ void ct_sample_next(struct ct_session *session)
     store_relaxed(&session->time_next, 1);
 }
 
-void ct_count_launch(struct ct_session *session, const struct ct_identity *identity, uint64_t ticks, uintptr_t stream)
+void ct_count_launch(struct ct_session *session, struct ct_identity *identity, uint64_t ticks, uintptr_t stream)
 {
-    if (CT_UNLIKELY(!identity || !identity->kernel || !try_lock(session))) {
+    if (CT_UNLIKELY(!identity || !try_lock(session))) {
         fetch_add_relaxed(&session->record.header->uncounted, 1);
         return;
     }
     ct_advance(session, identity, ticks);
     if (session->trace.header)
         ct_trace_launch(&session->trace, &session->record, ct_trace_instant(&session->trace, &session->clock, ticks),
-                        identity->number, stream, session->kernel_times[identity->number].expect_ns, 0);
+                        identity->record_number, stream, session->kernel_times[identity->number].expect_ns, 0);
     ct_unlock(session);
 }
 
 void ct_uncount_launch(struct ct_session *session, const struct ct_identity *identity)
 {
     ct_lock(session);
-    add_single_writer(&session->record.header->calls, -UINT64_C(1));
-    add_single_writer(&identity->kernel->launches, -UINT64_C(1));
+    if (identity->kernel) {
+        add_single_writer(&session->record.header->calls, -UINT64_C(1));
+        add_single_writer(&identity->kernel->launches, -UINT64_C(1));
+    } else {
+        fetch_sub_relaxed(&session->record.header->uncounted, 1);
+    }
     ct_unlock(session);
 }

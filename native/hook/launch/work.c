@@ -5,6 +5,8 @@
 
 /* Launches that are timed only because the kernel's time is unknown. */
 enum { TRIES = 8, ATTEMPTS = 64 };
+/* A host that has not waited for its work for this long is not expected to. */
+enum { WATCH_AFTER_NS = 20 * 1000 * 1000 };
 
 void ct_launch_time(struct ct_launch *launch)
 {
@@ -13,8 +15,9 @@ void ct_launch_time(struct ct_launch *launch)
         launch->must_check ? &session->kernel_times[launch->identity->number] : NULL;
     /* For an unknown kernel an upper bound is useful; a short one usually takes the same time next to active neighbours
      * as alone. */
-    const int must_bound = launch->must_check && (!kernel_time->is_known ||
-                                                  kernel_time->expect_ns <= CT_KERNEL_TIME_CORUN_MAX_NS);
+    const int must_bound = (launch->must_time && !kernel_time->is_known) ||
+                           (launch->must_check && (!kernel_time->is_known ||
+                                                   kernel_time->expect_ns <= CT_KERNEL_TIME_CORUN_MAX_NS));
     const int must_wait = must_bound && ct_timing_must_wait(session, launch->stream, launch->is_per_thread);
     if (must_wait && ct_kernel_time_can_wait(kernel_time))
         return; /* a later launch of the same kernel usually follows our own work, and is more informative */
@@ -57,7 +60,7 @@ static int is_captured(const struct ct_launch *launch)
 static inline void learn_interval(struct ct_session *session, struct ct_gateway *gateway, uint64_t ticks)
 {
     struct ct_step *step = session->step;
-    if (CT_UNLIKELY(!step->interval)) /* before the first launch, or a step without an entry in the record */
+    if (CT_UNLIKELY(step == &session->step_storage[0])) /* before the first launch */
         return;
     if (CT_UNLIKELY(gateway->has_synced))
         ct_forecast_learn(&step->after_sync, ct_clock_between_ns(&session->clock, gateway->synced_ticks, ticks));
@@ -70,17 +73,20 @@ static inline void predict(struct ct_launch *launch)
     struct ct_kernel_time *kernel_time = &launch->session->kernel_times[launch->identity->number];
     const struct ct_gate *gate = &launch->session->gateway->gate;
     const struct ct_forecast *next = &launch->session->step->next;
-    launch->request = (struct ct_launch_request){.expect_ns = kernel_time->expect_ns,
-                                        .upper_ns = kernel_time->upper_ns,
+    const uint64_t clock_ppm = ct_gate_clock_ppm(gate);
+    launch->request = (struct ct_launch_request){.expect_ns = ct_duration_at_clock(kernel_time->expect_ns, clock_ppm),
+                                        .upper_ns = ct_duration_at_clock(kernel_time->upper_ns, clock_ppm),
                                         .low_ns = next->low_ns,
                                         .high_ns = next->high_ns,
                                         .may_fill = kernel_time->may_fill,
                                         .kernel_count = kernel_time->kernel_count,
                                         .granularity_ns = ct_kernel_time_granularity(kernel_time),
-                                        .free_ppm = kernel_time->free_ppm};
+                                        .free_ppm = kernel_time->free_ppm,
+                                        .is_doubtful = kernel_time->is_doubtful};
     launch->must_check = CT_UNLIKELY(gate->limit_ppm && gate->must_ask) && ct_kernel_time_must_check(kernel_time);
-    if (CT_UNLIKELY(!kernel_time->is_known && kernel_time->tries < TRIES)) /* if neighbours are never quiescent, not
-                                                                            * every launch tries */
+    if (CT_UNLIKELY((!kernel_time->is_known || kernel_time->is_doubtful) && kernel_time->tries < TRIES)) /* if
+                                                                            * neighbours are never quiescent, not every
+                                                                            * launch tries */
         launch->must_time = kernel_time->attempts++ < ATTEMPTS || kernel_time->attempts % ATTEMPTS == 0;
 }
 
@@ -127,6 +133,15 @@ void ct_launch_identify(struct ct_launch *launch, enum ct_work work, uintptr_t h
         launch->identity = ct_identity_make(session, work, handle, shape);
 }
 
+/* Decides whether an event must show the completion of a launch of unknown or doubtful length. A host that waited for all
+ * its work a short time ago will do so again, and an event per launch would be of no use. */
+static void watch(struct ct_launch *launch, uint64_t now_ns)
+{
+    const struct ct_gateway *gateway = launch->session->gateway;
+    launch->must_watch = launch->may_record_event && gateway->gate.peer_count &&
+                         now_ns - gateway->drained_ns > WATCH_AFTER_NS;
+}
+
 void ct_launch_admit(struct ct_launch *launch)
 {
     struct ct_session *session = launch->session;
@@ -136,7 +151,7 @@ void ct_launch_admit(struct ct_launch *launch)
     const uint64_t ticks = ct_clock_ticks(&session->clock); /* before the lock, which delays everything after it */
     ct_lock(session);
     const uint64_t now_ns = ct_gateway_now(session, ticks);
-    if (CT_UNLIKELY(!launch->identity || !launch->identity->kernel)) {
+    if (CT_UNLIKELY(!launch->identity)) {
         launch->request = (struct ct_launch_request){0};
     } else {
         learn_interval(session, gateway, ticks);
@@ -155,6 +170,8 @@ void ct_launch_admit(struct ct_launch *launch)
     }
     ct_gate_announce(&gateway->gate, &launch->request, now_ns);
     ct_launch_trace(launch, now_ns, CT_GATE_TOP);
+    if (CT_UNLIKELY(launch->request.is_doubtful || !launch->request.expect_ns))
+        watch(launch, now_ns);
     ct_unlock(session);
     launch->passed = CT_PASSED_ANNOUNCED;
 }
@@ -164,8 +181,13 @@ static void report_outcome(struct ct_launch *launch, CUresult result)
 {
     struct ct_session *session = launch->session;
     struct ct_gateway *gateway = session->gateway;
-    if (launch->passed == CT_PASSED_ANNOUNCED && result == CUDA_SUCCESS)
+    if (launch->passed == CT_PASSED_ANNOUNCED && result == CUDA_SUCCESS) {
+        if (launch->must_watch) {
+            ct_completions_collect(session); /* of earlier launches */
+            ct_completions_watch(session, stream_of(launch), launch->is_per_thread);
+        }
         return;
+    }
     ct_lock(session);
     uint64_t now_ns = ct_gateway_now(session, ct_clock_ticks(&session->clock));
     if (launch->passed == CT_PASSED_ANNOUNCED)

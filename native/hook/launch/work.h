@@ -27,6 +27,7 @@ struct ct_launch {
     int must_time;        /* its time is not known yet */
     int must_check;       /* its time is measured, to correct what was charged to the share */
     int may_record_event; /* whether an event may be recorded after it */
+    int must_watch;       /* its completion must be seen by an event, see ct_completions_watch() */
     enum ct_passed passed;
     uint64_t sync_ticks; /* when it began to wait for its own completion, if it does */
     struct ct_launch_request request;
@@ -37,7 +38,7 @@ static inline void ct_launch_trace(struct ct_launch *launch, uint64_t now_ns, ui
 {
     struct ct_session *session = launch->session;
     if (launch->is_counted)
-        ct_trace_launch(&session->trace, &session->record, now_ns, launch->identity->number,
+        ct_trace_launch(&session->trace, &session->record, now_ns, launch->identity->record_number,
                         ct_stream_key(launch->stream, launch->is_per_thread), launch->request.expect_ns,
                             (uint8_t)reason);
 }
@@ -67,7 +68,7 @@ static inline void ct_launch_begin(struct ct_launch *launch, enum ct_work work, 
     launch->identity = ct_identity(session, handle, shape);
     launch->stream = stream;
     launch->is_per_thread = is_per_thread;
-    launch->is_counted = launch->must_time = launch->must_check = 0;
+    launch->is_counted = launch->must_time = launch->must_check = launch->must_watch = 0;
     launch->may_record_event = may_time || stream == CT_NO_STREAM;
     launch->passed = CT_PASSED_UNGATED;
     if (CT_UNLIKELY(session->is_measuring) && may_time)
@@ -92,7 +93,7 @@ static inline CUresult ct_launch_end(struct ct_launch *launch, enum ct_work work
         return result;
     if (CT_UNLIKELY(result != CUDA_SUCCESS || !launch->identity || launch->pair || session->is_measuring ||
                     launch->passed == CT_PASSED_ADMITTED ||
-                    load_relaxed(&session->captures)))
+                    launch->must_watch || load_relaxed(&session->captures)))
         ct_launch_settle(launch, work, handle, shape, result);
     else if (!launch->is_counted)
         ct_count_launch(session, launch->identity, launch->ticks, ct_stream_key(launch->stream, launch->is_per_thread));

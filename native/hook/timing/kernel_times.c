@@ -12,12 +12,13 @@
 
 static const uint64_t MAGIC = UINT64_C(0x31574f4e4b544f43); /* "COTKNOW1" in little-endian bytes */
 
-/* Number of samples that replace a profile; a kernel whose longest runs exceed the mean by this factor varies
- * strongly. */
-enum { ENOUGH_SAMPLES = 8, STRONG_VARIATION = 4, PATH_BYTES = 1024 };
+/* A kernel whose longest runs exceed the mean by this factor varies strongly. */
+enum { STRONG_VARIATION = 4, PATH_BYTES = 1024 };
+/* Other shapes of a function that are compared with an unseen one. */
+enum { ESTIMATE_MAX = 64 };
 /* A measured launch represents at most this many launches of its kernel, and this much of their time. */
 enum { LAUNCHES_PER_CHECK = 16, TIME_PER_CHECK_NS = 2 * 1000 * 1000, PPM = 1000 * 1000 };
-/* For a kernel that varies, a measurement represents fewer launches, and more are needed to replace a profile. */
+/* For a kernel that varies, a measurement represents fewer launches. */
 enum { VARYING_FACTOR = 8 };
 /* A measurement may be postponed by this factor until a more informative launch. */
 enum { POSTPONE_FACTOR = 4, USUAL_SPACING = 1 << 8 };
@@ -93,37 +94,60 @@ void ct_kernel_time_find(const struct ct_kernel_time_file *file, const char *dev
     uint64_t key = key_of(device, kernel);
     for (uint32_t i = 0; i < file->count; i++)
         if (file->entries[i].key == key) {
+            ct_duration_from_profile(&kernel_time->duration, file->entries[i].mean_ns, file->entries[i].p90_ns,
+                                     file->entries[i].p99_ns);
             set_time(kernel_time, file->entries[i].mean_ns, file->entries[i].p90_ns, file->entries[i].p99_ns);
             return;
         }
 }
 
-static uint64_t bucket_upper_bound(unsigned bucket)
+static void refresh(struct ct_kernel_time *kernel_time)
 {
-    if (bucket < 2u << CT_RECORD_OCTAVE_BITS)
-        return bucket;
-    unsigned shift = (bucket >> CT_RECORD_OCTAVE_BITS) - 1;
-    return (((uint64_t)bucket - (shift << CT_RECORD_OCTAVE_BITS) + 1) << shift) - 1;
+    const struct ct_duration *duration = &kernel_time->duration;
+    const uint64_t expect_ns = ct_duration_expected(duration);
+    kernel_time->is_doubtful = (uint32_t)ct_duration_is_doubtful(duration);
+    if (duration->count) {
+        set_time(kernel_time, expect_ns, duration->range.high_ns, duration->peak_ns);
+        return;
+    }
+    kernel_time->expect_ns = kernel_time->upper_ns = expect_ns; /* only a bound, which is not exceeded */
+    kernel_time->may_fill = 1;
 }
 
-void ct_kernel_time_learn(struct ct_kernel_time *kernel_time, const struct ct_histogram *device)
+void ct_kernel_time_learn(struct ct_kernel_time *kernel_time, uint64_t length_ns, uint64_t clock_ppm, int is_bound)
 {
-    uint64_t count = load_relaxed(&device->count), counted = 0, p90_ns = 0, p99_ns = 0;
-    const uint64_t highest_ns = load_relaxed(&device->highest);
-    const uint64_t samples_needed = kernel_time->varies ? VARYING_FACTOR * ENOUGH_SAMPLES : ENOUGH_SAMPLES;
-    if (!count || (kernel_time->is_known && count < samples_needed && kernel_time->tries == 0) ||
-        (count > 2 * ENOUGH_SAMPLES && count % ENOUGH_SAMPLES))
-        return;
-    for (unsigned i = 0; i < CT_RECORD_BUCKETS && counted < count; i++) {
-        counted += load_relaxed(&device->buckets[i]);
-        if (!p90_ns && 10 * counted >= 9 * count)
-            p90_ns = bucket_upper_bound(i);
-        if (!p99_ns && 100 * counted >= 99 * count)
-            p99_ns = bucket_upper_bound(i);
+    if (is_bound)
+        ct_duration_learn_bound(&kernel_time->duration, length_ns, clock_ppm);
+    else
+        ct_duration_learn(&kernel_time->duration, length_ns, clock_ppm);
+    refresh(kernel_time);
+}
+
+/* Returns how many times one grid is larger than the other. */
+static uint64_t grid_distance(uint64_t blocks, uint64_t other_blocks)
+{
+    const uint64_t low = blocks < other_blocks ? blocks : other_blocks,
+        high = blocks < other_blocks ? other_blocks : blocks;
+    return high / (low ? low : 1);
+}
+
+void ct_kernel_time_estimate(struct ct_kernel_time *kernel_time, const struct ct_kernel_time *all, uint32_t first)
+{
+    const struct ct_kernel_time *nearest = NULL;
+    for (int i = 0; first && i < ESTIMATE_MAX; i++) {
+        const struct ct_kernel_time *other = &all[first - 1];
+        first = other->next_of_name;
+        if (other->name_hash == kernel_time->name_hash && other->expect_ns && other->duration.count + other->is_known &&
+            (!nearest || grid_distance(kernel_time->blocks, other->blocks) <
+                             grid_distance(kernel_time->blocks, nearest->blocks)))
+            nearest = other;
     }
-    uint64_t mean_ns = load_relaxed(&device->total) / count;
-    set_time(kernel_time, mean_ns, p90_ns < highest_ns ? p90_ns : highest_ns,
-             p99_ns < highest_ns ? p99_ns : highest_ns);
+    if (!nearest)
+        return;
+    kernel_time->expect_ns = ct_duration_for_grid(nearest->expect_ns, kernel_time->blocks, nearest->blocks,
+                                                  kernel_time->slots);
+    kernel_time->upper_ns = 2 * kernel_time->expect_ns;
+    kernel_time->may_fill = kernel_time->is_doubtful = 1;
 }
 
 /* Returns the number of kernels in a launch. The hook's name of a graph contains the number of its nodes. */
@@ -241,6 +265,8 @@ void ct_kernel_time_set_layout(struct ct_kernel_time *kernel_time, const struct 
                                const struct ct_sms *device)
 {
     const uint32_t sms = device->yielding;
+    kernel_time->blocks = (uint64_t)kernel->grid[0] * kernel->grid[1] * kernel->grid[2];
+    kernel_time->slots = (uint64_t)device->usable * kernel->blocks_per_sm;
     kernel_time->kernel_count = kernel_count_of(kernel);
     kernel_time->granularity_part = 0;
     kernel_time->free_ppm = free_part_of(kernel, device);

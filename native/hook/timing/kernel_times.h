@@ -2,6 +2,7 @@
 #ifndef COTENANT_HOOK_TIMING_KERNEL_TIMES_H
 #define COTENANT_HOOK_TIMING_KERNEL_TIMES_H
 
+#include "gate/duration.h"
 #include "hook/timing/record.h"
 
 #include <stdint.h>
@@ -13,8 +14,16 @@ enum { CT_KERNEL_TIME_CORUNS = 7, CT_KERNEL_TIME_CORUN_MAX_NS = 1000 * 1000 };
 
 /* The times of one kernel; accessed with the session's lock held. */
 struct ct_kernel_time {
-    uint64_t expect_ns, upper_ns; /* mean, and what is rarely exceeded */
-    uint32_t is_known, may_fill;
+    uint64_t expect_ns, upper_ns; /* mean, and what is rarely exceeded; at the reference clock (see gate/duration.h) */
+    uint32_t is_known, may_fill;  /* known: from a profile or from measurements without neighbours */
+    uint32_t is_doubtful;         /* the expected time may be wrong by much */
+    uint32_t record_number;       /* index of the kernel in the record */
+    uint64_t key;                 /* hash of its whole name, shape and kind; 0: not in use */
+    uint64_t name_hash;
+    uint64_t blocks, slots;       /* of its grid, and how many of them run at once; slots 0: unknown */
+    uint32_t next_of_name;        /* index plus one of the next kernel time in the list of its name; 0: none */
+    uint32_t is_referenced;       /* used during an eviction */
+    struct ct_duration duration;
     uint32_t varies;                          /* launches with the same name and shape take different times */
     uint32_t kernel_count;                    /* kernels in a graph; 0 means 1 */
     uint32_t granularity_part;                /* preemption granularity as a fraction of its time, in 2^-16; 0: not
@@ -51,8 +60,12 @@ void ct_kernel_time_find(const struct ct_kernel_time_file *file, const char *dev
                          const struct ct_record_kernel *kernel,
                    struct ct_kernel_time *kernel_time);
 
-/* Replaces the profile by the measurements, once there are enough of them. */
-void ct_kernel_time_learn(struct ct_kernel_time *kernel_time, const struct ct_histogram *device);
+/* Adds a measurement at this clock (see gate/duration.h). `is_bound`: neighbours or the host may have lengthened it. */
+void ct_kernel_time_learn(struct ct_kernel_time *kernel_time, uint64_t length_ns, uint64_t clock_ppm, int is_bound);
+
+/* Estimates the time of an unseen shape from the nearest shape of the same function. `first` is the index plus one of the
+ * list of its name. */
+void ct_kernel_time_estimate(struct ct_kernel_time *kernel_time, const struct ct_kernel_time *all, uint32_t first);
 
 /* The SMs of the device. */
 struct ct_sms {

@@ -10,6 +10,7 @@ enum { CT_TIMED_CONTEXTS = 16, CT_PAIRS = 256 };
 struct ct_pair {
     CUevent begin, end;
     const struct ct_identity *identity;
+    uint32_t identity_generation;    /* its generation at the launch */
     uint64_t untimed_before;         /* number of untimed launches before it: a gap is measured only if there was none
                                       * since */
     uint64_t alone_since;            /* ct_membership_alone_since() at its begin */

@@ -31,13 +31,13 @@ static void locate_work(struct ct_session *session, struct ct_timed_context *con
     int is_next = reference && reference->untimed_before == pair->untimed_before;
     if (!reference || begin_ns >= context->covered_until_ns) {
         uint64_t gap_ns = reference ? rounded_ns(begin_ns - context->covered_until_ns) : 0;
-        if (is_next)
+        if (is_next && context->covered_by->kernel)
             ct_histogram_add(&context->covered_by->kernel->gap, gap_ns);
         add_single_writer(&header->span_ns, gap_ns + rounded_ns(length_ns));
         add_single_writer(&header->busy_ns, rounded_ns(length_ns));
     } else { /* it overlapped with earlier work */
         uint64_t more_ns = rounded_ns(end_ns - context->covered_until_ns);
-        if (is_next)
+        if (is_next && context->covered_by->kernel)
             ct_histogram_add(&context->covered_by->kernel->gap, 0);
         add_single_writer(&header->span_ns, more_ns);
         add_single_writer(&header->busy_ns, more_ns);
@@ -49,11 +49,9 @@ static void locate_work(struct ct_session *session, struct ct_timed_context *con
     context->reference_end_ns = end_ns;
 }
 
-/* If the stream was idle, and the device recorded the end as early as the host, then the kernel had ended before, and
- * the measurement is only an upper bound. The smallest bound is used until there is a real measurement. */
-static void add_length(struct ct_session *session, const struct ct_identity *identity, uint64_t length_ns, int is_bound)
+/* Adds a measurement to the record. A bound is kept there until there is a real measurement. */
+static void record_length(struct ct_record_kernel *kernel, uint64_t length_ns, int is_bound)
 {
-    struct ct_record_kernel *kernel = identity->kernel;
     uint64_t count = load_relaxed(&kernel->device.count);
     if (is_bound && count &&
         (!kernel->is_bound || load_relaxed(&kernel->device.lowest) <= length_ns))
@@ -67,10 +65,20 @@ static void add_length(struct ct_session *session, const struct ct_identity *ide
     }
     kernel->is_bound = (uint32_t)is_bound;
     ct_histogram_add(&kernel->device, length_ns);
+}
+
+/* If the stream was idle, and the device recorded the end as early as the host, then the kernel had ended before, and
+ * the measurement is only an upper bound; the same holds next to an active neighbour, of which the record has none. */
+static void add_length(struct ct_session *session, const struct ct_identity *identity, uint64_t length_ns, int is_bound,
+                       int is_undisturbed)
+{
+    if (identity->kernel && is_undisturbed)
+        record_length(identity->kernel, length_ns, is_bound);
     if (!session->gateway)
         return; /* the times are not used */
     ct_lock(session);
-    ct_kernel_time_learn(&session->kernel_times[identity->number], &kernel->device);
+    ct_kernel_time_learn(&session->kernel_times[identity->number], length_ns,
+                         ct_gate_clock_ppm(&session->gateway->gate), is_bound || !is_undisturbed);
     ct_unlock(session);
 }
 
@@ -149,10 +157,11 @@ int ct_pair_read_oldest(struct ct_session *session, struct ct_timed_context *con
         const int is_undisturbed = is_clean(session, pair, rounded_ns(length_ns));
         /* If the host was descheduled between the event and the launch, the measurement is too long. */
         const int is_prompt = session->is_measuring || pair->gap_ns <= event_ns / 4 + PROMPT_NS;
-        if (pair->charges && is_prompt)
+        const int is_current = pair->identity_generation == pair->identity->generation; /* otherwise evicted */
+        if (pair->charges && is_prompt && is_current)
             settle_share(session, pair, rounded_ns(length_ns), is_undisturbed, is_bound);
-        if (is_undisturbed && is_prompt)
-            add_length(session, pair->identity, rounded_ns(length_ns), is_bound);
+        if (is_prompt && is_current)
+            add_length(session, pair->identity, rounded_ns(length_ns), is_bound, is_undisturbed);
     }
     ct_timing_lock(&timing->lock);
     context->first = pair->next;

@@ -13,11 +13,11 @@
 #include <sys/types.h>
 
 enum {
-    CT_RECORD_VERSION = 1,
+    CT_RECORD_VERSION = 2,
     CT_RECORD_HEADER_BYTES = 4096,
     CT_RECORD_KERNELS = 2048,
     CT_RECORD_INTERVALS = 8192,
-    CT_RECORD_NAME_BYTES = 216,
+    CT_RECORD_NAME_BYTES = 2048,
     CT_RECORD_UNKNOWN = 8, /* names of unknown addresses that are kept */
     CT_RECORD_UNKNOWN_BYTES = 64,
     CT_RECORD_HISTORY = 3,     /* number of launches in the key of an interval */

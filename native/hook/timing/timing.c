@@ -209,12 +209,13 @@ void ct_timing_end(struct ct_session *session, struct ct_pair *pair, const struc
     pair->late_ns = begin_ticks ? (double)ct_clock_between_ns(&session->clock, begin_ticks, launch_ticks) : 0;
     pair->host_ns =
         begin_ticks ? (double)ct_clock_between_ns(&session->clock, begin_ticks, ct_clock_ticks(&session->clock)) : 0;
-    if (!identity || !identity->kernel || ct_record_event(pair->end, stream, is_per_thread) != CUDA_SUCCESS) {
+    if (!identity || ct_record_event(pair->end, stream, is_per_thread) != CUDA_SUCCESS) {
         ct_pair_give_back(timing, pair, identity != NULL);
         return;
     }
     fetch_add_relaxed(&session->record.header->timed, 1);
     pair->identity = identity;
+    pair->identity_generation = identity->generation;
     pair->next = NULL;
     ct_timing_lock(&timing->lock);
     struct ct_timed_context *context = &timing->contexts[pair->context];

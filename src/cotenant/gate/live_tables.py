@@ -26,6 +26,7 @@ class _Device:
         self.table = NodePage(f"cotenant-table-{gpu}", tenant_table.TABLE_BYTES)
         self.arbitration = ArbitrationPage.create(f"cotenant-arbitration-{gpu}")
         self.rules: GateRules | None = None
+        self.clock_ppm = 0
         self.entries: dict[int, GateEntry] = {}
         self.processes: dict[int, _AttachedIndex] = {}
         self.table.write(tenant_table.format_tenant_table)
@@ -81,6 +82,13 @@ class LiveTenantTables:
         device = self._device(gpu)
         device.processes.pop(index, None)
         device.write()
+
+    def set_clock(self, gpu: int, clock_ppm: int) -> None:
+        """Publish the clock of a device as a fraction of its highest one; 0: unknown."""
+        device = self._devices.get(gpu)
+        if device is not None and device.clock_ppm != clock_ppm:
+            device.clock_ppm = clock_ppm
+            device.table.write(lambda memory: tenant_table.set_clock(memory, clock_ppm))
 
     def read(self, gpu: int) -> GateRules | None:
         """Return the rules and the tenants of a device; None if it has no table."""

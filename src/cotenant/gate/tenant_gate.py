@@ -6,50 +6,13 @@ asks the gate for each launch until it passes. Instants are arguments.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from typing import Final
 
 from cotenant import _native
+from cotenant.gate.launch_estimate import LaunchEstimate
+from cotenant.gate.learned_times import LearnedTimes
 from cotenant.gate.tenant_table import WritableBuffer
-from cotenant.profile.profile import VARIES
-from cotenant.units.instant import MICROSECOND_NS
-from cotenant.units.value import Value
-
-SHORT_NS: Final = 100 * MICROSECOND_NS
-"""What may be submitted at once into a gap (CT_GATE_DEPTH_NS in native/gate/gate.h): shorter kernels are no risk."""
-
-
-class LaunchEstimate(Value, frozen=True):
-    """The expected duration of a launch and the conditions under which it may run in a gap."""
-
-    expect_ns: int
-    sure_ns: int
-    """A duration that it rarely exceeds."""
-    may_fill: bool = True
-    """Whether its duration is predictable enough for a gap."""
-    granularity_ns: int = 0
-    """The preemption granularity: a launch of higher priority waits no longer, as blocks end one by one.
-
-    0: it waits until the whole launch has ended.
-    """
-    kernel_count: int = 1
-
-
-def granularity_of(mean_ns: float, blocks: int, slots: int) -> int:
-    """Return the duration of one block, scaled by how far the grid fills the device's slots."""
-    waves = max(-(-blocks // slots), 1) if slots else 1
-    return max(round(mean_ns / waves * min(1.0, blocks / slots)), 1) if slots else 0
-
-
-def estimate_launch(mean_ns: float, p90_ns: float, p99_ns: float, granularity_ns: int = 0) -> LaunchEstimate:
-    """Return the estimate of a launch from its profile's quantiles.
-
-    A kernel of very variable duration counts with twice its p99, or with its p99 if that is short: many kernels of a
-    few microseconds vary so.
-    """
-    expect_ns = max(round(mean_ns), 1)  # 0 means unknown
-    bound_ns = p90_ns if p99_ns <= VARIES * mean_ns else p99_ns if p99_ns <= SHORT_NS else 2 * p99_ns
-    return LaunchEstimate(expect_ns, max(round(bound_ns), expect_ns), granularity_ns=granularity_ns)
 
 
 class TenantGate:
@@ -67,10 +30,17 @@ class TenantGate:
         works: Sequence[LaunchEstimate],
         steps: Sequence[int],
         slo_ns: int = 0,
+        times: LearnedTimes | None = None,
     ) -> None:
-        """Be the process of this index and generation on a device; `slo_ns` is the latency objective, or 0."""
+        """Be the process of this index and generation on a device; `slo_ns` is the latency objective, or 0.
+
+        With `times`, durations are learned as the program runs, and those in `works` are not used.
+        """
         self._gate = _native.Gate(memory, *process)
         self._slo_ns = slo_ns
+        self._times = times
+        self.learns = times is not None
+        self._admitted: list[deque[int]] = [deque() for _ in works]
         self._works = [
             (work.expect_ns, work.sure_ns, (int(work.may_fill), work.granularity_ns, work.kernel_count))
             for work in works
@@ -83,7 +53,8 @@ class TenantGate:
         self._last_ns = 0
         self._since_ns = -1
         self._asked_ns = 0
-        self._request = (0, 0, 0, 0, 0, 0, 1)
+        self._work = 0
+        self._request = (0, 0, 0, 0, 0, 0, 1, 0, 0)
         self._passing = self._request
         self._must_ask = True
         self.sleeps = self.spins = False
@@ -119,9 +90,13 @@ class TenantGate:
         if self._must_ask:
             self._gate.submitted(self._passing, True, now_ns)
 
-    def ended(self, step: int, now_ns: int) -> None:
-        """Report that a launch has ended."""
-        self._gate.confirmed(self._works[self._steps[step]][0], now_ns)
+    def ended(self, step: int, length_ns: int, now_ns: int) -> None:
+        """Report that a launch has ended, and how long it took."""
+        work = self._steps[step]
+        if self._times is not None:
+            self._times.ended(work, length_ns, self._gate, now_ns)
+        if self.confirms or self._must_ask:
+            self._gate.confirmed(self._admitted[work].popleft() if self._admitted[work] else 0, now_ns)
 
     def waits(self, now_ns: int) -> None:
         """Begin a call that waits for all work."""
@@ -152,13 +127,22 @@ class TenantGate:
             forecast.learn(max(now_ns - self._last_ns, 0))
         work = self._steps[step]
         self._key = self._after(work)
-        expect_ns, sure_ns, preemption = self._works[work]
-        self._request = (expect_ns, sure_ns, *self._forecast(), *preemption)
+        self._work = work
+        if self._times is None:
+            expect_ns, sure_ns, preemption = self._works[work]
+            self._request = (expect_ns, sure_ns, *self._forecast(), *preemption, 0, 0)
+        else:
+            expect_ns, sure_ns, preemption, doubtful = self._times.estimate(work, self._gate.clock_ppm())
+            self._request = (expect_ns, sure_ns, *self._forecast(), *preemption, 0, doubtful)
         self._since_ns = now_ns
         self.sleeps = self.spins = False
 
     def _pass(self, now_ns: int) -> int:
         self._passing = self._request
+        if self._must_ask:
+            self._admitted[self._work].append(self._request[0])
+        if self._times is not None:
+            self._times.launched(self._work, self._gate, now_ns)
         self._last_ns = now_ns
         self.sleeps = self.spins = False
         return now_ns

@@ -89,6 +89,11 @@ def _flags_of(entry: GateEntry) -> int:
     return entry.paused * _PAUSED + entry.online * _ONLINE + entry.ending * _ENDING + entry.static * _STATIC
 
 
+def set_clock(memory: WritableBuffer, clock_ppm: int) -> None:
+    """Publish the clock of the device as a fraction of its highest one, as measured while it is busy; 0: unknown."""
+    _native.tenant_table_set_clock(memory, clock_ppm)
+
+
 def read_tenant_table(memory: bytes | WritableBuffer) -> GateRules:
     """Return the rules and the tenants that have processes; raise `ValueError` if the buffer holds no table."""
     header, _ = _native.tenant_table_read(memory)

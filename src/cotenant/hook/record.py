@@ -16,10 +16,10 @@ from cotenant.units.value import Value
 from cotenant.workload.kernel import KernelIdentity, WorkKind
 
 MAGIC: Final = b"COTREC1\0"
-VERSION: Final = 1
+VERSION: Final = 2
 
 _HEADER: Final = struct.Struct("<8s10I11Q64s512s")
-_KERNEL: Final = struct.Struct("<216s10IQ")
+_KERNEL: Final = struct.Struct("<2048s10IQ")
 _INTERVAL: Final = struct.Struct("<4I")
 _OCTAVE_BITS: Final = 4
 _BUCKETS: Final = 32 + 31 * 16

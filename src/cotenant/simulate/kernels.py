@@ -8,8 +8,17 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from cotenant.gate import tenant_gate
-from cotenant.gate.rules import GateEntry, GatePolicy, GateRules
-from cotenant.gate.tenant_table import device_memory, gate_page, read_page, write_tenant_table
+from cotenant.gate.launch_estimate import LaunchEstimate, estimate_launch, granularity_of
+from cotenant.gate.learned_times import KernelLayout, LearnedTimes
+from cotenant.gate.rules import GateEntry, GatePolicy, GateRules, ProcessEntry
+from cotenant.gate.tenant_table import (
+    WritableBuffer,
+    device_memory,
+    gate_page,
+    read_page,
+    set_clock,
+    write_tenant_table,
+)
 from cotenant.simulate.oracle import OfflineKernels, Plan, plan_of
 from cotenant.softgpu.sim.device import DeviceConfig
 from cotenant.softgpu.sim.host import Client, Costs, LaunchGate, OpenGate
@@ -20,6 +29,9 @@ from cotenant.workload.kernel import KernelIdentity
 from cotenant.workload.load import Workload
 
 Policy: TypeAlias = Literal["open-slice", "open-mps", "strict", "strict-slice", "fill", "fill-slice"]
+Knowledge: TypeAlias = Literal["exact", "profiled", "none"]
+"""What the gate of a program knows of its kernel times: all of them, a profile, or nothing; the latter two are
+corrected by what it measures."""
 _GATES: Final = {"strict": GatePolicy.STRICT, "fill": GatePolicy.FILL}
 _FIRST: Final = -1
 """Stream priority of the first tenant. Under MPS, offline programs run below normal priority; here the first runs
@@ -35,6 +47,11 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     guaranteed_ppm: int = 0
     limit_ppm: int = 0
     static: bool = False
+    knowledge: Knowledge = "exact"
+    cycle: int = 1
+    """The launches of the load are those of this many requests in turn."""
+    process_of: int = -1
+    """The index of the tenant of which it is another process; -1: of none."""
 
 
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,33 +91,97 @@ class SharedRun(msgspec.Struct, frozen=True, kw_only=True):
         return sum(value[reason] for page in self.pages[1:] if isinstance(value := page["passed"], list))
 
 
-def play(policy: Policy, tenants: Sequence[Tenant], setting: RunSettings) -> SharedRun:
-    """Run all tenants on one device."""
+class ClockChange(msgspec.Struct, frozen=True):
+    """From an instant on the device runs at a fraction of its highest clock."""
+
+    at_ns: int
+    clock_ppm: int
+
+
+CLOCK_SAMPLE_NS: Final = 100 * 10**6
+"""How often the node samples the clock of a device."""
+
+
+def play(
+    policy: Policy, tenants: Sequence[Tenant], setting: RunSettings, change: ClockChange | None = None
+) -> SharedRun:
+    """Run all tenants on one device; the first tenant, with its other processes, has priority over the others."""
     sliced = shares_slices(policy)
     base = policy.removesuffix("-slice")
     clients = [
         Client(
             tenant.load,
-            index if sliced else 0,
+            (index if tenant.process_of < 0 else tenant.process_of) if sliced else 0,
             _host_seed(setting, index),
             setting.warm if index == 0 else 0,
-            _FIRST if base in _GATES and index == 0 else 0,
+            _FIRST if base in _GATES and (index == 0 or tenant.process_of == 0) else 0,
+            cycle=tenant.cycle,
         )
         for index, tenant in enumerate(tenants)
     ]
-    if base not in _GATES:
-        gates: list[LaunchGate] = [OpenGate() for _ in tenants]
-        return SharedRun(
-            played=DeviceSimulation(setting.device, clients, gates, setting.costs, setting.seed).play(_LONGEST_NS)
-        )
     memory = device_memory()
-    write_tenant_table(memory, _rules(_GATES[base], tenants, setting, sliced=sliced))
-    gates = [
-        tenant_gate.TenantGate(memory, (index, 1), *works_of(tenant.load, 0 if sliced else setting.device.sm_count))
-        for index, tenant in enumerate(tenants)
-    ]
-    played = DeviceSimulation(setting.device, clients, gates, setting.costs, setting.seed).play(_LONGEST_NS)
+    gates: list[LaunchGate] = [OpenGate() for _ in tenants]
+    if base in _GATES:
+        rules = _rules(_GATES[base], tenants, setting, sliced=sliced)
+        write_tenant_table(memory, rules, _processes(tenants, rules))
+        sm_count = 0 if sliced else setting.device.sm_count
+        gates = [_gate(memory, index, tenant, sm_count, setting.seed) for index, tenant in enumerate(tenants)]
+    simulation = DeviceSimulation(setting.device, clients, gates, setting.costs, setting.seed)
+    if change is not None:
+        _change_clock(simulation, memory, change)
+    played = simulation.play(_LONGEST_NS)
+    if base not in _GATES:
+        return SharedRun(played=played)
     return SharedRun(played=played, pages=tuple(read_page(gate_page(memory, index)) for index in range(len(tenants))))
+
+
+def _change_clock(simulation: DeviceSimulation, memory: WritableBuffer, change: ClockChange) -> None:
+    """Change the clock at its instant; the node publishes it when it samples the clock the next time."""
+
+    def sample(now_ns: int) -> None:
+        if now_ns > change.at_ns:
+            set_clock(memory, change.clock_ppm)
+
+    def change_speed(now_ns: int) -> None:
+        if now_ns == change.at_ns:
+            simulation.set_speed(now_ns, change.clock_ppm)
+
+    simulation.every(change.at_ns, change_speed)
+    simulation.every(CLOCK_SAMPLE_NS, sample)
+
+
+def _gate(memory: WritableBuffer, index: int, tenant: Tenant, sm_count: int, seed: int) -> tenant_gate.TenantGate:
+    works, steps = works_of(tenant.load, sm_count)
+    times = None if tenant.knowledge == "exact" else _learned_times(tenant, sm_count, seed + index)
+    return tenant_gate.TenantGate(memory, (index, 1), works, steps, times=times)
+
+
+def _learned_times(tenant: Tenant, sm_count: int, seed: int) -> LearnedTimes:
+    load = tenant.load
+    if load.graph:
+        layouts = [KernelLayout(load.name, 1, sm_count, len(load.launches))]
+        profile = [(load.device_ns,) * 3]
+    else:
+        kernels = dict.fromkeys(launch.kernel for launch in load.launches)
+        slots = {launch.kernel: launch.blocks_per_sm * sm_count for launch in load.launches}
+        layouts = [KernelLayout(kernel.function, kernel.blocks, slots[kernel]) for kernel in kernels]
+        recorders = {kernel: Recorder() for kernel in kernels}
+        for launch in load.launches:
+            recorders[launch.kernel].record(launch.device_ns)
+        histograms = [recorder.histogram() for recorder in recorders.values()]
+        profile = [(round(times.mean), times.quantile(0.9), times.quantile(0.99)) for times in histograms]
+    times = LearnedTimes(layouts, seed)
+    for number, values in enumerate(profile if tenant.knowledge == "profiled" else ()):
+        times.profile(number, *values)
+    return times
+
+
+def _processes(tenants: Sequence[Tenant], rules: GateRules) -> tuple[ProcessEntry, ...]:
+    return tuple(
+        ProcessEntry(index, 1, owner, rules.entries[owner])
+        for index, tenant in enumerate(tenants)
+        for owner in (index if tenant.process_of < 0 else tenant.process_of,)
+    )
 
 
 def plan_oracle(alone: DeviceRun, offline: Workload, setting: RunSettings, allowance_ns: int, *, sliced: bool) -> Plan:
@@ -115,7 +196,7 @@ def plan_oracle(alone: DeviceRun, offline: Workload, setting: RunSettings, allow
     return plan_of(alone.gaps_ns, kernels, allowance_ns, switch_ns, setting.costs)
 
 
-def works_of(load: Workload, sm_count: int = 0) -> tuple[list[tenant_gate.LaunchEstimate], list[int]]:
+def works_of(load: Workload, sm_count: int = 0) -> tuple[list[LaunchEstimate], list[int]]:
     """Return what a profile of the load would contain for each kernel, and the kernel of each launch.
 
     With a number of SMs, also the preemption granularity of its blocks.
@@ -124,9 +205,7 @@ def works_of(load: Workload, sm_count: int = 0) -> tuple[list[tenant_gate.Launch
     if load.graph:
         granularity_ns = load.device_ns // kernel_count if sm_count else 0
         return [
-            tenant_gate.LaunchEstimate(
-                load.device_ns, load.device_ns, granularity_ns=granularity_ns, kernel_count=kernel_count
-            )
+            LaunchEstimate(load.device_ns, load.device_ns, granularity_ns=granularity_ns, kernel_count=kernel_count)
         ], [0]
     numbers: dict[KernelIdentity, int] = {}
     steps = [numbers.setdefault(launch.kernel, len(numbers)) for launch in load.launches]
@@ -139,10 +218,10 @@ def works_of(load: Workload, sm_count: int = 0) -> tuple[list[tenant_gate.Launch
     ], steps
 
 
-def _work(recorder: Recorder, blocks: int, slots: int) -> tenant_gate.LaunchEstimate:
+def _work(recorder: Recorder, blocks: int, slots: int) -> LaunchEstimate:
     times = recorder.histogram()
-    granularity_ns = tenant_gate.granularity_of(times.mean, blocks, slots)
-    return tenant_gate.estimate_launch(times.mean, times.quantile(0.9), times.quantile(0.99), granularity_ns)
+    granularity_ns = granularity_of(times.mean, blocks, slots)
+    return estimate_launch(times.mean, times.quantile(0.9), times.quantile(0.99), granularity_ns)
 
 
 def _rules(policy: GatePolicy, tenants: Sequence[Tenant], setting: RunSettings, *, sliced: bool) -> GateRules:

@@ -20,6 +20,7 @@ from cotenant.node.config.file import Config
 _PLAIN: Final = ("loop", "device", "hook", "gate")
 _OWN_FLAGS: Final = {
     "fill": ("data", "quick", "sweep_bound", "gate", "bound", "delay"),
+    "cold": ("quick",),
     "faults": ("only",),
     "attack": ("attack", "mode"),
     "goodput": ("quick", "only", "runtime", "slo_times"),
@@ -38,6 +39,7 @@ def add_commands(commands: Any) -> None:
     bench = add_command(commands, "bench", "Measure cotenant itself.", _bench, json=True)
     about = (
         "loop: the event loop under both clocks; device: the software GPU; hook, gate: added cost of a launch; "
+        "cold: services without a profile next to training; "
         "fill: pairs of measured kernel streams under each sharing mode; faults: requests lost to injected faults; "
         "attack: an online tenant while an offline tenant attacks; memory: quotas under random allocation; "
         "limit: accuracy of compute shares; server: cost of serving; "
@@ -51,7 +53,8 @@ def add_commands(commands: Any) -> None:
         "--rounds",
         type=int,
         default=None,
-        help="interleaved repetitions (default 5; match: 3; fill, server, goodput: 3, quick: 1; faults: 20 per kind)",
+        help="interleaved repetitions (default 5; cold: 1; match: 3; fill, server, goodput: 3, quick: 1; "
+        "faults: 20 per kind)",
     )
     data = "fill: directory of the measurements (default $COTENANT_DATA)"
     bench.add_argument("--data", default=None, metavar="DIR", help=data)
@@ -59,7 +62,8 @@ def add_commands(commands: Any) -> None:
         "--quick",
         action="store_true",
         default=None,
-        help="fill: one pair of each family, about a minute; memory: 2,400 operations; limit: 2 s per case; "
+        help="cold: 4 s of simulated time, nothing live; "
+        "fill: one pair of each family, about a minute; memory: 2,400 operations; limit: 2 s per case; "
         "server: one round; soak: 20 s; goodput: small models, seconds; cluster: hundreds of GPUs; "
         "match: up to 1,000 jobs; "
         "kubernetes: up to 10 nodes",
@@ -97,6 +101,7 @@ def _bench(options: argparse.Namespace) -> int:
                 raise ConfigError(name, given, f"has no meaning for `bench {options.name}`: omit it")
     if options.name in _OWN_FLAGS:
         owners = {
+            "cold": _bench_cold,
             "fill": _bench_fill,
             "faults": _bench_faults,
             "attack": _bench_attack,
@@ -111,6 +116,18 @@ def _bench(options: argparse.Namespace) -> int:
         }
         return owners[options.name](options)
     return _bench_plain(options.name, options.rounds or 5, as_json=options.json)
+
+
+def _bench_cold(options: argparse.Namespace) -> int:
+    from cotenant_lab.bench.cold.bench import bench_cold
+    from cotenant_lab.bench.cold.tables import show_cold
+
+    report = bench_cold(options.rounds or 1, print_line, quick=bool(options.quick))
+    if options.json:
+        print_json(report)
+    else:
+        show_cold(output(), report)
+    return 0
 
 
 def _bench_fill(options: argparse.Namespace) -> int:

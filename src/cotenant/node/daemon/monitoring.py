@@ -36,6 +36,8 @@ from cotenant.runner.live_loop import LiveLoop
 from cotenant.softgpu.commands import home
 
 VISIBLE_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
+_CLOCK_STEP_PPM: Final = 10_000
+"""Smaller changes of a clock are not published."""
 
 
 class Monitoring:
@@ -142,9 +144,18 @@ class Monitoring:
         """Post an event; a sample that changes nothing causes no turn, which keeps the journal short."""
         if isinstance(event, GpuSampled):
             self._on_sample(event.gpu, event.sample)
+            self._publish_clock(event.gpu, event.sample)
             if not self._machine.is_changed_by(event, self._clock.now()):
                 return
         self._loop.post(event)
+
+    def _publish_clock(self, gpu: int, sample: GpuSample) -> None:
+        """Publish the clock of a device by which its tenants scale their kernel times.
+
+        The clock of an idle device is low to save power and says nothing about how fast kernels run.
+        """
+        if sample.clock_ppm > 0 and sample.utilization_ppm >= self._machine.settings.limits.load_ppm:
+            self._tables.set_clock(gpu, sample.clock_ppm // _CLOCK_STEP_PPM * _CLOCK_STEP_PPM)
 
     def _mps_environment(self) -> dict[str, str]:
         return {} if self.mps is None else self.mps.environment()

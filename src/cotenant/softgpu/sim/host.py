@@ -35,6 +35,8 @@ class LaunchGate(Protocol):
     """It spins, and observes launches of others."""
     confirms: bool
     """It must learn of the completion of the last admitted launch."""
+    learns: bool
+    """It learns how long each launch took on the device."""
 
     def ask(self, step: int, since_ns: int, now_ns: int) -> int:
         """Return `now_ns` to admit the launch, or a later instant at which to ask again."""
@@ -44,8 +46,8 @@ class LaunchGate(Protocol):
         """The driver has accepted the launch."""
         ...
 
-    def ended(self, step: int, now_ns: int) -> None:
-        """An event has shown the completion of a launch."""
+    def ended(self, step: int, length_ns: int, now_ns: int) -> None:
+        """An event has shown the completion of a launch, which took this long on the device."""
         ...
 
     def waits(self, now_ns: int) -> None:
@@ -68,7 +70,7 @@ class LaunchGate(Protocol):
 class OpenGate:
     """Admits every launch at once."""
 
-    sleeps = spins = confirms = False
+    sleeps = spins = confirms = learns = False
 
     def ask(self, step: int, since_ns: int, now_ns: int) -> int:
         """Admit the launch."""
@@ -78,7 +80,7 @@ class OpenGate:
     def submitted(self, now_ns: int) -> None:
         """Ignore it."""
 
-    def ended(self, step: int, now_ns: int) -> None:
+    def ended(self, step: int, length_ns: int, now_ns: int) -> None:
         """Ignore it."""
 
     def waits(self, now_ns: int) -> None:
@@ -127,6 +129,8 @@ class Client(Value, frozen=True):
     """Priority of its streams; lower goes first."""
     sm_cap: int = 0
     """Limit in SMs' worth of blocks; 0: none."""
+    cycle: int = 1
+    """The launches of the load are those of this many requests in turn, with the same number of launches each."""
 
 
 class Host:
@@ -135,8 +139,10 @@ class Host:
     __slots__ = (
         "at_ns",
         "awaits",
+        "begin_ns",
         "called_ns",
         "client",
+        "cycle",
         "done_ns",
         "due_ns",
         "dues",
@@ -155,6 +161,7 @@ class Host:
         "outstanding",
         "period",
         "request",
+        "request_steps",
         "requests",
         "rng",
         "runs",
@@ -182,7 +189,9 @@ class Host:
         self.ops = [request_ops] if load.graph else [[op] for op in request_ops]
         self.intervals = [0] if load.graph else [launch.interval_ns for launch in load.launches]
         self.kinds = len(streams)
-        self.last_step = len(self.ops) - 1
+        self.cycle = client.cycle
+        self.request_steps = len(self.ops) // client.cycle
+        self.last_step = self.request_steps - 1
         self.streams: list[int] = []
         self.jitter = costs.jitter_ppm / 1e6
         self.rng = random.Random(client.seed)
@@ -200,13 +209,19 @@ class Host:
         self.at_ns = self.due_ns if self.requests else NEVER_NS
         self.awaits = False
         self.outstanding = 0
-        self.ended: deque[tuple[int, int]] = deque()
+        self.ended: deque[tuple[int, int, int]] = deque()
+        self.begin_ns = 0
         self.dues = array("q")
         self.ends = array("q")
         self.done_ns = self.kernels = self.waits = self.waited_ns = 0
         self.gaps: list[tuple[int, int]] = []
         self.idle_from_ns = 0
         self.runs: list[tuple[int, int]] = []
+
+    def begin_request(self) -> None:
+        """Go to the first launch of the next request."""
+        self.step = self.request % self.cycle * self.request_steps
+        self.last_step = self.step + self.request_steps - 1
 
     def interval_ns(self) -> int:
         """Return the interval from this launch to the next."""

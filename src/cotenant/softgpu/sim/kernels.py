@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from cotenant import _native
-from cotenant.softgpu.sim.device import DeviceConfig
+from cotenant.softgpu.sim.device import FULL_SPEED, DeviceConfig
 from cotenant.softgpu.sim.host import (
     AHEAD_LIMIT,
     AT_GATE,
@@ -31,6 +31,7 @@ from cotenant.softgpu.sim.host import (
     LaunchGate,
 )
 from cotenant.softgpu.sim.results import ClientTotals, DeviceRun, co_running_ns
+from cotenant.units.share import WHOLE_PPM
 
 _OPS: Final = 8192
 _STEP_BITS: Final = 24
@@ -91,6 +92,10 @@ class DeviceSimulation:
         self._run(warm_ns, None)
         self._begin = self._window_edge(warm_ns)
         return self._result(self._run(for_ns, None))
+
+    def set_speed(self, now_ns: int, speed_ppm: int) -> None:
+        """Change the clock of the device to a fraction of the highest one."""
+        self._device.set_speed(now_ns, max(speed_ppm * FULL_SPEED // WHOLE_PPM, 1))
 
     def requests_of(self, index: int) -> tuple[array[int], array[int]]:
         """Return when each finished request of a host was due, and when it ended."""
@@ -175,7 +180,7 @@ class DeviceSimulation:
                     host.state, host.at_ns, host.awaits = AT_LIMIT, NEVER_NS, True
                     return
             host.since_ns = now_ns
-            if not host.step:
+            if not host.step % host.request_steps:
                 host.gate.began(host.due_ns)
         gate = host.gate
         if gate.confirms or host.ended:
@@ -200,7 +205,8 @@ class DeviceSimulation:
         self._collect()
         ended, visible_ns = host.ended, now_ns - self._costs.query_ns
         while ended and ended[0][0] <= visible_ns:
-            host.gate.ended(ended.popleft()[1], now_ns)
+            end_ns, step, begin_ns = ended.popleft()
+            host.gate.ended(step, end_ns - begin_ns, now_ns)
 
     def _submit(self, host: Host, now_ns: int) -> None:
         device, streams, step = self._device, host.streams, host.step
@@ -211,7 +217,7 @@ class DeviceSimulation:
             if not host.outstanding:
                 host.gaps.append((host.idle_from_ns, now_ns))
         last = len(ops) - 1
-        confirmed = last if host.gate.confirms else -1
+        confirmed = last if host.gate.confirms or host.gate.learns else -1
         for index, (op, stream, _) in enumerate(ops):
             tag = host.tag | (index == confirmed) << 39 | (index << _STEP_BITS if last else 0) | step
             if len(op) == 2:
@@ -248,7 +254,7 @@ class DeviceSimulation:
             host.dues.append(host.due_ns)
             host.ends.append(now_ns)
             host.gate.served(host.due_ns, now_ns)
-        host.step = 0
+        host.begin_request()
         if host.request == host.warm and host is self._hosts[0]:
             self._begin = self._window_edge(now_ns)
             self._gaps_before = len(host.gaps)
@@ -293,8 +299,10 @@ class DeviceSimulation:
             host.done_ns += host.ops[step][index][2]
             if self._records_gaps and host.gate.confirms:
                 host.runs.append((record[9], end_ns))
+            if not index:
+                host.begin_ns = record[9]
             if tag >> 39 & 1:
-                host.ended.append((end_ns, step))
+                host.ended.append((end_ns, step, host.begin_ns if index else record[9]))
             if not host.outstanding:
                 host.idle_from_ns = end_ns
             if host.awaits:

@@ -1,0 +1,1 @@
+"""Bench `cold`: services whose kernels were never profiled, next to training."""
