@@ -31,7 +31,7 @@ void ct_duration_from_profile(struct ct_duration *duration, uint64_t mean_ns, ui
 
 /* Returns the expected time at the reference clock; 0: unknown. */
 uint64_t ct_duration_expected(const struct ct_duration *duration);
-/* Returns whether the expected time may be wrong by much: few measurements, or only bounds, or they contradict. */
+/* Returns whether the kernel may take much longer than expected: few measurements, or they differ or contradict. */
 int ct_duration_is_doubtful(const struct ct_duration *duration);
 
 /* Returns a time at the reference clock as it is at this clock, and the reverse; a clock of 0 is unknown and counts as

@@ -170,7 +170,7 @@ void ct_launch_admit(struct ct_launch *launch)
     }
     ct_gate_announce(&gateway->gate, &launch->request, now_ns);
     ct_launch_trace(launch, now_ns, CT_GATE_TOP);
-    if (CT_UNLIKELY(launch->request.is_doubtful || !launch->request.expect_ns))
+    if (CT_UNLIKELY(launch->request.is_doubtful || !launch->request.expect_ns || gateway->completions.outstanding))
         watch(launch, now_ns);
     ct_unlock(session);
     launch->passed = CT_PASSED_ANNOUNCED;
@@ -184,7 +184,8 @@ static void report_outcome(struct ct_launch *launch, CUresult result)
     if (launch->passed == CT_PASSED_ANNOUNCED && result == CUDA_SUCCESS) {
         if (launch->must_watch) {
             ct_completions_collect(session); /* of earlier launches */
-            ct_completions_watch(session, stream_of(launch), launch->is_per_thread);
+            if (launch->request.is_doubtful || !launch->request.expect_ns)
+                ct_completions_watch(session, stream_of(launch), launch->is_per_thread);
         }
         return;
     }
