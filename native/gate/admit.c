@@ -36,11 +36,13 @@ static uint64_t kernel_rate(const struct ct_gate_page *page, uint64_t sequence)
 
 /* Returns whether work of the tenant has not been seen to complete: its host still waits for it, or its length was
  * unknown or doubtful. Whatever was predicted, other tenants or a lower clock may have delayed it. A host that waits for
- * longer than the horizon has died or is stuck. */
-static int has_unfinished_work(const struct ct_gate_page *page, uint64_t now_ns)
+ * a multiple of the expected time has been stopped, and is not waited for. */
+static int has_unfinished_work(const struct ct_gate_page *page, uint64_t busy_ns, uint64_t now_ns)
 {
     const uint64_t waits_ns = plausible(load_relaxed(&page->waits_ns), now_ns);
-    return (waits_ns && sat_sub_u64(now_ns, waits_ns) <= CT_GATE_HORIZON_NS) ||
+    const uint64_t work_ns = min_u64(sat_sub_u64(busy_ns, load_relaxed(&page->at_ns)), CT_GATE_HORIZON_NS);
+    return (waits_ns && sat_sub_u64(now_ns, max_u64(waits_ns, busy_ns)) <=
+                            CT_GATE_DOUBTFUL_FACTOR * work_ns + CT_GATE_STUCK_NS) ||
            plausible(load_relaxed(&page->unfinished_ns), now_ns) > now_ns;
 }
 
@@ -63,7 +65,7 @@ static void take_snapshot(struct ct_gate *gate, uint64_t now_ns, struct snapshot
             next_ns = plausible(load_acquire(&page->next_ns), now_ns);
         uint64_t busy_ns = plausible(load_acquire(&page->busy_ns), now_ns);
         const uint64_t last_ns = min_u64(sat_sub_u64(busy_ns, load_relaxed(&page->at_ns)), CT_GATE_HORIZON_NS);
-        if (busy_ns <= now_ns && has_unfinished_work(page, now_ns))
+        if (busy_ns <= now_ns && has_unfinished_work(page, busy_ns, now_ns))
             busy_ns = sat_add_u64(now_ns, OVERDUE_EXTENSION_NS + min_u64((now_ns - busy_ns) / OVERDUE_DIVISOR,
                                                                          OVERDUE_EXTENSION_MAX_NS));
         /* A tenant that itself waits for admission launches when it is admitted, not when it was predicted to. */

@@ -10,8 +10,6 @@
 
 /* A late launch does not make a holder quiet: among many launches some are always late. */
 enum { PATIENCE_MIN_NS = 250 * 1000, PATIENCE_SPREADS = 4 };
-/* Work of doubtful length counts as running for this multiple of its expected time, and a while longer. */
-enum { DOUBTFUL_FACTOR = 16 };
 
 void ct_gate_open(struct ct_gate *gate, const struct ct_tenant_table *table, const void *processes,
                   struct ct_gate_page *page, struct ct_arbitration_page *arbitration, uint32_t index,
@@ -266,9 +264,9 @@ static void count_active(struct ct_gate *gate, uint64_t now_ns)
  * its host neither waits nor launches again, no event shows its end. */
 static uint64_t unfinished_until(const struct ct_launch_request *request, uint64_t begin_ns, uint64_t now_ns)
 {
-    if (!request->expect_ns || request->expect_ns > CT_GATE_HORIZON_NS / DOUBTFUL_FACTOR)
+    if (!request->expect_ns || request->expect_ns > CT_GATE_HORIZON_NS / CT_GATE_DOUBTFUL_FACTOR)
         return sat_add_u64(now_ns, CT_GATE_HORIZON_NS);
-    return instant_after(begin_ns, DOUBTFUL_FACTOR * request->expect_ns + CT_GATE_STUCK_NS, now_ns);
+    return instant_after(begin_ns, CT_GATE_DOUBTFUL_FACTOR * request->expect_ns + CT_GATE_STUCK_NS, now_ns);
 }
 
 void ct_gate_announce(struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns)

@@ -34,6 +34,8 @@ enum {
     CT_GATE_BURST_NS = 30 * 1000 * 1000,       /* a debt up to this has no effect */
     CT_GATE_HARD_DEBT_NS = 120 * 1000 * 1000,  /* a debt above this closes gaps too */
     CT_GATE_CLOSED_NS = 2000 * 1000 * 1000,    /* the debt of any loss if higher-priority tenants may lose nothing */
+    CT_GATE_DOUBTFUL_FACTOR = 16,              /* work that is not seen to complete counts as running for this multiple
+                                                * of its expected time, plus CT_GATE_STUCK_NS */
     CT_GATE_STUCK_NS = 100 * 1000 * 1000,      /* if nothing has ended for this long, it possibly depends on the launch
                                                 * that waits */
 };

@@ -85,7 +85,8 @@ def test_unknown_work_and_a_waiting_host_count_until_they_are_seen_to_end() -> N
     low.confirmed(kernel[0], now + MS)
     holder.announce((100 * US, 100 * US, 20 * MS, 21 * MS, 1, 0, 1, 0), now + 2 * MS)
     holder.sync(20 * MS, 21 * MS, False, now + 2 * MS)
-    assert low.admit(kernel, now + 900 * MS, now + 900 * MS)[1] == sums.BUSY, "its host waits for it"
+    assert low.admit(kernel, now + 90 * MS, now + 90 * MS)[1] == sums.BUSY, "its host waits for it"
+    assert low.admit(kernel, now + 900 * MS, now + 900 * MS)[:2] == (1, sums.FREE), "a stopped host is not waited for"
     assert read(file, 0, "unfinished_ns") == 0
 
 

@@ -138,7 +138,8 @@ class Tenant(Shares):
     def busy_of(self, page: Page, now: int) -> int:
         """Return when its work ends; work that was not seen to complete is assumed to run a while longer."""
         busy = page["busy_ns"]
-        is_awaited = page["waits_ns"] and now - page["waits_ns"] <= FAR
+        waited, work = now - max(page["waits_ns"], busy), min(max(busy - page["at_ns"], 0), FAR)
+        is_awaited = page["waits_ns"] and waited <= 16 * work + STUCK_AFTER
         if busy > now or not (is_awaited or page["unfinished_ns"] > now):
             return busy
         return now + WAITED_FOR + min((now - busy) // 2, 2000 * MS)
