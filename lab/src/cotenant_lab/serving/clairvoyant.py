@@ -119,23 +119,26 @@ def clairvoyant_goodput(
 ) -> float:
     """Return the requests per second that the best schedule answers in time; `waits`: it may wait for batches.
 
-    `min_fairness` is the least Jain's index of the fractions of requests in time by model.
+    `min_fairness` is the least Jain's index of the fractions of requests in time by model; if no schedule has it, the
+    fairest one counts.
     """
     rules = [
         _Rule(*choices)
         for choices in product(("due", "cost", "fair"), (True, False), (False, True) if waits else (False,))
     ]
     offered = [max(_offered(arrivals[model.name], setting), 1) for model in models]
-    best = 0
+    best = fairest = (0.0, 0)
     for fraction, group in product(KEPT_FRACTIONS, _GROUPS):
         if fraction == 1.0 and group > 1:
             continue
         kept = {model.name: _thinned(arrivals[model.name], fraction, group) for model in models}
         for rule in rules:
             in_time = _played(models, kept, setting, rule)
-            if jain([count / total for count, total in zip(in_time, offered, strict=True)]) >= min_fairness:
-                best = max(best, sum(in_time))
-    return best * SECOND_NS / setting.for_ns
+            fairness = jain([count / total for count, total in zip(in_time, offered, strict=True)])
+            fairest = max(fairest, (fairness, sum(in_time)))
+            if fairness >= min_fairness and sum(in_time) > best[1]:
+                best = (fairness, sum(in_time))
+    return (best[1] or fairest[1]) * SECOND_NS / setting.for_ns
 
 
 def _offered(instants: Sequence[Instant], setting: Setting) -> int:

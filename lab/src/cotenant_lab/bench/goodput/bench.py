@@ -45,6 +45,8 @@ ARRIVALS: Final = ("poisson", "bursty")
 BOUND_LOADS: Final = (1.0, 1.3, 2.0)
 """Loads at which our policy is compared with a scheduler that knows all arrivals."""
 WATERFALL_LOAD: Final = 1.3
+FAIRNESS_TOLERANCE: Final = 0.02
+"""The scheduler that knows all arrivals may be less fair than the server by this much. Our choice."""
 BOUND_TARGET: Final = 0.9
 ATTAINED_TARGET: Final = 0.99
 HOLD_TARGET: Final = 0.95
@@ -321,7 +323,7 @@ class _Bench:
         if server.name == OURS and load in BOUND_LOADS:
             taken = loaded.core_part + front_part if self._contenders.is_measured else 0.0
             factor = slower * self._contenders.all_units / max(self._contenders.all_units - taken, 0.01)
-            fairness = jain([model.in_time / max(model.offered, 1) for model in models])
+            fairness = jain([model.in_time / max(model.offered, 1) for model in models]) - FAIRNESS_TOLERANCE
             setting = Setting(self._contenders.all_units, settings.cell_ns, settings.warm_ns)
             known_rps = measured.surface.known_rps(instants, setting, factor, fairness)
             if load == WATERFALL_LOAD and arrival == ARRIVALS[0]:
