@@ -198,7 +198,7 @@ def _server(home: Path) -> Iterator[_Run]:
             yield _Run(json.loads(line), process, folder)
         finally:
             process.terminate()
-            process.wait(60)
+            process.communicate(timeout=60)  # also closes its standard output
 
 
 def bench_soak(for_ns: Duration, report: Callable[[str], None]) -> SoakReport:
