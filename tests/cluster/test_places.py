@@ -11,19 +11,25 @@ SHARED = replaced(GPU, places=2)
 SMALL = {"memory_bytes": 6 * GIB}
 
 
+def place(script: ClusterScript) -> list[StartJob]:
+    """Let rounds start jobs, each of which runs before the next round, until none is started; return the orders."""
+    orders: list[StartJob] = []
+    for _ in range(4):
+        orders += [order for order in script.until(script.now_s + 15) if isinstance(order, StartJob)]
+        script.report("a", *map(runs, orders))
+    return orders
+
+
 def test_a_gpu_has_as_many_jobs_as_it_has_places() -> None:
     script = ClusterScript(lease_ns=3600 * SECOND_NS)
     script.join("a", SHARED)
     for name in ("one", "two", "three"):
         script.submit(name, **SMALL)
-    orders = script.until(30)
-    assert starts(orders) == {"one": ("a", (0,)), "two": ("a", (0,))}
+    first, second = place(script)
+    assert starts([first, second]) == {"one": ("a", (0,)), "two": ("a", (0,))}
     assert script.job("three").why == "none of 1 GPU is open: 1 held"
-    first = next(order for order in orders if isinstance(order, StartJob))
-    second = next(order for order in orders if isinstance(order, StartJob) and order is not first)
-    script.report("a", runs(first), runs(second))
     script.report("a", runs(first, end=JobEnd.DONE), runs(second))
-    assert starts(script.until(60)) == {"three": ("a", (0,))}
+    assert starts(script.until(script.now_s + 30)) == {"three": ("a", (0,))}
     assert script.state("two") is JobState.RUNNING
 
 
@@ -33,13 +39,13 @@ def test_jobs_that_share_a_gpu_fit_into_its_memory_together() -> None:
     script.submit("large", memory_bytes=12 * GIB)
     script.submit("other", memory_bytes=6 * GIB)
     script.submit("small", memory_bytes=3 * GIB)
-    assert set(starts(script.until(40))) == {"large", "small"}
+    assert set(starts(list(place(script)))) == {"large", "small"}
     script = ClusterScript(lease_ns=3600 * SECOND_NS)
     script.join("a", replaced(SHARED, places=3))
     script.submit("large", memory_bytes=12 * GIB)
-    script.until(15)
+    place(script)
     script.submit("other", memory_bytes=6 * GIB)
-    assert starts(script.until(40)) == {}
+    assert starts(script.until(script.now_s + 30)) == {}
     assert script.job("other").why == "none of 1 open GPU is suitable: 1 with too little memory free"
 
 
@@ -47,25 +53,36 @@ def test_a_job_of_unknown_memory_shares_a_gpu_with_no_other() -> None:
     script = ClusterScript(lease_ns=3600 * SECOND_NS)
     script.join("a", SHARED)
     script.submit("unknown")
-    script.until(15)
+    place(script)
     script.submit("known", memory_bytes=1 * GIB)
-    assert starts(script.until(40)) == {}
+    assert starts(script.until(script.now_s + 30)) == {}
     script = ClusterScript(lease_ns=3600 * SECOND_NS)
     script.join("a", SHARED)
     script.submit("known", memory_bytes=1 * GIB)
-    script.until(15)
+    place(script)
     script.submit("unknown")
-    assert starts(script.until(40)) == {}
+    assert starts(script.until(script.now_s + 30)) == {}
     assert "it does not say how much memory it needs" in script.job("unknown").why
+
+
+def test_a_job_is_started_next_to_another_only_when_that_runs() -> None:
+    script = ClusterScript(lease_ns=3600 * SECOND_NS)
+    script.join("a", SHARED)
+    script.submit("one", **SMALL)
+    script.submit("two", **SMALL)
+    [first] = script.until(30)
+    assert script.job("two").why == "none of 1 GPU is open: 1 on which another job is being started"
+    script.report("a", runs(first))
+    assert starts(script.until(60)) == {"two": ("a", (0,))}
 
 
 def test_free_gpus_are_used_before_shared_ones() -> None:
     script = ClusterScript(lease_ns=3600 * SECOND_NS)
     script.join("a", SHARED, SHARED)
     script.submit("one", **SMALL)
-    script.until(15)
+    place(script)
     script.submit("two", **SMALL)
-    [(_, taken)] = starts(script.until(40)).values()
+    [(_, taken)] = starts(script.until(script.now_s + 30)).values()
     assert taken != script.job("one").gpus
 
 
@@ -86,12 +103,12 @@ def test_a_smaller_number_of_places_ends_no_job() -> None:
     script.join("a", SHARED)
     for name in ("one", "two", "three"):
         script.submit(name, **SMALL)
-    orders = [order for order in script.until(30) if isinstance(order, StartJob)]
+    orders = place(script)
     script.reported["a"] = replaced(script.reported["a"], gpus=(GPU,))
     script.report("a", *map(runs, orders))
     assert [script.state(name) for name in ("one", "two", "three")] == [JobState.RUNNING] * 2 + [JobState.WAITING]
     script.report("a", runs(orders[0], end=JobEnd.DONE), runs(orders[1]))
-    assert starts(script.until(60)) == {}
+    assert starts(script.until(script.now_s + 30)) == {}
 
 
 def test_a_restored_cluster_continues_with_shared_gpus() -> None:
@@ -99,7 +116,7 @@ def test_a_restored_cluster_continues_with_shared_gpus() -> None:
     script.join("a", SHARED)
     for name in ("one", "two", "three"):
         script.submit(name, **SMALL)
-    script.until(30)
+    place(script)
     twin = ClusterMachine()
     twin.handle(script.machine.snapshot(), now=script.now_s * SECOND_NS)
     twin.check()
@@ -110,7 +127,7 @@ def test_the_plan_names_the_jobs_of_a_gpu_that_no_other_can_share() -> None:
     script = ClusterScript(lease_ns=3600 * SECOND_NS)
     script.join("a", SHARED)
     script.submit("large", memory_bytes=14 * GIB)
-    script.until(15)
+    place(script)
     script.submit("other", memory_bytes=6 * GIB)
     [idle] = plan_on_state(script.machine.snapshot(), script.now_s * SECOND_NS, "test").idle
     assert idle.why == "no waiting job can share it with large"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -31,12 +32,42 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestCluster]:
     assert made.leftovers() == []
 
 
+class SharedInstallation:
+    """The product on the shared cluster, installed by the first test that needs it and upgraded for other values."""
+
+    def __init__(self, cluster: TestCluster) -> None:
+        self._cluster = cluster
+        self._made: Installation | None = None
+
+    def get(self, values: dict[str, Any]) -> Installation:
+        """Return the installation with two software GPUs and with these values."""
+        wanted: dict[str, Any] = {"controller": {"round": "1s"}, "node": {"offlinePlaces": 1}} | values
+        if self._made is None:
+            self._made = Installation(self._cluster, wanted, report=_report)
+            self._made.install()
+        elif any(self._made.values["node"][name] != value for name, value in wanted["node"].items()):
+            self._made.upgrade(wanted)
+        return self._made
+
+    def close(self) -> None:
+        """Remove it."""
+        if self._made is not None:
+            self._made.remove()
+            assert self._made.leftovers() == []
+
+
 @pytest.fixture(scope="session")
-def installation(cluster: TestCluster) -> Iterator[Installation]:
-    """Install the product on the shared cluster, with two software GPUs."""
-    with Installation(cluster, {"controller": {"round": "1s"}}, report=_report) as made:
-        yield made
-    assert made.leftovers() == []
+def shared_installation(cluster: TestCluster) -> Iterator[SharedInstallation]:
+    """Remove the product from the shared cluster at the end."""
+    made = SharedInstallation(cluster)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def installation(request: pytest.FixtureRequest, shared_installation: SharedInstallation) -> Installation:
+    """Return the product with the values that the module names as VALUES."""
+    return shared_installation.get(getattr(request.module, "VALUES", {}))
 
 
 @pytest.fixture

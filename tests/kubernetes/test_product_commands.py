@@ -1,4 +1,4 @@
-"""Commands on the installed product: check, ps, top, jobs; and the device plugin by an upgrade of the chart."""
+"""Commands on the installed product: check, ps, top, jobs; and the example of a gang."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from cotenant_lab.kubernetes.installation import EXAMPLES
 from tests.support.product import BUSY, Product, train
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.xdist_group("node"), pytest.mark.timeout(600)]
 
 OFFLINE = {"kind": "offline", "memory": "1GiB"}
 
@@ -60,29 +60,3 @@ def test_the_example_of_a_gang_runs_as_it_is(product: Product) -> None:
 
 def succeeded(product: Product, job: str) -> int:
     return sum(pod["status"].get("phase") == "Succeeded" for pod in product.pods_of(job))
-
-
-def test_the_device_plugin_serves_pods_after_an_upgrade(product: Product) -> None:
-    installation = product.installation
-    installation.upgrade({"allocation": "device-plugin"})
-    try:
-        product.pod("placed", BUSY, {"kind": "online", "slo": "50ms", "memory": "1GiB"})
-        product.wait_running("placed")
-        spec = product.get("placed")["spec"]
-        assert spec["containers"][0]["resources"]["limits"]["cotenant.dev/gpu"] == "1"
-        assert "resourceClaims" not in spec
-        tenant = installation.tenant_of("placed")
-        assert tenant is not None
-        assert (tenant["kind"], tenant["memoryBytes"], len(tenant["gpus"])) == ("online", 1 << 30, 1)
-        done = product.run("kubernetes", "check")
-        assert done.returncode == 0, done.stdout
-        kubelet = product.cluster.nodes[0].kubelet
-        kubelet.kill()
-        kubelet.start()
-        installation.wait_ready()
-        assert installation.tenant_of("placed") == tenant
-        product.delete("placed")
-    finally:
-        installation.upgrade({"allocation": "claim"})
-    product.pod("claimed", train(1), OFFLINE)
-    product.wait_phase("claimed", "Succeeded")

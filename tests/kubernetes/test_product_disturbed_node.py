@@ -11,10 +11,10 @@ from cotenant import __version__
 from cotenant_lab.kubernetes.installation import Installation
 from cotenant_lab.kubernetes.product_images import NEXT_TAG, NEXT_VERSION
 from tests.support.kubernetes_parts import DAEMON, PLUGIN, Parts
-from tests.support.kubernetes_tenants import GPU_NODE, SLICES, Records, RequestLoop, Tenants
+from tests.support.kubernetes_tenants import GPU_NODE, JOBS, SLICES, Records, RequestLoop, Tenants
 from tests.support.product import BUSY, Product
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.xdist_group("node"), pytest.mark.timeout(900)]
 
 DISABLED = "cotenant.dev/disabled"
 NO_OFFLINE = "cotenant.dev/no-offline"
@@ -182,6 +182,31 @@ def test_a_lost_gpu_gets_no_pods_until_it_answers_again(parts: Parts, tenants: T
         tenants.records.end(job)
     tenants.wait_finished("first", "second")
     assert [tenants.records.events(job) for job in ("first", "second")] == [["start", "finish"]] * 2
+
+
+def test_jobs_of_a_lost_gpu_continue_on_another_without_a_lost_retry(
+    parts: Parts, tenants: Tenants, product: Product
+) -> None:
+    cluster = parts.cluster
+    tenants.start_job("moved", waits=True)
+    tenants.wait_started("moved")
+    first = tenants.pod_of("moved")["metadata"]
+    gpu = product.gpu_of(first["name"])
+    parts.installation.in_node("cotenant", "softgpu", "fault", "device-lost", "--gpu", gpu.removeprefix("gpu-"))
+    cluster.wait("its GPU is tainted", lambda: devices(tenants)[gpu] == [DISABLED])
+    cluster.wait("it has a new pod", lambda: _is_replaced(tenants, "moved", first["uid"]))
+    cluster.wait("it runs again", lambda: tenants.records.events("moved").count("start") == 2)
+    assert product.gpu_of(tenants.pod_of("moved")["metadata"]["name"]) not in ("", gpu)
+    tenants.records.end("moved")
+    tenants.wait_finished("moved")
+    assert tenants.records.events("moved") == ["start", "stop", "start", "finish"]
+    assert not cluster.get(f"{JOBS}/moved")["status"].get("failed")
+    parts.installation.in_node("cotenant", "softgpu", "reset", gpu.removeprefix("gpu-"))
+    cluster.wait("the GPU is healthy again", lambda: is_healthy(tenants))
+
+
+def _is_replaced(tenants: Tenants, job: str, uid: str) -> bool:
+    return any(pod["metadata"]["uid"] != uid for pod in tenants.pods_of(job))
 
 
 def test_a_throttled_gpu_gets_no_offline_pods_until_it_recovers(

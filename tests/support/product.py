@@ -52,6 +52,10 @@ class Product:
         made["metadata"]["name"] = name
         self.cluster.request("POST", PODS, {"apiVersion": "v1", "kind": "Pod", **made})
 
+    def create_text(self, body: dict[str, Any]) -> str:
+        """Create an object with kubectl, and return what that printed: warnings, or why it was refused."""
+        return self.cluster.kubectl("create", "-f", "-", stdin=json.dumps(body), check=False)
+
     def job(self, name: str, command: Sequence[str], annotations: dict[str, str], **spec: Any) -> None:
         """Create a Job; `job` among the keywords has fields of its own spec."""
         job = {"backoffLimit": 0, **spec.pop("job", {}), "template": pod_template(command, annotations, **spec)}

@@ -66,9 +66,8 @@ class ClusterState:
         self.occupy(job, node)
         self.job_table.move(job, JobState.STARTING, now)
         self.job_table.set_kind(job)
-        is_open = [self.inventory.refresh_gpu(node, gpu) or self.inventory.open[node.base + gpu] for gpu in gpus]
-        if any(is_open):  # other jobs may share the GPU: a round starts one there, and the next one another
-            self.request_early_round(now)
+        for gpu in gpus:
+            self.inventory.refresh_gpu(node, gpu)
         return self.order(job, node)
 
     def occupy(self, job: Job, node: Node) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from cotenant.cluster.model.cluster import GpuCondition, GpuReport
+from cotenant.cluster.model.cluster import GpuCondition, GpuReport, JobState
 from cotenant.cluster.state.kinds import GpuKind, gpu_kind
 from cotenant.units.instant import Instant
 
@@ -83,6 +83,10 @@ class Node:
     def is_full(self, gpu: int) -> bool:
         """Return whether the GPU has as many jobs as may share it."""
         return gpu in self.busy and len(self.busy[gpu]) >= self.gpus[gpu].places
+
+    def is_starting(self, gpu: int) -> bool:
+        """Return whether a job is being started on the GPU."""
+        return any(job.state is JobState.STARTING for job in self.busy.get(gpu, ()))
 
     def next_report(self, gpu: int) -> GpuReport:
         """Return a GPU as the next job would find it: without the memory of its jobs, with an equal part of its offer.
@@ -206,10 +210,14 @@ class ClusterInventory:
 
     @staticmethod
     def is_open(node: Node, index: int) -> bool:
-        """Return whether a job could be started on a GPU."""
+        """Return whether a job could be started on a GPU.
+
+        One job after the other: while one is being started, what it will hold is not settled yet.
+        """
         report = node.gpus[index]
         is_offering = report.condition is _HEALTHY and report.offer_ppm > 0
-        return is_offering and not node.is_full(index) and index not in node.strays and node.takes_jobs
+        is_free = not node.is_full(index) and not node.is_starting(index) and index not in node.strays
+        return is_offering and is_free and node.takes_jobs
 
     def avoid(self, names: tuple[str, ...], change: int) -> None:
         """Change by `by` the number of jobs that avoid these tenants."""

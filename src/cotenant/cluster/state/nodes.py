@@ -197,6 +197,8 @@ class Nodes:
         if job.stop:
             return [self._state.order_stop(job, node)]
         self._state.job_table.move(job, JobState.RUNNING, now)
+        if self._state.inventory.refresh(node):  # others may share its GPU
+            self._state.request_early_round(now)
         return []
 
     def _unwanted(self, node: Node, report: AttemptReport, strays: list[int]) -> list[ClusterAction]:

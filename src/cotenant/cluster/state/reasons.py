@@ -119,6 +119,8 @@ def why_closed(node: Node, gpu: int) -> str:
     if node.is_full(gpu):
         is_lost = any(job.state is JobState.LOST for job in node.busy[gpu])
         return "held by a lost job" if is_lost else "held"
+    if node.is_starting(gpu):
+        return "on which another job is being started"
     if gpu in node.strays:
         return "with an unwanted attempt that must end first"
     if node.is_drained:

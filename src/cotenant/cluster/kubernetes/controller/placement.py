@@ -12,7 +12,7 @@ from cotenant.cluster.kubernetes.controller.manifests import device_positions
 from cotenant.cluster.kubernetes.controller.mapping import job_spec
 from cotenant.cluster.kubernetes.controller.objects import Claim, KubeNode, Pod
 from cotenant.cluster.kubernetes.controller.online_room import OnlineRoom
-from cotenant.cluster.kubernetes.controller.starts import Phase, Starts
+from cotenant.cluster.kubernetes.controller.starts import Phase, Start, Starts
 from cotenant.cluster.kubernetes.controller.view import ClusterView
 from cotenant.cluster.kubernetes.gpu_node import GpuNode
 from cotenant.cluster.model.cluster import Attempt, AttemptReport, JobEnd
@@ -106,6 +106,8 @@ class Placement:
         if start is not None:
             self.starts.pod_released(start)
             self._note_refusal(pod, now)
+            if old is not None and old.spec.node_name != pod.spec.node_name:
+                self._attempts_changed(start.node, None)
         elif spec := view.withdraw(uid):
             self._post(JobCancelled(spec.name))
         if old is None or old.is_gated or old.spec.node_name != pod.spec.node_name:
@@ -307,7 +309,7 @@ class Placement:
         attempts = [] if end is None else [end]
         starts = self.starts.by_node.get(record.name, {})
         for uid, start in starts.items():
-            if start.phase is Phase.RELEASED:
+            if start.phase is Phase.RELEASED and self.is_bound(start):
                 tenant = record.tenants.get(uid)
                 progress_ppm = 0 if tenant is None else max(0, min(tenant.progress_ppm, WHOLE_PPM))
                 rate_ppm = 0 if tenant is None else max(0, tenant.rate_ppm)
@@ -315,6 +317,16 @@ class Placement:
         for uid, gpus in self._strays_of(record, starts).items():
             attempts.append(AttemptReport(Attempt(uid, STRAY), gpus))
         self._post(NodeReport(record.name, EPOCH, record.gpus, tuple(attempts)))
+
+    def is_bound(self, start: Start) -> bool:
+        """Return whether kube-scheduler has bound the pod of a start, or no other pod may share its GPUs.
+
+        kube-scheduler 1.35 has refused a pod although it fitted, while it allocated the claims of others on the same
+        GPU, and then did not try it again for minutes.
+        """
+        record, pod = self.fleet.nodes.get(start.node), self.view.pods.get(start.uid)
+        is_shared = record is not None and any(record.gpus[gpu].places > 1 for gpu in start.gpus)
+        return not is_shared or pod is None or bool(pod.spec.node_name)
 
     def _strays_of(self, record: NodeRecord, starts: Iterable[str]) -> dict[str, tuple[int, ...]]:
         """Return the offline tenants and claims on a node that the state machine did not place, with their GPUs."""

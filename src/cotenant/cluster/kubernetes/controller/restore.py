@@ -52,7 +52,8 @@ def restore(
         if spec is None or (start is None and not pod.is_gated):
             continue
         view.submit(pod.uid, spec)
-        snapshots.append(_snapshot(pod, spec, start, len(snapshots) + 1, now))
+        is_running = start is not None and start.phase is Phase.RELEASED and placement.is_bound(start)
+        snapshots.append(_snapshot(pod, spec, start, len(snapshots) + 1, now, is_running=is_running))
         if start is not None:
             start.attempt = Attempt(spec.name, len(snapshots))
             placement.starts.adopt(start)
@@ -160,11 +161,12 @@ def _start_of(
     return start
 
 
-def _snapshot(pod: Pod, spec: JobSpec, start: Start | None, number: int, now: Instant) -> JobSnapshot:
+def _snapshot(
+    pod: Pod, spec: JobSpec, start: Start | None, number: int, now: Instant, *, is_running: bool
+) -> JobSnapshot:
     created = min(instant_of(pod.metadata.creation_timestamp) or now, now)
     if start is None:
         return JobSnapshot(JobReport(spec, JobState.WAITING, created), since=created)
-    is_released = start.phase is Phase.RELEASED
-    state = JobState.RUNNING if is_released else JobState.STARTING
+    state = JobState.RUNNING if is_running else JobState.STARTING
     report = JobReport(spec, state, created, number, start.node, start.gpus, started=now)
-    return JobSnapshot(report, since=now, is_known=is_released)
+    return JobSnapshot(report, since=now, is_known=is_running)
