@@ -95,6 +95,7 @@ class ClusterState:
             return []
         if job.state is not JobState.STOPPING:
             self.job_table.move(job, JobState.STOPPING, now)
+            self.inventory.refresh(job.node)  # it is not being started any more
         return [self.order_stop(job, job.node)]
 
     def order_stop(self, job: Job, node: Node) -> StopJob:
