@@ -1,120 +1,95 @@
-"""Tests of the forecast of co-located tenants."""
+"""Tests of predicted slowdowns of co-located tenants."""
 
-import itertools
 import math
 
-import numpy as np
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.predict.slowdown import MPS, SLICES, UNKNOWN, Law, Use, choose_law, points_of, slowdowns
+from cotenant.cluster.model.cluster import OnlineUse
+from cotenant.predict.slowdown import interferences, points_of, slowdowns
+from cotenant.predict.speed import SpeedPredictor
+from cotenant.predict.speed_features import Spot, gpu_side, job_side, pair_facts
+from cotenant.predict.speed_model import SharingLaw, rule
+from cotenant.predict.speed_parameters import load_parameters
+from cotenant.predict.usage import TaskUse
+from cotenant.units.share import WHOLE_PPM
+from tests.predict.test_speed import spots, uses
+from tests.support.effort import examples
 
-PARTS = st.floats(0, 1)
-USES = st.builds(
-    Use,
-    PARTS,
-    st.lists(st.tuples(PARTS, PARTS), max_size=4).map(tuple),
-    PARTS,
-    st.one_of(st.just(0.0), st.floats(1, 1e9)),
-    PARTS,
-)
-LAWS = st.builds(Law, st.floats(0, 2), st.floats(0, 1), PARTS, st.floats(0, 3))
+WHOLE = TaskUse(WHOLE_PPM, ((WHOLE_PPM, WHOLE_PPM),), 0, 100_000, 100_000, 5_000_000, 5_000_000, WHOLE_PPM)
 
 
-@given(st.lists(st.one_of(st.none(), USES), max_size=6), LAWS)
-@settings(deadline=None)
-def test_slowdown_estimates_are_finite_and_within_their_intervals(uses: list[Use | None], law: Law) -> None:
-    estimates = slowdowns(uses, law)
-    assert len(estimates) == len(uses)
+def other_kernels(kernel_ns: int) -> TaskUse:
+    return msgspec.structs.replace(
+        WHOLE, kernel_ns=kernel_ns, longest_ns=kernel_ns, round_ns=50 * kernel_ns, round_device_ns=50 * kernel_ns
+    )
+
+
+@pytest.mark.parametrize("is_mps", [True, False])
+@settings(max_examples=examples(15, 300), deadline=None)
+@given(tenants=st.lists(st.one_of(st.none(), uses()), max_size=6))
+def test_slowdown_estimates_are_finite_and_within_their_intervals(tenants: list[TaskUse | None], is_mps: bool) -> None:
+    estimates = slowdowns(tenants, is_mps=is_mps)
+    assert len(estimates) == len(tenants)
     for estimate in estimates:
-        assert 1 - 1e-9 <= estimate.low <= estimate.point <= estimate.high < math.inf
-    assert estimates == slowdowns(uses, law)
+        assert 1 - 1e-6 <= estimate.low <= estimate.point <= estimate.high < math.inf
+    assert estimates == slowdowns(tenants, is_mps=is_mps)
+    assert points_of(tenants, is_mps=is_mps) == [estimate.point for estimate in estimates]
 
 
-@given(PARTS, PARTS)
-@settings(deadline=None)
-def test_slowdown_of_two_tenants_equals_mean_value_analysis(first_duty: float, second_duty: float) -> None:
-    # One customer of each class at one station of processor sharing: exact.
-    assert points_of([Use(first_duty), Use(second_duty)], Law()) == pytest.approx([1 + first_duty * second_duty] * 2)
+@settings(max_examples=examples(15, 300), deadline=None)
+@given(job=uses(), spot=spots())
+def test_node_and_cluster_give_the_same_answer(job: TaskUse, spot: Spot) -> None:
+    online = [tenant.use for tenant in spot.online]
+    speed = float(SpeedPredictor(mode="mps").predict([job], [Spot(spot.online, WHOLE_PPM)]).point[0, 0])
+    assert slowdowns([job, *online])[0].point == pytest.approx(1 / speed if online else 1.0, rel=1e-4)
 
 
-@given(USES, USES, LAWS)
-@settings(deadline=None)
-def test_unknown_neighbour_is_predicted_to_slow_at_least_as_much_as_a_known_one(
-    use: Use, neighbour: Use, law: Law
-) -> None:
-    known, unknown = slowdowns([use, neighbour], law)[0], slowdowns([use, None], law)[0]
-    if not law.turn:
-        assert known.point <= unknown.point * (1 + 1e-9)
-    assert slowdowns([use, UNKNOWN], law)[0].point == unknown.point
-    assert slowdowns([use, UNKNOWN], law)[0].high <= unknown.high
+def test_two_full_tenants_take_about_twice_as_long() -> None:
+    for is_mps in (True, False):
+        assert all(1.6 < slowdown < 3 for slowdown in points_of([WHOLE, WHOLE], is_mps=is_mps))
 
 
-def test_unknown_tenant_is_assumed_to_have_the_longest_known_kernels() -> None:
-    short, long = Use(1.0, kernel_ns=1_000), Use(1.0, kernel_ns=100_000)
-    law = Law(turn=1.0)
-    points = points_of([short, long, UNKNOWN], law)
-    assert points[:2] == points_of([short, long, Use(1.0, kernel_ns=100_000)], law)[:2]
-    assert points[2] >= 3 - 1e-9  # the unknown one loses at least its part
-
-
-@given(st.lists(USES, min_size=2, max_size=5), USES)
-@settings(deadline=None)
-def test_additional_neighbour_never_reduces_slowdown(uses: list[Use], neighbour: Use) -> None:
-    before, after = points_of(uses, Law()), points_of([*uses, neighbour], Law())
-    # Schweitzer's approximation scales what a tenant sees by the number of others; allow for its coarseness.
-    assert all(slowdown >= 0.9 * earlier for earlier, slowdown in zip(before, after, strict=False))
-
-
-def test_tenants_slow_each_other_only_as_far_as_they_exceed_the_device() -> None:
-    half = Use(1.0, ((0.5, 1.0),))
-    assert points_of([half, half], Law()) == pytest.approx([1.0, 1.0])
-    assert points_of([half, half, half], Law()) == pytest.approx([1.5] * 3)
-    assert points_of([Use(1.0), half], Law()) == pytest.approx([1.5, 1.5])
-    hungry = Use(1.0, ((0.5, 1.0),), memory=0.9)
-    assert points_of([hungry, hungry], Law()) == pytest.approx([1.8, 1.8])  # bandwidth is what is scarce
-
-
-def test_tenants_limited_to_disjoint_shares_compete_only_for_bandwidth() -> None:
-    parts = [Use(1.0).within(0.3), Use(1.0, ()).within(0.7)]
-    assert points_of(parts, Law()) == pytest.approx([1.0, 1.0])
-    hungry = [Use(1.0, memory=0.8).within(0.3), Use(1.0, memory=0.8).within(0.7)]
-    assert points_of(hungry, Law()) == pytest.approx([1.6, 1.6])
+def test_tenants_of_split_shares_interfere_under_mps_only() -> None:
+    apart = slowdowns([WHOLE, WHOLE], shares=(0.5, 0.5))
+    assert all(1.03 < estimate.point < 1.25 for estimate in apart)
+    assert all(estimate.high > estimate.point > estimate.low for estimate in apart)
+    hungry = msgspec.structs.replace(WHOLE, memory_ppm=WHOLE_PPM // 2)
+    assert interferences([WHOLE, hungry])[0] > interferences([WHOLE, WHOLE])[0] > 1
+    assert interferences([WHOLE, WHOLE], is_mps=False) == [1.0, 1.0]
+    assert interferences([WHOLE]) == [1.0]
 
 
 def test_tenant_with_short_kernels_waits_more_where_kernels_take_turns() -> None:
-    slowed = points_of([Use(1.0, kernel_ns=10_000), Use(1.0, kernel_ns=40_000)], Law(turn=1.0))
-    assert slowed == pytest.approx([5.0, 1.25])
-    assert points_of([Use(1.0, kernel_ns=10_000), Use(1.0, kernel_ns=40_000)], Law()) == pytest.approx([2.0, 2.0])
+    short, long = points_of([other_kernels(10_000), other_kernels(80_000)])
+    assert short > 1.5 * long
+    job, gpu = job_side([other_kernels(10_000)]), gpu_side([spot_of(other_kernels(80_000))])
+    facts = pair_facts(job, gpu)
+    slower = [-float(rule(job, gpu, facts, SharingLaw(turn=turn)).speed[0, 0]) for turn in (0.0, 0.5, 1.0)]
+    assert slower == pytest.approx([math.log(2), math.log(1 + 8**0.5), math.log(9)], rel=1e-6)
+    parameters = load_parameters()
+    assert parameters.modes["time"].law.turn == 0
+    assert parameters.modes["time"].law.interference == 0
 
 
-def test_service_with_low_load_is_slowed_as_much_and_slows_less() -> None:
-    service, training = points_of([Use(1.0, active=0.1), Use(1.0)], Law())
-    assert service == pytest.approx(2.0)
-    assert training == pytest.approx(1.1)
+def test_unknown_tenant_doubles_the_uncertainty() -> None:
+    known, unknown = slowdowns([WHOLE, WHOLE])[0], slowdowns([WHOLE, None])[0]
+    assert unknown.high / unknown.point > known.high / known.point
 
 
-def test_choose_law_finds_the_true_law_and_its_interval_covers_the_cases() -> None:
-    rng = np.random.default_rng(3)
-    laws = [Law(gain, turn) for gain, turn in itertools.product((0.3, 0.6, 1.0), (0.0, 0.5, 1.0))]
-    pairs = [
-        [Use(float(value), kernel_ns=float(first)), Use(float(other), kernel_ns=float(second))]
-        for value, other, first, second in zip(
-            rng.random(300), rng.random(300), rng.integers(1, 99, 300), rng.integers(1, 99, 300), strict=True
-        )
-    ]
-    truth = [value * math.exp(rng.normal(0, 0.1)) for pair in pairs for value in points_of(pair, Law(0.6, 0.5))]
-    table = [[value for pair in pairs for value in points_of(pair, law)] for law in laws]
-    chosen = choose_law(laws, table, truth)
-    assert (chosen.gain, chosen.turn) == (0.6, 0.5)
-    estimates = [value for pair in pairs for value in slowdowns(pair, chosen)]
-    covered = sum(
-        value.low / 1.2 <= true_value <= value.high for value, true_value in zip(estimates, truth, strict=True)
-    ) / len(truth)
-    assert covered > 0.85
+def test_use_within_a_share_takes_as_much_longer_as_its_wide_kernels() -> None:
+    use = TaskUse(
+        WHOLE_PPM // 2, ((WHOLE_PPM // 4, WHOLE_PPM // 2), (WHOLE_PPM, WHOLE_PPM // 2)), 0, 1_000, 2_000, 8_000, 4_000
+    )
+    half = use.within(0.5)
+    assert half.round_device_ns == 6_000
+    assert half.round_ns == 10_000
+    assert half.duty_ppm == pytest.approx(600_000, abs=1)
+    assert half.widths == ((250_000, 500_000), (500_000, 500_000))
+    assert use.within(1.0) is use
 
 
-@pytest.mark.parametrize("law", [MPS, SLICES])
-def test_default_laws_predict_a_slowdown_of_two_for_two_full_tenants(law: Law) -> None:
-    assert [one.point for one in slowdowns([Use(1.0), Use(1.0)], law)] == pytest.approx([2.0, 2.0])
+def spot_of(use: TaskUse) -> Spot:
+    return Spot((OnlineUse("s", use),), WHOLE_PPM)

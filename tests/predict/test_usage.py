@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 
 from cotenant.predict.profile_usage import assumed_use, rounds_of, sms_of, use_of
-from cotenant.predict.slowdown import UNKNOWN
-from cotenant.predict.usage import WIDTHS_LIMIT, TaskUse
+from cotenant.predict.usage import UNKNOWN, WIDTHS_LIMIT, TaskUse
 from cotenant.profile.profile import KernelTiming, Profile
 from cotenant.units.histogram import Recorder
 from cotenant.units.share import WHOLE_PPM

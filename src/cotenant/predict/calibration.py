@@ -17,7 +17,7 @@ _MIN_VALUE: Final = 1e-9
 
 
 class CalibrationRules(Value, frozen=True):
-    """Learning rates and bounds. Our choices; `cotenant-lab study predictor-node` shows their effect."""
+    """Learning rates and bounds. Our choices; `cotenant-lab study predictor` shows their effect."""
 
     rate: float = 0.2
     """Weight of the latest error in the shift; the first errors are averaged."""

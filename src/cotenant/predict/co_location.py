@@ -20,7 +20,7 @@ from cotenant.node.model.tenant import TenantSpec
 from cotenant.predict.profile_usage import assumed_use
 from cotenant.predict.share_need import Objective, alone_of, latency_ns, need_ppm
 from cotenant.predict.sharing_forecast import Sharing, SharingForecast
-from cotenant.predict.slowdown import MPS, SLICES, points_of
+from cotenant.predict.slowdown import interferences, points_of
 from cotenant.predict.usage import TaskUse
 from cotenant.units.estimate import Estimate
 from cotenant.units.share import WHOLE_PPM
@@ -35,9 +35,10 @@ def forecast_sharing(tenants: Sequence[TenantSpec], sharing: Sharing) -> Sharing
     offline = sorted((tenant for tenant in tenants if tenant.kind is Kind.OFFLINE), key=_order)
     by_online, by_offline = _slowdowns(online, offline, sharing)
     is_open = sharing.policy is GatePolicy.OPEN
+    # Behind a gate, each online tenant has the share that it needs; caches and memory are shared all the same.
+    slower_requests = by_online if is_open else interferences([tenant.use for tenant in online], is_mps=sharing.is_mps)
     needs = [
-        required_share_ppm(tenant, sharing, slower if is_open else 1.0)
-        for tenant, slower in zip(online, by_online, strict=True)
+        required_share_ppm(tenant, sharing, slower) for tenant, slower in zip(online, slower_requests, strict=True)
     ]
     needs_ppm = sum(need for need in needs if need is not None)
     met_part = min(1.0, WHOLE_PPM / needs_ppm) if needs_ppm else 1.0
@@ -59,11 +60,10 @@ def _slowdowns(
     With an open gate all tenants slow each other; otherwise only tenants of the same class do, because offline
     tenants use only what online ones leave.
     """
-    law = MPS if sharing.is_mps else SLICES
-    online_uses, offline_uses = ([assumed_use(tenant.use) for tenant in group] for group in (online, offline))
+    online_uses, offline_uses = ([tenant.use for tenant in group] for group in (online, offline))
     if sharing.policy is not GatePolicy.OPEN:
-        return points_of(online_uses, law), points_of(offline_uses, law)
-    slowdowns = points_of([*online_uses, *offline_uses], law)
+        return points_of(online_uses, is_mps=sharing.is_mps), points_of(offline_uses, is_mps=sharing.is_mps)
+    slowdowns = points_of([*online_uses, *offline_uses], is_mps=sharing.is_mps)
     return slowdowns[: len(online_uses)], slowdowns[len(online_uses) :]
 
 

@@ -19,7 +19,7 @@ _Z_90: Final = 1.645
 
 
 class LoadRules(Value, frozen=True):
-    """Rates and limits. Our choices; `cotenant-lab study predictor-node` shows their effect."""
+    """Rates and limits. Our choices; `cotenant-lab study predictor` shows their effect."""
 
     rates: tuple[float, ...] = (1.0, 0.3, 0.05)
     """Weight of the latest window in each mean, the fastest first."""

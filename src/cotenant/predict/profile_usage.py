@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from cotenant.predict import kernel_scaling as kernels
-from cotenant.predict.slowdown import UNKNOWN, Use
-from cotenant.predict.usage import WIDTHS_LIMIT, TaskUse
+from cotenant.predict.usage import UNKNOWN, WIDTHS_LIMIT, TaskUse, Use
 from cotenant.profile.profile import Profile
 from cotenant.units.histogram import bucket_middle
 from cotenant.units.share import WHOLE_PPM

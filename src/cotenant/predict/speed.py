@@ -16,9 +16,10 @@ import numpy as np
 
 from cotenant.cluster.model.cluster import OnlineUse
 from cotenant.predict.speed_features import GpuSide, JobSide, Spot, gpu_side, job_side, pair_facts
-from cotenant.predict.speed_model import answers, features, rule
+from cotenant.predict.speed_model import answers, features, interference, rule
 from cotenant.predict.speed_parameters import ModeParameters, Parameters, load_parameters
 from cotenant.predict.usage import TaskUse
+from cotenant.units.estimate import COVERAGE, Estimate
 
 LEARNED_LIMIT: Final = 20_000
 """Number of profiles, and of profiles with co-runners, of which corrections are kept; the oldest are dropped."""
@@ -80,7 +81,6 @@ class SpeedPredictor:
             (profile, co_runners): _Correction(times, shift / _PPM) for profile, co_runners, times, shift in learned
         }
         self._mode = (parameters or load_parameters()).modes[mode]
-        self._sliced = mode == "time"
 
     def predict(self, jobs: Sequence[TaskUse | None], gpus: Sequence[Spot]) -> Speeds:
         """Return predictions without corrections; None: a job of unknown use, for which the worst case is assumed."""
@@ -106,11 +106,32 @@ class SpeedPredictor:
         return speeds
 
     def _logs(self, offline: JobSide, online: GpuSide) -> tuple[Any, Any]:
+        law = self._mode.law
         facts = pair_facts(offline, online)
-        tables = features(offline, online, facts, rule(offline, online, facts, sliced=self._sliced))
-        both = answers(self._mode.model, tables.reshape(len(tables), -1).T).reshape(*tables.shape[1:], 2)
+        tables = features(offline, online, facts, rule(offline, online, facts, law))
+        rows = tables.reshape(len(tables), -1).T
+        both = answers(self._mode.model, rows, law.trust).reshape(*tables.shape[1:], 2)
         alone = online.presence[None, :] <= 0
-        return both[:, :, 0], np.where(alone, 0.0, both[:, :, 1])
+        slower = interference(offline, online, facts, law)
+        return both[:, :, 0] + slower.speed, np.where(alone, 0.0, both[:, :, 1] + slower.slowdown)
+
+    def slowdowns(self, uses: Sequence[TaskUse | None]) -> tuple[Estimate, ...]:
+        """Return for each of several tenants of a GPU its time with all others over that alone."""
+        predicted = self.predict(uses, _others_of(uses)).point
+        uncertainty = _UNKNOWN if None in uses or TaskUse() in uses else 1.0
+        return tuple(self.interval(float(predicted[index, index]), uncertainty).inverse() for index in range(len(uses)))
+
+    def interferences(self, uses: Sequence[TaskUse | None]) -> list[float]:
+        """Return for each of several tenants its slowdown through caches and memory alone."""
+        offline, online = job_side(uses), gpu_side(_others_of(uses))
+        logs = interference(offline, online, pair_facts(offline, online), self._mode.law).speed
+        return [math.exp(-float(logs[index, index])) for index in range(len(uses))]
+
+    def interval(self, speed: float, uncertainty: float = 1.0) -> Estimate:
+        """Return the interval around a predicted speed."""
+        margin = uncertainty * self._mode.doubt * float(size_of(-math.log(speed)))
+        low, high = speed * math.exp(-margin), min(speed * math.exp(margin), 1.0)
+        return Estimate(max(low, _MIN_SPEED), speed, max(high, speed), COVERAGE)
 
     def _fill(self, speeds: Speeds, rows: Sequence[int], columns: slice, values: tuple[Any, Any, Any]) -> None:
         cells = (np.array(rows, dtype=np.intp)[:, None], np.arange(speeds.point.shape[1])[None, columns])
@@ -200,11 +221,16 @@ class SpeedPredictor:
         self._learned[profile, co_runners] = _Correction(times, round(before.shift + (error - before.shift) / times, 6))
 
 
+def _others_of(uses: Sequence[TaskUse | None]) -> list[Spot]:
+    """Return the GPU of several tenants as each of them finds it."""
+    known = [OnlineUse("", TaskUse() if use is None else use) for use in uses]
+    return [Spot((*known[:index], *known[index + 1 :]), _WHOLE) for index in range(len(known))]
+
+
 def speeds_of(mode: ModeParameters, speed: Any, slowdown: Any, uncertainty: Any = 1.0) -> Speeds:
     """Return speeds from a model's logarithms, with `uncertainty` times the usual uncertainty."""
-    of_speed, of_slowdown = mode.doubt
-    low = speed - uncertainty * of_speed * size_of(-speed)
-    high = slowdown + uncertainty * of_slowdown * np.where(slowdown > 0, size_of(slowdown), 0.0)
+    low = speed - uncertainty * mode.doubt * size_of(-speed)
+    high = slowdown + uncertainty * mode.doubt * np.where(slowdown > 0, size_of(slowdown), 0.0)
     least = np.maximum(np.exp(low), _MIN_SPEED)
     return Speeds(np.maximum(np.exp(speed), _MIN_SPEED), least, np.exp(slowdown), np.exp(high))
 

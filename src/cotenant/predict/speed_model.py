@@ -54,8 +54,25 @@ _TINY_NS: Final = 100.0
 _MIN_RATE: Final = 0.01
 _BLOCK: Final = 8192
 """Rows that are computed at a time, to stay in the processor cache."""
+_MAX_TURN: Final = 100.0
+"""Largest ratio of kernel durations that counts where kernels take turns."""
 _MAX_CORRECTION: Final = 4.0
 """Largest difference of a prediction from the rule, in logarithms."""
+
+
+class SharingLaw(Value, frozen=True):
+    """Parameters of the rule for one sharing mode."""
+
+    sliced: bool = False
+    """Whether tenants alternate by time slice, rather than run at the same time."""
+    turn: float = 0.0
+    """0: tenants share by time; 1: kernels take turns, so that short ones wait for the long ones of others."""
+    interference: float = 0.0
+    """Slowdown of a kernel next to a kernel on other SMs, through caches and memory."""
+    interference_memory: float = 0.0
+    """The same in addition if the other kernel is memory-bound."""
+    trust: float = 1.0
+    """Part of the fitted model's correction of the rule that is applied."""
 
 
 class Rule(NamedTuple):
@@ -65,17 +82,32 @@ class Rule(NamedTuple):
     slowdown: Any
 
 
-def rule(jobs: JobSide, gpus: GpuSide, facts: PairFacts, *, sliced: bool) -> Rule:
+def rule(jobs: JobSide, gpus: GpuSide, facts: PairFacts, law: SharingLaw) -> Rule:
     """Predict by excess demand for SMs and bandwidth; with time slices, by the presence of other tenants."""
     duty = jobs.duty[:, None]
-    if sliced:
+    if law.sliced:
         kernels = 1 + np.broadcast_to(gpus.asked[None, :], facts.crowded.shape)
         slowed = gpus.duty[None, :] * np.broadcast_to(duty, facts.crowded.shape)
     else:
-        kernels = facts.stretched * (1 + facts.crowded + facts.starved)
-        slowed = gpus.duty[None, :] * (facts.crowding + facts.starved)
+        waits = 1.0
+        if law.turn:
+            ratio = gpus.kernel_ns[None, :] / np.maximum(jobs.kernel_ns[:, None], 1.0)
+            waits = np.clip(ratio, 1 / _MAX_TURN, _MAX_TURN) ** law.turn
+        kernels = facts.stretched * (1 + facts.crowded * waits + facts.starved)
+        slowed = gpus.duty[None, :] * (facts.crowding / waits + facts.starved)
     slowed = np.where(gpus.presence[None, :] > 0, slowed, 0.0)
     return Rule(-np.log(1 - duty + duty * kernels), np.log1p(slowed))
+
+
+def interference(jobs: JobSide, gpus: GpuSide, facts: PairFacts, law: SharingLaw) -> Rule:
+    """Return the logarithms by which jobs and online work slow each other through caches and memory."""
+    duty = jobs.duty[:, None]
+    of_online = law.interference * gpus.presence + law.interference_memory * gpus.memory
+    presence = duty * facts.stretched
+    presence = presence / (1 - duty + presence)
+    of_job = presence * (law.interference + law.interference_memory * jobs.memory[:, None])
+    is_shared = gpus.presence[None, :] > 0
+    return Rule(-np.log1p(duty * of_online[None, :]), np.where(is_shared, np.log1p(gpus.duty[None, :] * of_job), 0.0))
 
 
 def features(jobs: JobSide, gpus: GpuSide, facts: PairFacts, base: Rule) -> Any:
@@ -213,10 +245,13 @@ class Neural(Value, frozen=True, tag="neural"):
 Model = Linear | Trees | Neural
 
 
-def answers(model: Model, rows: Any) -> Any:
-    """Return logarithms of speed (at most 0) and slowdown (at least 0): a row of two for each row of features."""
+def answers(model: Model, rows: Any, trust: float = 1.0) -> Any:
+    """Return logarithms of speed (at most 0) and slowdown (at least 0): a row of two for each row of features.
+
+    `trust`: part of the model's correction of the rule that is applied.
+    """
     base = rows[:, -2:]
-    logs = base + np.clip(model.errors(rows), -_MAX_CORRECTION, _MAX_CORRECTION)
+    logs = base + trust * np.clip(model.errors(rows), -_MAX_CORRECTION, _MAX_CORRECTION) if trust else base
     return np.stack([np.minimum(logs[:, 0], 0.0), np.maximum(logs[:, 1], 0.0)], axis=1)
 
 

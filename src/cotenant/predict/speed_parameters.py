@@ -9,10 +9,10 @@ from typing import Final
 import msgspec
 
 from cotenant.errors import InvariantError
-from cotenant.predict.speed_model import FEATURES, Model
+from cotenant.predict.speed_model import FEATURES, Model, SharingLaw
 from cotenant.units.value import Value
 
-VERSION: Final = 2
+VERSION: Final = 3
 FILE: Final = "speed_parameters.json"
 
 
@@ -20,8 +20,9 @@ class ModeParameters(Value, frozen=True):
     """Model of one sharing mode."""
 
     model: Model
-    doubt: tuple[float, float]
-    """Half width of the intervals in logarithms, for speed and slowdown, scaled with the slowdown."""
+    law: SharingLaw
+    doubt: float
+    """Half width of the intervals in logarithms, scaled with the slowdown."""
 
 
 class Parameters(Value, frozen=True, kw_only=True):

@@ -46,6 +46,10 @@ class Estimate(Value, frozen=True):
         point = self.point * factor.point
         return Estimate(point * math.exp(-low), point, point * math.exp(high), min(self.coverage, factor.coverage))
 
+    def inverse(self) -> Estimate:
+        """Return the estimate of one over the value, which is positive."""
+        return Estimate(1 / self.high, 1 / self.point, 1 / self.low, self.coverage)
+
     def times(self, factor: float) -> Estimate:
         """Return this estimate times an exact factor."""
         return Estimate(self.low * factor, self.point * factor, self.high * factor, self.coverage)

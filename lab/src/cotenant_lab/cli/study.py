@@ -19,6 +19,11 @@ from cotenant.errors import ConfigError
 from cotenant_lab.study.data_files import data_directory
 
 Report = TypeVar("Report")
+FRESH_SEED: Final = 48_611
+"""Default seed of studies that fit nothing: one with which no constant was chosen."""
+_FIT_SEED: Final = 0
+_FITTING: Final = ("device", "predictor")
+"""Studies that fit parameters, by default with the seed of those in the package."""
 
 
 def add_commands(commands: Any) -> None:
@@ -28,8 +33,8 @@ def add_commands(commands: Any) -> None:
     about = (
         "device: the software GPU's physics; timelines: kernel times that the hook measures of replayed timelines; "
         "fikit: gap filling over many pairs of programs; muxflow-node: sharing on one node; "
-        "predictor-node: predicted latencies, slowdowns and loads; "
-        "predictor: predicted speeds of a cluster's jobs; placement-node: policies that choose a GPU; "
+        "predictor: predicted slowdowns, speeds, latencies and loads of node and cluster; "
+        "placement-node: policies that choose a GPU; "
         "arkgpu: objectives kept and goodput in every sharing mode; "
         "dstack: many models served from one GPU in every sharing mode; "
         "models: latencies estimated from the operators of models; "
@@ -47,15 +52,12 @@ def add_commands(commands: Any) -> None:
         help="not timelines, placement-node, muri, all: write SVG files and an index.html here",
     )
     about = (
-        "device: which half is held out; fikit, muxflow-node: host jitter; predictor-node: synthetic load; "
-        "predictor: synthetic programs; placement-node: mixes; arkgpu: host jitter and arrivals; "
-        "dstack: arrivals and noise; muxflow: loads (default 0)"
+        "device: which half is held out; fikit, muxflow-node: host jitter; "
+        "predictor: synthetic load and programs; placement-node: mixes; arkgpu: host jitter and arrivals; "
+        "dstack: arrivals and noise; muxflow: loads (default 48611; device, predictor: 0)"
     )
     study.add_argument("--seed", type=int, default=None, help=about)
-    about = (
-        "fikit, muxflow-node, predictor-node, predictor, placement-node, arkgpu, dstack, muri, muxflow: "
-        "fewer and shorter cases"
-    )
+    about = "fikit, muxflow-node, predictor, placement-node, arkgpu, dstack, muri, muxflow: fewer and shorter cases"
     study.add_argument("--quick", action="store_true", default=None, help=about)
     about = "arkgpu: every mix under every load, four times as many cases"
     study.add_argument("--full", action="store_true", default=None, help=about)
@@ -67,7 +69,10 @@ def add_commands(commands: Any) -> None:
     study.add_argument(
         "--replay", default=None, metavar="FILE", help="timelines: the replay program (default examples/replay.py)"
     )
-    about = "predictor: write the fitted parameters to this file, in the format of predict/speed_parameters.json"
+    about = (
+        "predictor: fit the parameters, judge them instead of those of the package, and write them to this file, "
+        "in the format of predict/speed_parameters.json"
+    )
     study.add_argument("--parameters", default=None, metavar="FILE", help=about)
     about = "models: fit the parameters of the estimate again, and report with them"
     study.add_argument("--fit", action="store_true", default=None, help=about)
@@ -96,7 +101,7 @@ def _print_report(options: argparse.Namespace, report: Report, show: Callable[[C
 
 
 def _seed(options: argparse.Namespace) -> int:
-    seed = 0 if options.seed is None else int(options.seed)
+    seed = (_FIT_SEED if options.name in _FITTING else FRESH_SEED) if options.seed is None else int(options.seed)
     if not 0 <= seed < 2**32:
         raise ConfigError("--seed", seed, "choose 0 to 4294967295")
     return seed
@@ -118,19 +123,6 @@ def _study_muxflow_node(options: argparse.Namespace) -> None:
     _print_report(options, report, show_muxflow_node)
 
 
-def _study_predictor_node(options: argparse.Namespace) -> None:
-    from cotenant_lab.study.predictor_node.plots import plotter
-    from cotenant_lab.study.predictor_node.run import run_predictor_node
-    from cotenant_lab.study.predictor_node.tables import show_predictor_node
-
-    seed, draw = _seed(options), plotter(Path(options.plots)) if options.plots else None
-    directory = _directory(options)
-    report, evidence = run_predictor_node(directory, seed, Console(stderr=True), print_line, quick=bool(options.quick))
-    if draw is not None:
-        draw(report, evidence)
-    _print_report(options, report, show_predictor_node)
-
-
 def _study_predictor(options: argparse.Namespace) -> None:
     from cotenant_lab.study.predictor.plots import plotter
     from cotenant_lab.study.predictor.run import parameters_file, run_predictor, write_parameters
@@ -140,7 +132,7 @@ def _study_predictor(options: argparse.Namespace) -> None:
     directory = _directory(options)
     file = parameters_file(options.parameters) if options.parameters else None
     report, evidence, parameters = run_predictor(
-        directory, seed, Console(stderr=True), print_line, quick=bool(options.quick)
+        directory, seed, Console(stderr=True), print_line, quick=bool(options.quick), fit=file is not None
     )
     if draw is not None:
         draw(report, evidence)
@@ -269,7 +261,6 @@ _STUDIES: Final[dict[str, tuple[Callable[[argparse.Namespace], None], tuple[str,
     "timelines": (_study_timelines, ("plots", "seed", "quick", "live", "no-live")),
     "fikit": (_study_fikit, ("replay", "no-live")),
     "muxflow-node": (_study_muxflow_node, ("replay", "live", "no-live")),
-    "predictor-node": (_study_predictor_node, ("replay", "live", "no-live")),
     "predictor": (_study_predictor, ("replay", "live", "no-live")),
     "placement-node": (_study_placement, ("plots", "replay", "live", "no-live")),
     "arkgpu": (_study_arkgpu, ("replay", "live")),

@@ -34,7 +34,7 @@ from cotenant.units.share import WHOLE_PPM
 from cotenant.workload.load import BACK_TO_BACK, Workload
 from cotenant_lab.baselines.modes import share
 from cotenant_lab.data.gavel import TrainingPairs
-from cotenant_lab.study.predictor_node.co_location import training_groups
+from cotenant_lab.study.predictor.training import kernels_of_step, training_groups
 from cotenant_lab.study.workers import mapping
 
 BEST: Final = "best"
@@ -104,16 +104,23 @@ def evaluate_trainings(pairs: TrainingPairs, seed: int, mixes: int, progress: Pr
     """Evaluate six and eight jobs on four devices, at most two on each, because only pairs were measured."""
     groups = training_groups(pairs)
     results = []
-    kinds = sorted({group.kind for group in groups})
+    kinds = sorted({group.gpu for group in groups})
     for done, kind in enumerate(kinds):
         slower: dict[tuple[str, str], tuple[float, float]] = {}
         uses: dict[str, TaskUse] = {}
-        for group in (group for group in groups if group.kind == kind):
-            first, second = group.tenants
+        for group in (group for group in groups if group.gpu == kind):
+            first, second = group.jobs
             slower[first, second] = (group.slowdowns[0], group.slowdowns[1])
             slower[second, first] = (group.slowdowns[1], group.slowdowns[0])
-            for job, use in zip(group.tenants, group.uses, strict=True):
-                uses[job] = TaskUse(round(use.duty * WHOLE_PPM), (), 0, round(use.kernel_ns), 0, 0, 0, WHOLE_PPM)
+            for job, duty, step_ns in zip(group.jobs, group.duties, group.step_ns, strict=True):
+                kernel_ns = round(duty * step_ns / kernels_of_step(job))
+                uses[job] = TaskUse(
+                    duty_ppm=round(duty * WHOLE_PPM),
+                    kernel_ns=kernel_ns,
+                    round_ns=round(step_ns),
+                    round_device_ns=round(duty * step_ns),
+                    active_ppm=WHOLE_PPM,
+                )
         for count in _JOBS:
             results.append(_evaluate_jobs(kind, uses, slower, count, random.Random(seed), mixes))
         progress(TRAININGS, done + 1, len(kinds))

@@ -1,5 +1,8 @@
 """Simulate a job and online work on one device, for many random cases.
 
+In the mode `mps`, some cases split the SMs: the job is limited to a share and its only neighbour to the rest. Both
+sides are then described by their use within the share, and speeds are relative to the program alone there.
+
 Under time slices, as processes share an unmanaged GPU, they share a small host too: host time grows for each of them,
 by up to as much as the others are active. The amount is random and not an input of the predictor.
 
@@ -34,6 +37,9 @@ _CLIENTS: Final = ((1, 2, 3, 4, 6, 9), (8, 3, 2, 2, 2, 3))
 _ROUNDS: Final = 6
 _WIDE: Final = 0.3
 """Fraction of synthetic cases in which every kernel needs all SMs."""
+_SPLIT: Final = 0.4
+"""Fraction of the cases of two tenants under MPS in which each has its own SMs."""
+_SPLIT_SHARES: Final = (0.15, 0.85)
 _ABOVE: Final = (StreamKind.BLOCKING, -1)
 _EQUAL: Final = (StreamKind.BLOCKING, 0)
 
@@ -70,13 +76,21 @@ def play(case: PairCase) -> SimulatedPair:
     share = 1.0 if case.mode == "time" else rng.choice((1.0, *(rng.uniform(0.05, 1.0) for _ in range(3))))
     if case.mode == "mps" and rng.random() < 0.5:
         share = 1.0
-    speed, slowdown = _simulate(job, others, loads, share, case.mode, rng, config)
-    online = tuple(
-        OnlineUse(f"s{index}", msgspec.structs.replace(program.use, active_ppm=max(1, round(load * WHOLE_PPM))))
-        for index, (program, load) in enumerate(zip(others, loads, strict=True))
-    )
+    is_split = case.mode == "mps" and tenants == 1 and rng.random() < _SPLIT
+    if is_split:
+        share = rng.uniform(*_SPLIT_SHARES)
+    speed, slowdown = _simulate(job, others, loads, share, case.mode, rng, config, is_split=is_split)
     name = f"{job.name} with {' and '.join(program.name for program in others)}"
-    return SimulatedPair(name, job.use, Spot(online, max(1, round(share * WHOLE_PPM))), speed, slowdown)
+    online_uses = [
+        msgspec.structs.replace(program.use, active_ppm=max(1, round(load * WHOLE_PPM)))
+        for program, load in zip(others, loads, strict=True)
+    ]
+    use, offer_ppm = job.use, max(1, round(share * WHOLE_PPM))
+    if is_split:
+        use, offer_ppm = job.use.within(share), WHOLE_PPM
+        online_uses = [online_use.within(1 - share) for online_use in online_uses]
+    online = tuple(OnlineUse(f"s{index}", online_use) for index, online_use in enumerate(online_uses))
+    return SimulatedPair(name, use, Spot(online, offer_ppm), speed, slowdown)
 
 
 def _program(rng: random.Random, streams: Mapping[str, Timeline], config: DeviceConfig, least: float) -> RoundProgram:
@@ -99,12 +113,15 @@ def _simulate(
     mode: ServingMode,
     rng: random.Random,
     config: DeviceConfig,
+    *,
+    is_split: bool = False,
 ) -> tuple[float, float]:
     span_ns = _span_ns(job, others, loads, share)
     group = OWN_GROUP if mode == "time" else 1
     host = rng.random() if mode == "time" else 0.0
     kernels = list(job.kernels)
     cap = round(share * config.sm_count) if share < 1 else 0
+    others_cap = max(config.sm_count - cap, 1) if is_split else 0
     clients = [
         ScriptClient(
             steps=job.steps(0, 1 + host * min(sum(loads), 1.0)),
@@ -123,12 +140,17 @@ def _simulate(
                 repeats=_repeats(span_ns, program.alone_ns) if own_arrivals is None else len(own_arrivals),
                 arrivals_ns=own_arrivals,
                 group_label=group,
+                sm_cap=others_cap,
                 streams=(_ABOVE if mode == "space" else _EQUAL,),
             )
         )
         kernels += program.kernels
     mine, *theirs = Device(config, LIMITS).run(kernels, clients, until_ns=span_ns)
-    speed = mine.completions / len(job.kernels) * job.alone_ns / span_ns
+    if is_split:
+        (alone,) = Device(config, LIMITS).run(kernels, clients[:1], until_ns=span_ns)
+        speed = mine.completions / max(alone.completions, 1)
+    else:
+        speed = mine.completions / len(job.kernels) * job.alone_ns / span_ns
     quiet = 1 + host * (len(others) > 1)  # without other programs the host is not shared
     first = len(job.kernels)
     by_themselves = []

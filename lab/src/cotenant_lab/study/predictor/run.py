@@ -1,336 +1,383 @@
-"""Fit speed models to simulated pairs and evaluate them by published measurements.
+"""Judge the predictor of node and cluster by published measurements that no fit has used.
 
-Three kinds of model are fitted to synthetic programs. The kind that is kept is chosen by pairs on the software GPU that
-no fit has used: other synthetic programs, and kernels recorded on a V100. All kinds are then evaluated by Gavel's
-training pairs and DISB's clients, which neither a fit nor the choice has used, with the rule alone and additive
-utilization as baselines.
+One model predicts both: the slowdown of a tenant among others (`node`) and the speed of a job next to services
+(`cluster`). With `--parameters` the parameters are fitted first; otherwise those of the package are judged.
 """
 
 from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
-import numpy as np
 from rich.console import Console
 
 from cotenant.errors import ConfigError
-from cotenant.predict.speed import SpeedPredictor, Speeds, size_of, speeds_of
-from cotenant.predict.speed_features import gpu_side, job_side, pair_facts
-from cotenant.predict.speed_model import FEATURES, Model, answers, features, rule
-from cotenant.predict.speed_parameters import VERSION, ModeParameters, Parameters
-from cotenant.units.estimate import COVERAGE
+from cotenant.predict.speed import SpeedPredictor, Speeds
+from cotenant.predict.speed_parameters import Parameters, load_parameters
+from cotenant.units.estimate import Estimate
+from cotenant.units.share import WHOLE_PPM
+from cotenant.workload.arrival_trace import read_azure, read_mooncake
 from cotenant.workload.kernel_table import read_kernels
 from cotenant.workload.timeline import Timeline
+from cotenant_lab.data import igniter
 from cotenant_lab.data.gavel import TrainingPairs, read_oracle, read_pairs
+from cotenant_lab.data.parvagpu import Profiles
+from cotenant_lab.data.rapp import Surface
 from cotenant_lab.study.data_files import DATA_PAGE, measurement_bytes
 from cotenant_lab.study.device.measurements import read_measurements
 from cotenant_lab.study.device.servers import ServerMeasurements
 from cotenant_lab.study.error import ErrorSummary, errors_of, relative
-from cotenant_lab.study.predictor.fit import FITS
+from cotenant_lab.study.predictor.comparison import PredictionComparison, all_met
+from cotenant_lab.study.predictor.fitting import HeldOutErrors, fit_parameters
+from cotenant_lab.study.predictor.latency import AloneLatency, SurfacePlot, evaluate_alone
+from cotenant_lab.study.predictor.load import LoadResult, Window, evaluate_loads
 from cotenant_lab.study.predictor.measured import (
     AGAIN,
-    DISB,
     GAVEL,
     MeasuredOutcome,
-    differences,
     disb_outcomes,
     gavel_outcomes,
+    parva_outcomes,
+    repeatable,
+    split_outcomes,
 )
-from cotenant_lab.study.predictor.pairs import MODES, PairCase, ServingMode, SimulatedPair, play
 from cotenant_lab.study.progress import show_parts
-from cotenant_lab.study.workers import mapping
 
-MEDIAN: Final = 0.10
-P90: Final = 0.25
-ADDS_UP: Final = "utilisation that adds up"
-RULE: Final = "the rule alone"
-SEEN: Final = "once speeds are seen"
-TWICE: Final = "the same pair, measured again"
-_FITTED: Final = 3000
-_HELD_OUT: Final = 600
-_RECORDED: Final = 200
-_QUICK: Final = 15
-"""A quick run simulates one in this many pairs."""
-_CHUNK: Final = 20
-_SIDED: Final = 1 - (1 - COVERAGE) / 2
-"""An interval of 90 % has 5 % of the outcomes on each side."""
+MEDIAN_MOST: Final = 0.12
+P90_MOST: Final = 0.35
+COVERAGE_LEAST: Final = 0.8
+CONSTANT: Final = "constant"
+ADDITIVE: Final = "additive"
+REPEATED: Final = "Gavel: pairs that two measurements agree on"
 _PAIRS: Final = "gavel/pairs_simulation_throughputs.csv.gz"
 _AGAIN: Final = "gavel/oracle_throughputs.json.gz"
+_SOLO: Final = "igniter/solo.csv"
+_SPLIT: Final = "igniter/pairs.csv"
+_AZURE: Final = {"Azure conversation": "conv", "Azure code": "code"}
+_MOONCAKE: Final = "mooncake/conversation_trace.jsonl.gz"
 
 
-class SpeedMeasurements(msgspec.Struct, frozen=True, kw_only=True):
+class PredictorMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of the data directory."""
 
     streams: dict[str, Timeline]
+    surface: Surface
+    profiles: Profiles
+    servers: list[ServerMeasurements]
     pairs: TrainingPairs
     again: TrainingPairs
-    servers: list[ServerMeasurements]
+    split_alone: dict[igniter.Program, dict[int, igniter.Alone]]
+    split_pairs: list[igniter.Pair]
+    arrivals: dict[str, tuple[int, ...]]
 
 
-class HeldOutErrors(msgspec.Struct, frozen=True, kw_only=True):
-    """Errors on pairs of the software GPU that no fit has used."""
+class BaselineErrors(msgspec.Struct, frozen=True, kw_only=True):
+    """Errors of a simpler predictor on the same cases."""
 
-    mode: str
-    of: str
-    """"speed" of the job, or online "slowdown"."""
-    programs: str
-    models: dict[str, ErrorSummary]
+    error_median: float
+    error_p90: float
 
 
-class MeasuredErrors(msgspec.Struct, frozen=True, kw_only=True):
-    """Errors on published measurements."""
+class JudgedSet(msgspec.Struct, frozen=True, kw_only=True):
+    """Errors on outcomes that no fit has used."""
 
     name: str
-    where: str
-    of: str
-    kept: ErrorSummary
-    """Of the model that is kept."""
-    models: dict[str, ErrorSummary]
-    baselines: dict[str, ErrorSummary]
-    seen: ErrorSummary | None
-    """Of the model that is kept, corrected by earlier outcomes of each program."""
-    within: float
-    """Fraction of the outcomes on the good side of the bound that should hold for 95 %."""
-    met: dict[str, bool]
+    cases: int
+    error_median: float
+    error_p90: float
+    bias: float
+    """Median of predicted over measured."""
+    rank_correlation: float
+    coverage: float
+    """Part of the outcomes within the intervals of 90 %."""
+    interval: float
+    """Median of the upper end of the interval over the point."""
+    constant: BaselineErrors
+    """The median of the outcomes of the fit half; of all others where there is no fit half."""
+    additive: BaselineErrors
+    """Each gets its part of the summed demand."""
+    after_observations: BaselineErrors
+    """In file order, each program's earlier outcomes correct its next prediction."""
+
+
+class JudgedPredictor(JudgedSet, frozen=True, kw_only=True):
+    """Errors over all sets that judge, and by set."""
+
+    sets: list[JudgedSet]
+    not_counted: list[JudgedSet]
+    """Sets that are not in the total, because the measurement itself is not repeatable enough."""
 
 
 class PredictorReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of study `predictor`; they depend on the measurements and the seed alone."""
+    """The results of study `predictor`."""
 
-    lab: str
+    lab: str = "predictor"
     quick: bool
     seed: int
-    fitted_pairs: int
-    kept: str
+    parameters: str
+    """How the parameters were made."""
+    law: dict[str, dict[str, float]]
+    """By sharing mode."""
+    node: JudgedPredictor
+    """Slowdown of a tenant among others."""
+    cluster: JudgedPredictor
+    """Speed of a job next to services."""
+    measured_again: dict[str, float]
+    """Difference of Gavel's two measurements of the same pairs: median and p90."""
     held_out: list[HeldOutErrors]
-    results: list[MeasuredErrors]
+    """Pairs on the software GPU; empty unless the parameters were fitted."""
+    alone: AloneLatency
+    load: list[LoadResult]
     met: dict[str, bool]
 
 
 class PredictorEvidence(msgspec.Struct, frozen=True, kw_only=True):
-    """Data for plots: predicted and measured values by name."""
+    """Data for plots."""
 
     shown: dict[str, list[tuple[float, float]]]
+    """Predicted and measured speeds by set."""
+    curves: list[SurfacePlot]
+    windows: dict[str, list[Window]]
 
 
-class _Rows(msgspec.Struct, frozen=True):
-    rows: Any
-    """Features."""
-    truth: Any
-    """Logarithms of speed and slowdown."""
+class JudgedCase(msgspec.Struct, frozen=True, kw_only=True):
+    """One prediction, its outcome, and the answers of simpler predictors, as speeds or as slowdowns."""
+
+    name: str
+    estimate: Estimate
+    measured: float
+    constant: float
+    additive: float
+    after: float
 
 
-def evaluate_speed(
-    measured: SpeedMeasurements, seed: int, workers: int, progress: Callable[[str, int, int], None], *, quick: bool
+def judge_cases(outcomes: Sequence[MeasuredOutcome], parameters: Parameters, *, as_slowdown: bool) -> list[JudgedCase]:
+    """Predict the held outcomes of one set."""
+    held = [outcome for outcome in outcomes if outcome.is_held]
+    fit = [outcome.speed for outcome in outcomes if outcome.is_fit]
+    fit = fit or [outcome.speed for outcome in outcomes if not outcome.is_held] or [1.0]
+    constant = statistics.median(fit)
+    predictor = SpeedPredictor((), held[0].mode, parameters) if held else None
+    cases = []
+    for outcome in held:
+        assert predictor is not None
+        raw = predictor.predict([outcome.job], [outcome.spot])
+        corrected = predictor.corrected(Speeds(*raw), [outcome.profile], [outcome.co_runners])
+        estimate, after = predictor.interval(float(raw.point[0, 0])), float(corrected.point[0, 0])
+        predictor.learn(outcome.profile, outcome.co_runners, estimate.point, outcome.speed)
+        values = (outcome.speed, constant, outcome.adds_up, after)
+        if as_slowdown:
+            estimate, values = estimate.inverse(), (1 / values[0], 1 / values[1], 1 / values[2], 1 / values[3])
+        cases.append(
+            JudgedCase(
+                name=f"{outcome.source}: {outcome.name}",
+                estimate=estimate,
+                measured=values[0],
+                constant=values[1],
+                additive=values[2],
+                after=values[3],
+            )
+        )
+    return cases
+
+
+def judged_set(name: str, cases: Sequence[JudgedCase]) -> JudgedSet:
+    """Summarize."""
+
+    def errors(predicted: Callable[[JudgedCase], float]) -> ErrorSummary:
+        return errors_of({case.name: relative(predicted(case), case.measured) for case in cases})
+
+    def baseline(predicted: Callable[[JudgedCase], float]) -> BaselineErrors:
+        summary = errors(predicted)
+        return BaselineErrors(error_median=summary.median, error_p90=summary.p90)
+
+    own = errors(lambda case: case.estimate.point)
+    return JudgedSet(
+        name=name,
+        cases=len(cases),
+        error_median=own.median,
+        error_p90=own.p90,
+        bias=round(statistics.median(case.estimate.point / case.measured for case in cases), 4),
+        rank_correlation=round(
+            _rank_correlation([case.estimate.point for case in cases], [case.measured for case in cases]), 4
+        ),
+        coverage=round(sum(case.estimate.holds(case.measured) for case in cases) / len(cases), 4),
+        interval=round(statistics.median(case.estimate.high / case.estimate.point for case in cases), 4),
+        constant=baseline(lambda case: case.constant),
+        additive=baseline(lambda case: case.additive),
+        after_observations=baseline(lambda case: case.after),
+    )
+
+
+def judge(
+    name: str,
+    sets: Mapping[str, Sequence[MeasuredOutcome]],
+    uncounted: Mapping[str, Sequence[MeasuredOutcome]],
+    parameters: Parameters,
+    *,
+    as_slowdown: bool,
+) -> JudgedPredictor:
+    """Judge all sets together and each on its own."""
+    cases = {source: judge_cases(outcomes, parameters, as_slowdown=as_slowdown) for source, outcomes in sets.items()}
+    others = {
+        source: judge_cases(outcomes, parameters, as_slowdown=as_slowdown) for source, outcomes in uncounted.items()
+    }
+    total = judged_set(name, [case for own in cases.values() for case in own])
+    return JudgedPredictor(
+        **msgspec.structs.asdict(total),
+        sets=[judged_set(source, own) for source, own in cases.items() if own],
+        not_counted=[judged_set(source, own) for source, own in others.items() if own],
+    )
+
+
+def evaluate_predictor(
+    measured: PredictorMeasurements,
+    seed: int,
+    workers: int,
+    progress: Callable[[str, int, int], None],
+    *,
+    quick: bool,
+    fit: bool,
 ) -> tuple[PredictorReport, PredictorEvidence, Parameters]:
-    """Simulate pairs, fit the models, choose one, and evaluate all."""
-    fewer = _QUICK if quick else 1
-    fitted, held, recorded = _play_all(measured.streams, seed, workers, fewer, progress)
-    models: dict[ServingMode, dict[str, Model]] = {}
-    for done, mode in enumerate(MODES):
-        table = _table(fitted[mode], mode)
-        errors = table.truth - table.rows[:, -2:]
-        models[mode] = {name: fit(table.rows, errors, seed) for name, fit in FITS.items()}
-        progress("fits", done + 1, len(MODES))
-    held_out = []
-    for mode in MODES:
-        for programs, pairs in (("synthetic", held[mode]), ("recorded", recorded[mode])):
-            held_out += _on_the_model(mode, programs, _table(pairs, mode), models[mode])
-    kept = _best_model(held_out)
-    parameters = Parameters(
-        version=VERSION,
-        made_by=f"cotenant lab predictor --seed {seed} --parameters FILE" + (" --quick" if quick else ""),
-        kind=kept,
-        seed=seed,
-        pairs=len(fitted["space"]),
-        features=FEATURES,
-        modes={mode: _with_doubt(models[mode][kept], _table([*held[mode], *recorded[mode]], mode)) for mode in MODES},
-    )
-    gavel, again, disb = (
-        gavel_outcomes(measured.pairs),
-        gavel_outcomes(measured.again),
-        disb_outcomes(measured.servers, measured.streams),
-    )
-    results: list[MeasuredErrors] = []
-    shown: dict[str, list[tuple[float, float]]] = {}
-    for name, outcomes in ((GAVEL, gavel), (AGAIN, again), (DISB, disb)):
-        twice = differences(outcomes, again if name == GAVEL else gavel if name == AGAIN else [])
-        lines, shown[name] = _evaluate(name, outcomes, models, parameters, twice)
-        results += lines
-        progress("published measurements", len(shown), 3)
-    met = {f"{result.name}, {result.of}: {target}": met for result in results for target, met in result.met.items()}
+    """Fit if asked for, then judge slowdowns, speeds, latencies alone and loads."""
+    gavel, again = gavel_outcomes(measured.pairs), gavel_outcomes(measured.again, AGAIN)
+    split = split_outcomes(measured.split_alone, measured.split_pairs)
+    split_jobs = split_outcomes(measured.split_alone, measured.split_pairs, "space")
+    disb, parva = disb_outcomes(measured.servers, measured.streams), parva_outcomes(measured.profiles)
+    parameters, held_out = load_parameters(), list[HeldOutErrors]()
+    if fit:
+        fitted_to = [*split, *split_jobs, *parva, *gavel]
+        parameters, held_out = fit_parameters(measured.streams, fitted_to, seed, workers, progress, quick=quick)
+    sets = {outcomes[0].source: outcomes for outcomes in (split, parva, disb) if outcomes}
+    jobs = [outcome for outcome in disb if outcome.job.active_ppm >= WHOLE_PPM]
+    job_sets = {outcomes[0].source: outcomes for outcomes in (split_jobs, jobs) if outcomes}
+    if agreed := repeatable(gavel, again):
+        job_sets[REPEATED] = agreed
+    node = judge("node", sets, {}, parameters, as_slowdown=True)
+    cluster = judge("cluster", job_sets, {GAVEL: gavel, AGAIN: again}, parameters, as_slowdown=False)
+    progress("published measurements", 1, 1)
+    alone, curves = evaluate_alone(measured.surface, measured.profiles, measured.streams, progress)
+    loads, windows = evaluate_loads(measured.arrivals, seed, quick=quick)
+    progress("load", 1, 1)
     report = PredictorReport(
-        lab="predictor",
         quick=quick,
         seed=seed,
-        fitted_pairs=parameters.pairs,
-        kept=kept,
+        parameters=parameters.made_by,
+        law={mode: _law(parameters, mode) for mode in parameters.modes},
+        node=node,
+        cluster=cluster,
+        measured_again=_measured_again(gavel, again),
         held_out=held_out,
-        results=results,
-        met=met,
+        alone=alone,
+        load=loads,
+        met=_met({"node": node, "cluster": cluster}, alone.comparisons, loads),
     )
-    return report, PredictorEvidence(shown=shown), parameters
+    shown = {
+        outcomes[0].source: [
+            (round(case.estimate.point, 4), round(case.measured, 4))
+            for case in judge_cases(outcomes, parameters, as_slowdown=False)
+        ]
+        for outcomes in (split_jobs, disb, parva, gavel)
+        if outcomes
+    }
+    return report, PredictorEvidence(shown=shown, curves=curves, windows=windows), parameters
 
 
-DeviceRun = Mapping[ServingMode, Sequence[SimulatedPair]]
+def _law(parameters: Parameters, mode: str) -> dict[str, float]:
+    fields = msgspec.structs.asdict(parameters.modes[mode].law)
+    return {name: float(value) for name, value in fields.items() if name != "sliced"}
 
 
-def _play_all(
-    streams: dict[str, Timeline], seed: int, workers: int, fewer: int, progress: Callable[[str, int, int], None]
-) -> tuple[DeviceRun, DeviceRun, DeviceRun]:
-    """Return pairs to fit, and held-out ones: other synthetic programs, and recorded ones."""
-    sizes = [count // fewer for count in (_FITTED, _HELD_OUT, _RECORDED)]
-    cases = []
-    for mode in MODES:
-        cases += [PairCase(mode, number, seed) for number in range(sizes[0] + sizes[1])]
-        cases += [PairCase(mode, number, seed, streams) for number in range(sizes[2])]
-    played: list[SimulatedPair] = []
-    with mapping(workers) as spread:
-        pairs: Iterable[SimulatedPair] = spread(play, cases, chunksize=_CHUNK) if workers > 1 else spread(play, cases)
-        for pair in pairs:
-            played.append(pair)
-            progress("pairs", len(played), len(cases))
-    fitted: dict[ServingMode, list[SimulatedPair]] = {}
-    held: dict[ServingMode, list[SimulatedPair]] = {}
-    recorded: dict[ServingMode, list[SimulatedPair]] = {}
-    for index, mode in enumerate(MODES):
-        mode_pairs = played[index * sum(sizes) : (index + 1) * sum(sizes)]
-        fitted[mode], held[mode], recorded[mode] = (
-            mode_pairs[: sizes[0]],
-            mode_pairs[sizes[0] : -sizes[2]],
-            mode_pairs[-sizes[2] :],
-        )
-    return fitted, held, recorded
+def _measured_again(first: Sequence[MeasuredOutcome], again: Sequence[MeasuredOutcome]) -> dict[str, float]:
+    speeds = {outcome.name: outcome.speed for outcome in again}
+    differences = {
+        outcome.name: relative(speeds[outcome.name], outcome.speed) for outcome in first if outcome.name in speeds
+    }
+    if not differences:
+        return {}
+    summary = errors_of(differences)
+    return {"median": summary.median, "p90": summary.p90}
 
 
-def _table(pairs: Sequence[SimulatedPair | MeasuredOutcome], mode: ServingMode) -> _Rows:
-    rows = []
-    for pair in pairs:
-        job, gpu = job_side([pair.job]), gpu_side([pair.spot])
-        facts = pair_facts(job, gpu)
-        rows.append(features(job, gpu, facts, rule(job, gpu, facts, sliced=mode == "time"))[:, 0, 0])
-    truth = np.log([(pair.speed, max(pair.slowdown, 1.0)) for pair in pairs])
-    return _Rows(np.array(rows), truth)
+def _met(
+    judged: Mapping[str, JudgedPredictor], alone: Sequence[PredictionComparison], loads: Sequence[LoadResult]
+) -> dict[str, bool]:
+    met = {}
+    for name, result in judged.items():
+        met[f"{name}: error_median <= {MEDIAN_MOST}"] = result.error_median <= MEDIAN_MOST
+        met[f"{name}: error_p90 <= {P90_MOST}"] = result.error_p90 <= P90_MOST
+        met[f"{name}: coverage >= {COVERAGE_LEAST}"] = result.coverage >= COVERAGE_LEAST
+        met[f"{name}: better than a constant"] = result.error_median < result.constant.error_median
+        met[f"{name}: better than additive utilization"] = result.error_median < result.additive.error_median
+    met |= all_met(alone)
+    met |= {
+        f"load of {load.trace}, {load.window_s} s: {name}": is_met
+        for load in loads
+        for name, is_met in load.met.items()
+    }
+    return met
 
 
-def _on_the_model(mode: ServingMode, programs: str, table: _Rows, models: Mapping[str, Model]) -> list[HeldOutErrors]:
-    predicted = {RULE: table.rows[:, -2:], **{name: answers(model, table.rows) for name, model in models.items()}}
-    return [
-        HeldOutErrors(
-            mode=mode,
-            of=of,
-            programs=programs,
-            models={name: _errors(answer[:, index], table.truth[:, index]) for name, answer in predicted.items()},
-        )
-        for index, of in enumerate(("speed", "slowdown"))
-    ]
+def _rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return the correlation of the ranks, ties averaged; 0 if one side is constant."""
+    ranks = [_ranks(first), _ranks(second)]
+    if any(len(set(own)) == 1 for own in ranks):
+        return 0.0
+    return statistics.correlation(*ranks)
 
 
-def _best_model(held_out: Sequence[HeldOutErrors]) -> str:
-    """Return the model with the lowest mean of median errors, without the rule."""
-    return min(FITS, key=lambda name: statistics.fmean(errors.models[name].median for errors in held_out))
-
-
-def _with_doubt(model: Model, table: _Rows) -> ModeParameters:
-    """Set the margin such that the bound holds for 95 % of the pairs that no fit has used."""
-    predicted = answers(model, table.rows)
-    missed = (predicted[:, 0] - table.truth[:, 0]) / size_of(-predicted[:, 0])
-    beyond = (table.truth[:, 1] - predicted[:, 1]) / size_of(predicted[:, 1])
-    doubts = [float(np.quantile(np.maximum(excess, 0.0), _SIDED)) for excess in (missed, beyond)]
-    return ModeParameters(model, (round(doubts[0], 4), round(doubts[1], 4)))
-
-
-def _evaluate(
-    name: str,
-    outcomes: Sequence[MeasuredOutcome],
-    models: Mapping[ServingMode, Mapping[str, Model]],
-    parameters: Parameters,
-    repeated: Mapping[str, tuple[float, float]],
-) -> tuple[list[MeasuredErrors], list[tuple[float, float]]]:
-    mode = outcomes[0].mode
-    table = _table(outcomes, mode)
-    predicted = {kind: answers(model, table.rows) for kind, model in models[mode].items()}
-    kept = predicted[parameters.kind]
-    speeds = speeds_of(parameters.modes[mode], kept[:, 0], kept[:, 1])
-    adds_up = np.log([outcome.adds_up for outcome in outcomes])
-    results = []
-    for index, of in enumerate(("speed", "slowdown")):
-        chosen = np.array([of == "speed" or outcome.slowdown > 0 for outcome in outcomes])
-        truth = table.truth[chosen, index]
-        real = np.exp(truth)
-        within = real >= speeds.low[chosen] if of == "speed" else real <= speeds.slowdown_high[chosen]
-        baselines = {RULE: _errors(table.rows[chosen, len(FEATURES) - 2 + index], truth)}
-        baselines[ADDS_UP] = _errors(adds_up[chosen] if of == "speed" else -adds_up[chosen], truth)
-        if of == "speed" and repeated:
-            baselines[TWICE] = errors_of(
-                {case: relative(predicted, measured) for case, (predicted, measured) in repeated.items()}
-            )
-        errors = _errors(kept[chosen, index], truth)
-        results.append(
-            MeasuredErrors(
-                name=name,
-                where=", ".join(sorted({outcome.where for outcome in outcomes})),
-                of=of,
-                kept=errors,
-                models={kind: _errors(answer[chosen, index], truth) for kind, answer in predicted.items()},
-                baselines=baselines,
-                seen=_once_seen(outcomes, speeds, SpeedPredictor((), mode, parameters)) if of == "speed" else None,
-                within=round(float(np.mean(within)), 4),
-                met={
-                    f"median at most {MEDIAN:.0%}": errors.median <= MEDIAN,
-                    f"p90 at most {P90:.0%}": errors.p90 <= P90,
-                    f"better than {ADDS_UP}": errors.median < baselines[ADDS_UP].median,
-                },
-            )
-        )
-    points = [(round(float(a), 4), round(outcome.speed, 4)) for a, outcome in zip(speeds.point, outcomes, strict=True)]
-    return results, points
-
-
-def _once_seen(outcomes: Sequence[MeasuredOutcome], speeds: Speeds, predictor: SpeedPredictor) -> ErrorSummary:
-    """Predict in the order of the file; each outcome corrects later predictions of the same program."""
-    errors = {}
-    for index, outcome in enumerate(outcomes):
-        raw = Speeds(*(table[index : index + 1, None] for table in speeds))
-        predicted = predictor.corrected(raw, [outcome.profile], [outcome.co_runners])
-        errors[outcome.name] = relative(float(predicted.point[0, 0]), outcome.speed)
-        predictor.learn(outcome.profile, outcome.co_runners, float(raw.point[0, 0]), outcome.speed)
-    return errors_of(errors)
-
-
-def _errors(predicted: Any, truth: Any) -> ErrorSummary:
-    return errors_of(
-        {f"case {index}": float(error) for index, error in enumerate(np.abs(np.exp(predicted - truth) - 1))}
-    )
+def _ranks(values: Sequence[float]) -> list[float]:
+    places: dict[float, list[int]] = {}
+    for place, value in enumerate(sorted(values)):
+        places.setdefault(value, []).append(place)
+    return [statistics.fmean(places[value]) for value in values]
 
 
 def run_predictor(
-    directory: Path, seed: int, console: Console, report: Callable[[str], None], *, quick: bool
+    directory: Path, seed: int, console: Console, report: Callable[[str], None], *, quick: bool, fit: bool
 ) -> tuple[PredictorReport, PredictorEvidence, Parameters]:
     """Run the study with a progress bar on a terminal, or one line per part elsewhere."""
-    measured = read_speeds(directory)
+    measured = read_predictor(directory)
     with show_parts(console, report, "to do") as progress:
-        return evaluate_speed(measured, seed, os.cpu_count() or 1, progress, quick=quick)
+        return evaluate_predictor(measured, seed, os.cpu_count() or 1, progress, quick=quick, fit=fit)
 
 
-def read_speeds(directory: Path) -> SpeedMeasurements:
+def read_predictor(directory: Path) -> PredictorMeasurements:
     """Read all files that this study uses; an error names the damaged file."""
     device = read_measurements(directory)
     streams = dict(device.streams)
     for path in sorted((directory / "orion/model_kernels").glob("*_fb1.csv")):
         streams[path.stem] = read_kernels(measurement_bytes(path), path.stem, str(path))
     pairs, again = directory / _PAIRS, directory / _AGAIN
-    return SpeedMeasurements(
+    solo, split = directory / _SOLO, directory / _SPLIT
+    return PredictorMeasurements(
         streams=streams,
+        surface=device.surface,
+        profiles=device.profiles,
+        servers=device.servers,
         pairs=_with_pairs(read_pairs(measurement_bytes(pairs), str(pairs)), pairs),
         again=_with_pairs(read_oracle(measurement_bytes(again), str(again)), again),
-        servers=device.servers,
+        split_alone=igniter.read_alone(measurement_bytes(solo), str(solo)),
+        split_pairs=igniter.read_pairs(measurement_bytes(split), str(split)),
+        arrivals=_arrivals(directory),
     )
+
+
+def _arrivals(directory: Path) -> dict[str, tuple[int, ...]]:
+    arrivals = {}
+    for name, part in _AZURE.items():
+        path = directory / f"azure_llm/AzureLLMInferenceTrace_2023_{part}.csv.gz"
+        arrivals[name] = read_azure(measurement_bytes(path), str(path))
+    mooncake = directory / _MOONCAKE
+    arrivals["Mooncake"] = read_mooncake(measurement_bytes(mooncake), str(mooncake))
+    for name, instants in arrivals.items():
+        if not instants:
+            raise ConfigError("data", str(directory), f"has no arrival of {name}; {DATA_PAGE}")
+    return arrivals
 
 
 def parameters_file(named: str) -> Path:

@@ -7,48 +7,98 @@ from rich.text import Text
 
 from cotenant.cli.render.tables import table
 from cotenant_lab.study.error import ErrorSummary
-from cotenant_lab.study.predictor.run import SEEN, PredictorReport
+from cotenant_lab.study.predictor.run import JudgedPredictor, JudgedSet, PredictorReport
 
 
 def show_predictor(console: Console, report: PredictorReport) -> None:
     """Print the report of `cotenant-lab study predictor`."""
-    kinds = list(report.held_out[0].models)
-    rows: list[list[str | Text]] = [
-        [
-            errors.mode,
-            errors.programs,
-            errors.of,
-            f"{errors.models[kinds[0]].n:,}",
-            *(_errors_text(errors.models[kind]) for kind in kinds),
-        ]
-        for errors in report.held_out
-    ]
-    title = f"On the software GPU: held-out pairs, of {report.fitted_pairs:,} fitted (median / p90 error)"
-    console.print(table(title, ["WAY", "PROGRAMS", "OF", "PAIRS", *(kind.upper() for kind in kinds)], rows))
-    console.print(Text(f"Kept: {report.kept}"))
-    rows = []
-    for line in report.results:
-        others = [(kind, errors) for kind, errors in line.models.items() if kind != report.kept]
-        others += line.baselines.items()
-        if line.seen is not None:
-            others.append((f"{report.kept}, {SEEN}", line.seen))
-        rows.append(
-            [
-                line.name,
-                line.of,
-                f"{line.kept.n:,}",
-                f"{report.kept}, kept",
-                _errors_text(line.kept),
-                f"{line.within:.1%}",
-            ]
-        )
-        rows += [["", "", "", name, _errors_text(errors), ""] for name, errors in others]
-    columns = ["MEASURED BY", "OF", "CASES", "PREDICTED BY", "MEDIAN / P90", "WITHIN"]
-    console.print(table("On real GPUs: measurements that no fit and no choice used", columns, rows))
+    _show_judged(console, "node: slowdown of a tenant among others", report.node)
+    _show_judged(console, "cluster: speed of a job next to services", report.cluster)
+    for mode, law in report.law.items():
+        console.print(Text(f"law, {mode}: " + ", ".join(f"{name} {value:g}" for name, value in law.items())))
+    if report.measured_again:
+        text = f"median {report.measured_again['median']:.1%}, p90 {report.measured_again['p90']:.1%}"
+        console.print(Text(f"Gavel's two measurements of the same pairs differ by {text}"))
+    if report.held_out:
+        _show_held_out(console, report)
+    _show_alone(console, report)
+    _show_load(console, report)
     missed = [target for target, met in report.met.items() if not met]
     for target in missed:
         console.print(Text(f"{target}: missed", style="bold red"))
     console.print(Text(f"{len(report.met) - len(missed)} of {len(report.met)} targets are met"))
+
+
+def _show_judged(console: Console, title: str, judged: JudgedPredictor) -> None:
+    rows = [_row("all", judged), *(_row(one.name, one) for one in judged.sets)]
+    rows += [_row(f"{one.name} (not counted)", one) for one in judged.not_counted]
+    columns = ["MEASURED BY", "CASES", "MEDIAN / P90", "BIAS", "RANKS", "CONSTANT", "ADDITIVE", "OBSERVED", "WITHIN"]
+    console.print(table(f"{title} (measurements that no fit used)", [*columns, "UP TO"], rows))
+
+
+def _row(name: str, one: JudgedSet) -> list[str | Text]:
+    return [
+        name,
+        f"{one.cases:,}",
+        f"{one.error_median:.1%} / {one.error_p90:.1%}",
+        f"{one.bias:.2f}",
+        f"{one.rank_correlation:.2f}",
+        *(
+            f"{errors.error_median:.1%} / {errors.error_p90:.1%}"
+            for errors in (one.constant, one.additive, one.after_observations)
+        ),
+        f"{one.coverage:.1%}",
+        f"x{one.interval:.2f}",
+    ]
+
+
+def _show_held_out(console: Console, report: PredictorReport) -> None:
+    kinds = list(report.held_out[0].models)
+    rows: list[list[str | Text]] = [
+        [errors.mode, errors.programs, errors.of, *(_errors_text(errors.models[kind]) for kind in kinds)]
+        for errors in report.held_out
+    ]
+    columns = ["MODE", "PROGRAMS", "OF", *(kind.upper() for kind in kinds)]
+    console.print(table("Pairs on the software GPU that no fit used (median / p90 error)", columns, rows))
+
+
+def _show_alone(console: Console, report: PredictorReport) -> None:
+    columns = ["PREDICTED", "MEASURED BY", "HELD OUT", "MEDIAN / P90", "SIMPLER PREDICTORS (MEDIAN)", "WITHIN", "UP TO"]
+    rows: list[list[str | Text]] = [
+        [
+            comparison.name,
+            comparison.source,
+            f"{comparison.errors.n:,}",
+            _errors_text(comparison.errors),
+            "; ".join(f"{name} {errors.median:.1%}" for name, errors in comparison.baselines.items()),
+            f"{comparison.coverage:.1%}",
+            f"x{comparison.interval:.2f}",
+        ]
+        for comparison in report.alone.comparisons
+    ]
+    console.print(table("Latency alone: relative errors on held-out measurements", columns, rows))
+    knees = report.alone.knees
+    text = f"Knee: {knees.fitted_median:.0f} points of share from the measured one at the median"
+    console.print(Text(f"{text}, {knees.fitted_within_10:.0%} of {knees.n} within 10 points"))
+    for model, (predicted, measured) in report.alone.analytical_knees.items():
+        console.print(Text(f"Knee of {model} by its kernels alone: {predicted} %, measured {measured} %"))
+
+
+def _show_load(console: Console, report: PredictorReport) -> None:
+    columns = ["LOAD OF", "WINDOW", "REQUESTS", "MEAN ERROR", "A CONSTANT", "THE LAST WINDOW", "WITHIN"]
+    rows: list[list[str | Text]] = [
+        [
+            one.trace,
+            f"{one.window_s} s",
+            f"{one.mean_requests:.1f}",
+            f"{one.mean_error:.1%}",
+            f"{one.constant_error:.1%}",
+            f"{one.last_error:.1%}",
+            f"{one.coverage:.1%}",
+        ]
+        for one in report.load
+    ]
+    console.print(table("Requests in the next window", columns, rows))
 
 
 def _errors_text(errors: ErrorSummary) -> str:

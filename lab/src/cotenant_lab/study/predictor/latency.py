@@ -25,7 +25,7 @@ from cotenant.predict.latency import (
 from cotenant.workload.timeline import Timeline, profile_of
 from cotenant_lab.data.parvagpu import Profiles
 from cotenant_lab.data.rapp import Surface as ServerMeasurements
-from cotenant_lab.study.predictor_node.comparison import (
+from cotenant_lab.study.predictor.comparison import (
     PredictionCase,
     PredictionComparison,
     compare_predictions,

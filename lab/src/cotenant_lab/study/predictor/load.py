@@ -13,7 +13,7 @@ import msgspec
 from cotenant.predict.calibration import Calibration, CalibrationRules
 from cotenant.predict.diurnal_profile import DAY_NS
 from cotenant.predict.load import Load
-from cotenant_lab.study.predictor_node.comparison import COVERED
+from cotenant_lab.study.predictor.comparison import COVERED
 
 WINDOWS_S: Final = (1, 10, 60)
 _SECOND_NS: Final = 1_000_000_000

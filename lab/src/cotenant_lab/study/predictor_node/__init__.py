@@ -1,1 +1,0 @@
-"""Study `predictor-node`: predicted latencies, slowdowns and loads compared with measurements."""
