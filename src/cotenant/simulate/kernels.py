@@ -62,6 +62,8 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     costs: Costs = Costs()
     seed: int = 0
     warm: int = 1
+    estimate_factor: float = 1.0
+    """Kernel durations that the gate expects, over the true ones: profiles may be wrong."""
 
 
 def shares_slices(policy: Policy) -> bool:
@@ -125,7 +127,7 @@ def play(
         rules = _rules(_GATES[base], tenants, setting, sliced=sliced)
         write_tenant_table(memory, rules, _processes(tenants, rules))
         sm_count = 0 if sliced else setting.device.sm_count
-        gates = [_gate(memory, index, tenant, sm_count, setting.seed) for index, tenant in enumerate(tenants)]
+        gates = [_gate(memory, index, tenant, sm_count, setting) for index, tenant in enumerate(tenants)]
     simulation = DeviceSimulation(setting.device, clients, gates, setting.costs, setting.seed)
     if change is not None:
         _change_clock(simulation, memory, change)
@@ -150,9 +152,11 @@ def _change_clock(simulation: DeviceSimulation, memory: WritableBuffer, change: 
     simulation.every(CLOCK_SAMPLE_NS, sample)
 
 
-def _gate(memory: WritableBuffer, index: int, tenant: Tenant, sm_count: int, seed: int) -> tenant_gate.TenantGate:
-    works, steps = works_of(tenant.load, sm_count)
-    times = None if tenant.knowledge == "exact" else _learned_times(tenant, sm_count, seed + index)
+def _gate(
+    memory: WritableBuffer, index: int, tenant: Tenant, sm_count: int, setting: RunSettings
+) -> tenant_gate.TenantGate:
+    works, steps = works_of(tenant.load, sm_count, setting.estimate_factor)
+    times = None if tenant.knowledge == "exact" else _learned_times(tenant, sm_count, setting.seed + index)
     return tenant_gate.TenantGate(memory, (index, 1), works, steps, times=times)
 
 
@@ -196,22 +200,24 @@ def plan_oracle(alone: DeviceRun, offline: Workload, setting: RunSettings, allow
     return plan_of(alone.gaps_ns, kernels, allowance_ns, switch_ns, setting.costs)
 
 
-def works_of(load: Workload, sm_count: int = 0) -> tuple[list[LaunchEstimate], list[int]]:
+def works_of(load: Workload, sm_count: int = 0, factor: float = 1.0) -> tuple[list[LaunchEstimate], list[int]]:
     """Return what a profile of the load would contain for each kernel, and the kernel of each launch.
 
-    With a number of SMs, also the preemption granularity of its blocks.
+    With a number of SMs, also the preemption granularity of its blocks. `factor`: durations in the profile over the
+    true ones.
     """
     kernel_count = len(load.launches)
     if load.graph:
-        granularity_ns = load.device_ns // kernel_count if sm_count else 0
+        device_ns = round(load.device_ns * factor)
+        granularity_ns = device_ns // kernel_count if sm_count else 0
         return [
-            LaunchEstimate(load.device_ns, load.device_ns, granularity_ns=granularity_ns, kernel_count=kernel_count)
+            LaunchEstimate(device_ns, device_ns, granularity_ns=granularity_ns, kernel_count=kernel_count)
         ], [0]
     numbers: dict[KernelIdentity, int] = {}
     steps = [numbers.setdefault(launch.kernel, len(numbers)) for launch in load.launches]
     times = [Recorder() for _ in numbers]
     for launch, number in zip(load.launches, steps, strict=True):
-        times[number].record(launch.device_ns)
+        times[number].record(round(launch.device_ns * factor))
     slots = {launch.kernel: launch.blocks_per_sm * sm_count for launch in load.launches}
     return [
         _work(recorder, kernel.blocks, slots[kernel]) for kernel, recorder in zip(numbers, times, strict=True)

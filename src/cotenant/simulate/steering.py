@@ -45,6 +45,7 @@ class Steering:
         """Add an entry for every tenant."""
         self._watch = watch
         self._guests, self._sms = run.guests, 0 if sliced else run.setting.device.sm_count
+        self._estimate_factor = run.setting.estimate_factor
         self._tenants = [_tenant(guest, index) for index, guest in enumerate(run.guests)]
         self._occupants = [
             Occupant(index, _GENERATION, guest.online, guest.slo_ns, guest.priority, user_limit_ppm(tenant))
@@ -72,7 +73,12 @@ class Steering:
     def gates(self) -> list[LaunchGate]:
         """Return each tenant's admission at the gate, as the hook performs it inside a process."""
         return [
-            TenantGate(self.memory, (index, _GENERATION), *works_of(guest.load, self._sms), guest.slo_ns)
+            TenantGate(
+                self.memory,
+                (index, _GENERATION),
+                *works_of(guest.load, self._sms, self._estimate_factor),
+                guest.slo_ns,
+            )
             for index, guest in enumerate(self._guests)
         ]
 

@@ -149,6 +149,7 @@ class SimCluster:
             "offline_speed": shared.rate * part,
             "online_load": np.where(up, fleet.load, 0.0),
             "slowdowns": mixed(shared.slowdown, 1.0),
+            "service": mixed(shared.service, 1.0),
             "served": up & (fleet.service >= 0),
             "load": fleet.load,
             "running": self._running,

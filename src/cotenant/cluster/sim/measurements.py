@@ -13,7 +13,7 @@ MEANS: Final = (
     *("offline_speed", "online_load"),
 )
 """Means over all GPUs; `_before`: the same GPUs and loads without offline work."""
-SERIES: Final = (*MEANS, "slowdown", "slowdown_p99", "running", "waiting")
+SERIES: Final = (*MEANS, "slowdown", "service", "slowdown_p99", "running", "waiting")
 """Quantities of which a time series is kept."""
 _PARTS: Final = 288
 _FINEST: Final = 1_000
@@ -57,12 +57,14 @@ class ClusterMeasurements:
         self.free_gpu_ns += self.gpus * ns - shared - down
         served = now["served"]
         slowdowns, weights = now["slowdowns"][served], now["load"][served]
-        slowdown = slowdown_p99 = 1.0
+        slowdown = slowdown_p99 = service = 1.0
         if len(slowdowns):
+            service = _weighted(now["service"][served], weights)
             slowdown, slowdown_p99 = _weighted(slowdowns, weights), float(np.quantile(slowdowns, 0.99))
             buckets = np.minimum(((slowdowns - 1) * _FINEST).astype(np.int64), len(self._slowdowns) - 1)
             self._slowdowns += np.bincount(buckets, weights=weights * ns, minlength=len(self._slowdowns))
-        values = [*(float(now[name].mean()) for name in MEANS), slowdown, slowdown_p99, now["running"], now["waiting"]]
+        means = [float(now[name].mean()) for name in MEANS]
+        values = [*means, slowdown, service, slowdown_p99, now["running"], now["waiting"]]
         part = min(begin * _PARTS // self._whole_ns, _PARTS - 1)
         self._course[:, part] += np.array(values) * ns
         self._course_ns[part] += ns

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.text import Text
 
 from cotenant.cli.render.html.demo import STYLE
-from cotenant.cli.render.tables import table
 from cotenant.errors import ConfigError
-from cotenant_lab.study.all.claims import LABS, AllReport, StudyClaims, study_claims
+from cotenant_lab.study.all.claims import LABS, AllReport, StudySummary, all_report, read_report
 from cotenant_lab.study.arkgpu.report import run_arkgpu
+from cotenant_lab.study.claim import StudyClaim, show_claims
 from cotenant_lab.study.data_files import measurement_bytes
 from cotenant_lab.study.dstack.report import run_dstack
 from cotenant_lab.study.fikit.report import run_fikit
@@ -61,19 +61,19 @@ def run_all(
     reuse_directory = Path(reuse) if reuse else None
     if reuse_directory is not None and not reuse_directory.is_dir():
         raise ConfigError("--reuse", reuse, "is not a directory; name one with STUDY.json files, or an empty one")
-    labs: list[StudyClaims] = []
+    studies: list[tuple[StudySummary, list[StudyClaim]]] = []
     for lab in LABS:
         path = None if reuse_directory is None else reuse_directory / f"{lab}.json"
         if path is not None and path.exists():
             report(f"{lab}: read from {path}")
-            labs.append(study_claims(lab, measurement_bytes(path), str(path)))
+            studies.append(read_report(lab, measurement_bytes(path), str(path)))
             continue
         report(f"{lab}: running")
         content = msgspec.json.encode(runs[lab](directory, seed, console, report, quick=quick))
         if path is not None:
             _write(path, content)
-        labs.append(study_claims(lab, content, lab))
-    return AllReport(labs=labs)
+        studies.append(read_report(lab, content, lab))
+    return all_report(studies)
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -85,13 +85,9 @@ def _write(path: Path, content: bytes) -> None:
 
 def show_all(console: Console, report: AllReport) -> None:
     """Print the report of `cotenant-lab study all`."""
-    rows: list[list[str | Text]] = [
-        [claim.lab, claim.claim, claim.ours, claim.measured, claim.does_not_show]
-        for study in report.labs
-        for claim in study.claims
-    ]
-    columns = ["STUDY", "PUBLISHED CLAIM", "OUR RESULT", "HOW MEASURED", "WHAT IT DOES NOT SHOW"]
-    console.print(table("claims of the papers and our results", columns, rows, fold=True))
+    show_claims(console, report.claims)
+    counts = f"{report.claims_reached} of {report.claims_total} claims reached, {report.claims_unexplained} unexplained"
+    console.print(Text(counts))
     console.print()
     for study in report.labs:
         missed = [target for target, met in study.met.items() if not met]
@@ -105,21 +101,23 @@ def show_all(console: Console, report: AllReport) -> None:
 
 def write_page(path: Path, report: AllReport) -> None:
     """Write the same as an HTML page."""
+    heads = ("paper", "claim", "result", "worst perturbed cell", "reached", "why, or what it does not show")
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>",
         "<title>cotenant: all studies</title>",
         f"<style>{STYLE}td, th {{ text-align: left; vertical-align: top; }}</style>",
         "<h1>Claims of the papers and results of cotenant</h1>",
+        f"<p>{report.claims_reached} of {report.claims_total} claims reached</p>",
+        "<table><tr>" + "".join(f"<th>{name}" for name in heads),
     ]
+    for claim in report.claims:
+        worst = f"{claim.perturbed_worst:g} ({claim.perturbed_worst_cell})"
+        cells = (claim.paper, claim.claim, claim.result, worst, "yes" if claim.reached else "no", claim.reason)
+        parts.append("<tr>" + "".join(f"<td>{escape(cell)}" for cell in cells))
+    parts.append("</table>")
     for study in report.labs:
         quick = "; quick: fewer and shorter cases" if study.quick else ""
-        parts.append(f"<h2>{escape(study.lab)}</h2><p>{escape(study.paper)}; seed {study.seed}{quick}</p>")
-        heads = "".join(f"<th>{name}" for name in ("claim", "our result", "how measured", "what it does not show"))
-        parts.append(f"<table><tr>{heads}</tr>")
-        for claim in study.claims:
-            cells = (claim.claim, claim.ours, claim.measured, claim.does_not_show)
-            parts.append("<tr>" + "".join(f"<td>{escape(cell)}" for cell in cells) + "</tr>")
-        parts.append("</table><ul>")
+        parts.append(f"<h2>{escape(study.lab)}</h2><p>seed {study.seed}{quick}</p><ul>")
         for target, met in study.met.items():
             parts.append(f"<li>{'met' if met else '<b>missed</b>'}: {escape(target)}")
         parts.append("</ul>")

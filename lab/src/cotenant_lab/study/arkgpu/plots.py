@@ -31,10 +31,10 @@ def plotter(directory: Path) -> Callable[[ArkgpuReport, ArkgpuEvidence], None]:
             captions["rising.svg"] = _draw_rising(pyplot, directory / "rising.svg", report)
             captions["settle.svg"] = _draw_settle(pyplot, directory / "settle.svg", evidence.steps)
         rows = "".join(
-            f"<tr><td>{name}<td>{distribution.min:.2f}<td>{distribution.median:.2f}<td>{distribution.p90:.2f}<td>{distribution.max:.2f}<td>{distribution.mean:.2f}</tr>"
+            f"<tr><td>{name}<td>{distribution.min:.2f}<td>{distribution.median:.2f}<td>{distribution.p90:.2f}<td>{distribution.max:.2f}</tr>"
             for name, distribution in report.simulated.against.items()
         )
-        head = "<tr><th>cotenant against others, % increase<th>min<th>median<th>p90<th>max<th>mean</tr>"
+        head = "<tr><th>cotenant against others, % increase<th>min<th>median<th>p90<th>max</tr>"
         text = f"cotenant-lab study arkgpu, seed {report.seed}, with the published results of {report.paper.source}"
         page = plots_page("Control of the online share", text, head, rows, captions)
         (directory / "index.html").write_text(page, encoding="utf-8")

@@ -17,11 +17,13 @@ from cotenant.softgpu.costs import hardware
 from cotenant.workload.arrival_trace import read_azure, read_mooncake
 from cotenant_lab.bench.fill.pairs import MissingPair
 from cotenant_lab.study.arkgpu.cases import LEVELS, LOADS, OBJECTIVES, RUN_NS, Mixes, ark_cases, read_mixes
+from cotenant_lab.study.arkgpu.claims import claims_of, evaluate_perturbed
 from cotenant_lab.study.arkgpu.live import ArkLiveCase, LiveResult, evaluate_live, live_cases
 from cotenant_lab.study.arkgpu.peak import Peaks, evaluate_peaks, peak_cases
 from cotenant_lab.study.arkgpu.run import ATTAINED, ArkResult, ArkSimulation, CaseTimeline, evaluate_cases, simulated_of
 from cotenant_lab.study.arkgpu.steady import SteadyResult, evaluate_steady, steady_cases
 from cotenant_lab.study.arkgpu.steps import StepQuality, StepTimeline, evaluate_steps, step_cases
+from cotenant_lab.study.claim import PerturbedCell, StudyClaim
 from cotenant_lab.study.data_files import DATA_PAGE, measurement_bytes
 from cotenant_lab.study.fikit.report import PRESET
 from cotenant_lab.study.fikit.run import Progress
@@ -76,6 +78,9 @@ class ArkgpuReport(msgspec.Struct, frozen=True, kw_only=True):
     steady: list[SteadyResult]
     live: list[LiveResult]
     left_out: list[MissingPair]
+    perturbed: list[PerturbedCell]
+    """Medians over a few cases with one quantity wrong."""
+    claims: list[StudyClaim]
     met: dict[str, bool]
 
 
@@ -94,8 +99,11 @@ def report_of(
     run: tuple[int, bool, list[MissingPair]],
     *,
     full: bool = False,
+    perturbed: Sequence[PerturbedCell] = (),
 ) -> ArkgpuReport:
     """Build the report; `run` has the seed, whether it was quick, and the omitted programs."""
+    paper = ArkgpuPaper()
+    published = (paper.throughput_vs_mps_pct, paper.goodput_vs_exclusive_pct, paper.goodput_vs_mps_pct)
     simulated = simulated_of(results)
     peaks, steps, steady = control
     seed, quick, left_out = run
@@ -114,6 +122,8 @@ def report_of(
         steady=steady,
         live=list(live),
         left_out=left_out,
+        perturbed=list(perturbed),
+        claims=claims_of(simulated, perturbed, published),
         met=_met(simulated, peaks, steps, steady) | _met_live(live),
     )
 
@@ -198,8 +208,10 @@ def run_arkgpu(
         peaks = evaluate_peaks(peak_cases(mixes, seed, quick=quick), setting, workers, progress)
         steps, stepped = evaluate_steps(step_cases(mixes, seed, quick=quick), setting, workers, progress)
         steady = evaluate_steady(steady_cases(mixes, seed, quick=quick), setting, workers, progress, quick=quick)
+        perturbed = evaluate_perturbed(cases, setting, workers, progress, RUN_NS // 3 if quick else RUN_NS)
         live_results = _live(live_part, 1 if quick else ROUNDS, progress)
-    result = report_of(mixes, results, (peaks, steps, steady), live_results, (seed, quick, left_out), full=full)
+    facts = (seed, quick, left_out)
+    result = report_of(mixes, results, (peaks, steps, steady), live_results, facts, full=full, perturbed=perturbed)
     return result, ArkgpuEvidence(timelines=timelines, steps=stepped)
 
 

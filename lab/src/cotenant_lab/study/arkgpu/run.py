@@ -71,6 +71,8 @@ class ArkResult(msgspec.Struct, frozen=True, kw_only=True):
     """By mode of ours: number of changes of the share."""
     services_only: float
     """Lowest attainment of the services on one device without a training: their effect on each other."""
+    goodput_bound: float
+    """Goodput of one device with every objective kept, if the training got all SM time that the services leave."""
     share_mean: dict[str, float]
     """By mode of ours: mean online share over time."""
 
@@ -135,8 +137,20 @@ def ark_result(
         services_only=min(
             result.attainment(guest.slo_ns) for guest, result in zip(run.guests, services.guests, strict=False)
         ),
+        goodput_bound=goodput_bound(run, alone, services),
         share_mean={mode: _mean_share(outcome) for mode, outcome in ours.items()},
     )
+
+
+def goodput_bound(run: RunSpec, alone: SharingOutcome, services: SharingOutcome) -> float:
+    """Return an upper bound of the goodput of one device: SM time is conserved, and no request is late.
+
+    `alone` has a device for each tenant, `services` the services together on one device, both in the same window.
+    """
+    online_sms = services.sm_ns / max(services.end_ns - services.begin_ns, 1)
+    training_sms = max(alone.sm_ns / max(alone.end_ns - alone.begin_ns, 1) - online_sms, 1e-9)
+    free_sms = max(run.setting.device.sm_count - online_sms, 0.0)
+    return sum(guest.online for guest in run.guests) + min(free_sms / training_sms, 1.0)
 
 
 def mode_metrics(case: ArkCase, run: RunSpec, outcome: SharingOutcome, alone: SharingOutcome) -> ModeMetrics:
@@ -234,11 +248,19 @@ def simulated_of(results: Sequence[ArkResult]) -> ArkSimulation:
 
 
 def _throughput(result: ArkResult) -> float:
-    """Return the increase over MPS, which counts at least one request so that the ratio is finite."""
+    return _more(result, "cotenant", "mps")
+
+
+def _more(result: ArkResult, mode: str, rival: str) -> float:
+    """Return the increase of answers within the objective over a rival, which counts at least one."""
     one_request_per_s = result.modes["exclusive"].within_per_s / max(
         result.requests * result.modes["exclusive"].attainment, 1
     )
-    return 100 * (result.modes["cotenant"].within_per_s / max(result.modes["mps"].within_per_s, one_request_per_s) - 1)
+    return 100 * (result.modes[mode].within_per_s / max(result.modes[rival].within_per_s, one_request_per_s) - 1)
+
+
+def _bound(result: ArkResult, rival: str) -> float:
+    return 100 * (result.goodput_bound / max(result.modes[rival].goodput, 1e-9) - 1)
 
 
 def _goodput(rival: str, metric: str) -> _Of:
@@ -255,6 +277,11 @@ AGAINST: Final[dict[str, _Of]] = {
     "goodput_vs_mps_pct": _goodput("mps", "goodput"),
     "goodput_capacity_vs_exclusive_pct": _goodput("exclusive", "goodput_capacity"),
     "goodput_capacity_vs_mps_pct": _goodput("mps", "goodput_capacity"),
+    "throughput_vs_mps_priority_pct": lambda result: _more(result, "cotenant", "mps-priority"),
+    "goodput_vs_mps_priority_pct": _goodput("mps-priority", "goodput"),
+    "throughput_bound_vs_mps_pct": lambda result: _more(result, "exclusive", "mps"),
+    "goodput_bound_vs_exclusive_pct": lambda result: _bound(result, "exclusive"),
+    "goodput_bound_vs_mps_pct": lambda result: _bound(result, "mps"),
 }
 _METRICS: Final[dict[str, Callable[[ArkResult, str], float]]] = {
     "attainment": lambda result, mode: result.modes[mode].attainment,

@@ -15,6 +15,7 @@ from cotenant.errors import ConfigError
 from cotenant_lab.data.parvagpu import read_profiles
 from cotenant_lab.data.rapp import read_surface
 from cotenant_lab.serving.modes import ADMITTED, OURS, TEMPORAL
+from cotenant_lab.study.claim import PerturbedCell, StudyClaim
 from cotenant_lab.study.data_files import DATA_PAGE, measurement_bytes, missing_data
 from cotenant_lab.study.dstack.cases import (
     MISSING,
@@ -26,6 +27,7 @@ from cotenant_lab.study.dstack.cases import (
     model_curves,
     served_models,
 )
+from cotenant_lab.study.dstack.claims import claims_of, evaluate_perturbed
 from cotenant_lab.study.dstack.law import evaluate_law
 from cotenant_lab.study.dstack.run import MODES, OFFERED_LOADS, POISSON, PUBLISHED, CombinationTask, ServedRun, play_all
 from cotenant_lab.study.progress import show_parts
@@ -109,6 +111,9 @@ class DstackReport(msgspec.Struct, frozen=True, kw_only=True):
     """By mode: goodput at twice the capacity over the highest at any load."""
     unshared_law: dict[str, MetricSpread]
     """By number of processes on a whole A100: measured latency over that of the law for runs without shares."""
+    perturbed: list[PerturbedCell]
+    """Medians over a few combinations with one quantity wrong."""
+    claims: list[StudyClaim]
     met: dict[str, bool]
     cases: list[ServedRun]
 
@@ -130,6 +135,7 @@ def report_of(
     seed: int,
     *,
     quick: bool,
+    perturbed: Sequence[PerturbedCell] = (),
 ) -> DstackReport:
     """Build the report from all runs."""
     by_case: dict[tuple[str, ...], list[ServedRun]] = {}
@@ -156,6 +162,12 @@ def report_of(
         loads=loads,
         hold=hold,
         unshared_law={str(count): spread_of(ratios) for count, ratios in law.items()},
+        perturbed=list(perturbed),
+        claims=claims_of(
+            next(result for result in results if result.mode == TEMPORAL and result.models == ALL),
+            next(load for load in loads if load.mode == OURS and load.load == CAPACITY),
+            perturbed,
+        ),
         met=_targets(results, loads, hold),
         cases=list(runs),
     )
@@ -262,4 +274,6 @@ def run_dstack(
     tasks.sort(key=lambda task: -len(task.models))  # longest first, so that no process runs alone at the end
     with show_parts(console, report, "to play") as progress:
         runs = play_all(tasks, os.cpu_count() or 1, progress)
-    return report_of([model_curves(surface, model) for model in models], runs, law, seed, quick=quick)
+        perturbed = evaluate_perturbed(chosen, seed, os.cpu_count() or 1, progress)
+    curves = [model_curves(surface, model) for model in models]
+    return report_of(curves, runs, law, seed, quick=quick, perturbed=perturbed)

@@ -12,10 +12,12 @@ from typing import Final
 
 import msgspec
 
+from cotenant.serve.model.run_times import RunTimes
 from cotenant.units.instant import SECOND_NS
 from cotenant_lab.serving.arrival_bound import most_in_time
 from cotenant_lab.serving.modes import ADMITTED, AWARE, OURS, TEMPORAL, mode_of
 from cotenant_lab.serving.simulated import ServedModel, ServingOutcome, Setting, arrivals_of, in_bursts, play, poisson
+from cotenant_lab.study.claim import Perturbation
 from cotenant_lab.study.dstack.cases import ALL_UNITS, area_of
 from cotenant_lab.study.workers import mapping
 
@@ -77,6 +79,8 @@ class CombinationTask(msgspec.Struct, frozen=True):
     modes: tuple[str, ...]
     seed: int
     for_ns: int = FOR_NS
+    perturbation: Perturbation | None = None
+    """What is wrong: the run times that the server assumes."""
 
 
 def play_all(tasks: Sequence[CombinationTask], workers: int, progress: Progress) -> list[ServedRun]:
@@ -93,20 +97,37 @@ def play_all(tasks: Sequence[CombinationTask], workers: int, progress: Progress)
 def play_task(task: CombinationTask) -> list[ServedRun]:
     """Run one combination at every load in every mode; arrivals are the same for all modes."""
     areas = {model.name: area_of(model) for model in task.models}
-    setting = Setting(ALL_UNITS, task.for_ns, WARM_NS, task.seed)
+    setting, models = Setting(ALL_UNITS, task.for_ns, WARM_NS, task.seed), task.models
+    if task.perturbation is not None:
+        models = _perturbed(models, task.perturbation)
     runs = []
     for offered in task.offered:
         each_units = offered.load * ALL_UNITS / len(task.models)
         rates = {name: each_units * SECOND_NS / area for name, area in areas.items()}
         rhythms = {name: _RHYTHMS[offered.rhythm](rate) for name, rate in rates.items()}
-        arrivals = arrivals_of(rhythms, task.models, setting)
+        arrivals = arrivals_of(rhythms, models, setting)
         bounds = most_in_time(task.models, arrivals, setting)
         for mode in task.modes:
             if mode.endswith(ADMITTED) and not offered.admitted_too:
                 continue
-            outcome = play(task.models, arrivals, mode_of(mode), setting)
+            outcome = play(models, arrivals, mode_of(mode), setting)
             runs.append(_served_run(outcome, offered, bounds))
     return runs
+
+
+def _perturbed(models: tuple[ServedModel, ...], cell: Perturbation) -> tuple[ServedModel, ...]:
+    return tuple(
+        msgspec.structs.replace(model, times=_scaled(model.times, cell.factor), truth=model.truth or model.times)
+        for model in models
+    )
+
+
+def _scaled(times: RunTimes, factor: float) -> RunTimes:
+    cells = tuple(
+        msgspec.structs.replace(cell, typical_ns=round(cell.typical_ns * factor), high_ns=round(cell.high_ns * factor))
+        for cell in times.times
+    )
+    return msgspec.structs.replace(times, times=cells)
 
 
 def _served_run(outcome: ServingOutcome, offered: OfferedLoad, bounds: tuple[float, float]) -> ServedRun:

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cotenant.cli.render.tables import table
+from cotenant_lab.study.claim import show_claims
 from cotenant_lab.study.dstack.report import ALL, DstackReport, MetricSpread
 from cotenant_lab.study.dstack.run import POISSON
 
@@ -22,6 +23,7 @@ def show_dstack(console: Console, report: DstackReport) -> None:
     text = f"{paper.source}, as published (other programs, real GPUs): up to {paper.throughput:g}x the throughput "
     text += f"and {paper.utilization:g}x the utilization of other modes, more than {paper.of_ideal:.0%} of an ideal one"
     console.print(Text(text))
+    show_claims(console, report.claims)
     for target, met in report.met.items():
         console.print(Text(f"{target}: {'met' if met else 'missed'}", style="green" if met else "bold red"))
 

@@ -19,7 +19,9 @@ from cotenant.units.instant import MICROSECOND_NS
 from cotenant_lab.bench.fill.bench import pairs_to_sweep
 from cotenant_lab.bench.fill.metrics import COTENANT
 from cotenant_lab.bench.fill.pairs import MissingPair, Pair
+from cotenant_lab.study.claim import PerturbedCell, StudyClaim
 from cotenant_lab.study.fikit.cases import catalogue, sweep, timelines
+from cotenant_lab.study.fikit.claims import claims_of, evaluate_perturbed
 from cotenant_lab.study.fikit.run import PAPER, FikitCase, FikitGroup, FikitResult, Progress, evaluate_all
 from cotenant_lab.study.progress import show_parts
 
@@ -68,6 +70,9 @@ class FikitReport(msgspec.Struct, frozen=True, kw_only=True):
     curve: list[RulePoint]
     left_out: list[MissingPair]
     agreement: list[LiveAgreement]
+    perturbed: list[PerturbedCell]
+    """Medians over a few pairs with one quantity wrong."""
+    claims: list[StudyClaim]
     met: dict[str, bool]
 
 
@@ -102,6 +107,8 @@ def evaluate_fikit(
     name = "bounds and delays"
     results = evaluate_all({**groups, name: [case for _, _, case in curve]}, setting, workers, progress)
     swept_cases = results.pop(name).cases
+    pairs = results.get("pairs")
+    perturbed = [] if pairs is None else evaluate_perturbed(groups["pairs"], setting, workers, progress)
     points = [
         point
         for (rule, value, case), result in zip(curve, swept_cases, strict=True)
@@ -114,7 +121,9 @@ def evaluate_fikit(
         groups=results,
         curve=points,
         left_out=list(left_out),
-        agreement=agreement_of(live, results["pairs"]) if live is not None and "pairs" in results else [],
+        agreement=agreement_of(live, pairs) if live is not None and pairs is not None else [],
+        perturbed=perturbed,
+        claims=[] if pairs is None else claims_of(pairs, perturbed),
         met=_met(results),
     )
 
@@ -137,7 +146,10 @@ def _points(rule: str, value: float, case: FikitCase, result: FikitResult) -> li
 
 
 def _met(groups: dict[str, FikitGroup]) -> dict[str, bool]:
-    """Return the targets over the bench's pairs, for MPS, where the oracle needs no context switches."""
+    """Return the targets over the bench's pairs.
+
+    The oracle never runs kernels at the same time, so it is a bound for time slices only.
+    """
     if "pairs" not in groups:
         return {}
     metrics = groups["pairs"].metrics
@@ -145,7 +157,7 @@ def _met(groups: dict[str, FikitGroup]) -> dict[str, bool]:
         "online_delay_ratio_mps median <= 0.02": metrics["online_delay_ratio_mps"].median <= 0.02,
         "online_delay_ratio_mps max <= 0.05": metrics["online_delay_ratio_mps"].max <= 0.05,
         "online_delay_of_wall_mps max <= 0.05": metrics["online_delay_of_wall_mps"].max <= 0.05,
-        "fill_vs_oracle_mps median >= 0.9": metrics["fill_vs_oracle_mps"].median >= 0.9,
+        "fill_vs_oracle_slices median >= 0.9": metrics["fill_vs_oracle_slices"].median >= 0.9,
     }
 
 

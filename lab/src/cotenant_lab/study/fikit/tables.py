@@ -7,6 +7,7 @@ from rich.text import Text
 
 from cotenant.cli.render.tables import table
 from cotenant_lab.bench.fill.metrics import COTENANT
+from cotenant_lab.study.claim import show_claims
 from cotenant_lab.study.fikit.report import FikitReport
 from cotenant_lab.study.fikit.run import FikitGroup, FikitResult
 
@@ -39,6 +40,7 @@ def show_fikit(console: Console, report: FikitReport) -> None:
                 f"median difference {agreement.median_error:.3f} over {agreement.pairs} pairs"
             )
         )
+    show_claims(console, report.claims)
     for target, met in report.met.items():
         console.print(Text(f"{target}: {'met' if met else 'missed'}", style="green" if met else "bold red"))
 

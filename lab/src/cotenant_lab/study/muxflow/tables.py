@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cotenant.cli.render.tables import table
+from cotenant_lab.study.claim import show_claims
 from cotenant_lab.study.muxflow.run import (
     OURS,
     ClusterResult,
@@ -19,6 +20,7 @@ def show_muxflow(console: Console, report: MuxflowReport) -> None:
     """Print the report of `cotenant-lab study muxflow`."""
     for cluster in report.clusters:
         _show_cluster(console, cluster)
+    show_claims(console, report.claims)
     show_published(console, report.paper, "other machines, other programs", report.met)
 
 
@@ -30,6 +32,7 @@ def _show_cluster(console: Console, cluster: ClusterResult) -> None:
         "SM ACTIVITY",
         "MEMORY",
         "SLOWDOWN",
+        "SERVICE TIME",
         "P99",
         "OFFLINE",
         "JCT (h)",
@@ -54,6 +57,7 @@ def _row(outcome: PolicyOutcome) -> list[str | Text]:
             for before, after in (outcome.utilization, outcome.sm_activity, outcome.memory)
         ),
         f"x{outcome.online_slowdown:.2f}",
+        f"x{outcome.online_service:.2f}",
         f"x{outcome.online_slowdown_p99:.2f}",
         f"{outcome.offline_speed:.2f}",
         f"{outcome.jct_h:.2f}",

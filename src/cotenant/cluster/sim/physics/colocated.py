@@ -80,6 +80,8 @@ class SharingResult(NamedTuple):
     """Part of SM time with work."""
     utilization: Any
     """Part of the time with work on any SM."""
+    service: Any
+    """Duration of a request of the service without queueing, relative to that alone; 1: there is none."""
 
 
 class Contention(Value, frozen=True):
@@ -225,7 +227,7 @@ class ColocationModel:
             observed = active * self._on_gpu_part(first, stretch)
             co_runners = np.where(rate > 0, self._on_gpu_part(second, 1 / np.maximum(rate, 1e-6)), 0.0)
             utilization = 1 - (1 - observed) * (1 - co_runners)
-        columns = (rate, stretch * queued, activity, np.maximum(utilization, activity))
+        columns = (rate, stretch * queued, activity, np.maximum(utilization, activity), stretch)
         return SharingResult(*(np.asarray(column, dtype=np.float32) for column in columns))
 
     def _on_gpu_part(self, program: Any, stretch: Any) -> Any:
