@@ -14,24 +14,30 @@ from cotenant.simulate.kernels import RunSettings
 
 DURATIONS: Final = "durations"
 SWITCH: Final = "switch cost"
+CONTENTION: Final = "contention"
+PRIORITY: Final = "priority effect"
 FACTORS: Final = (0.5, 2.0)
+_WHOLE_PPM: Final = 1_000_000
 
 
 class Perturbation(msgspec.Struct, frozen=True):
-    """A quantity that is wrong by a factor."""
+    """A quantity that is wrong by a factor; 0: it has no effect at all."""
 
     what: str
     factor: float
 
     def __str__(self) -> str:
         """Return the name of the cell."""
-        return f"{self.what} x{self.factor:g}"
+        return f"{self.what} x{self.factor:g}" if self.factor else f"no {self.what}"
 
 
-KERNEL_CELLS: Final = tuple(Perturbation(what, factor) for what in (DURATIONS, SWITCH) for factor in FACTORS)
+KERNEL_CELLS: Final = (
+    *(Perturbation(what, factor) for what in (DURATIONS, SWITCH, CONTENTION, PRIORITY) for factor in FACTORS),
+    Perturbation(PRIORITY, 0.0),
+)
 """Cells of studies that simulate kernels."""
-CURVE_CELLS: Final = tuple(Perturbation(DURATIONS, factor) for factor in FACTORS)
-"""Cells of studies that use measured curves, which have no switches between processes."""
+CURVE_CELLS: Final = tuple(Perturbation(what, factor) for what in (DURATIONS, CONTENTION) for factor in FACTORS)
+"""Cells of studies that use measured curves, which have no switches between processes and no priorities."""
 
 
 class PerturbedCell(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,8 +71,18 @@ def perturbed_setting(setting: RunSettings, cell: Perturbation) -> RunSettings:
     """Return a setting in which one quantity is wrong; the gate and the controller are not told."""
     if cell.what == DURATIONS:
         return msgspec.structs.replace(setting, estimate_factor=setting.estimate_factor * cell.factor)
-    device = msgspec.structs.replace(setting.device, switch_ns=round(setting.device.switch_ns * cell.factor))
-    return msgspec.structs.replace(setting, device=device)
+    device, factor = setting.device, cell.factor
+    changed = {
+        SWITCH: {"switch_ns": round(device.switch_ns * factor)},
+        CONTENTION: {
+            "cache_contention_ppm": round(device.cache_contention_ppm * factor),
+            "dram_contention_ppm": round(device.dram_contention_ppm * factor),
+            "issue_full_ppm": min(round(device.issue_full_ppm / factor), _WHOLE_PPM),
+            "clock_drop_ppm": round(device.clock_drop_ppm * factor),
+        },
+        PRIORITY: {"priority_effect_ppm": min(round(device.priority_effect_ppm * factor), _WHOLE_PPM)},
+    }[cell.what]
+    return msgspec.structs.replace(setting, device=msgspec.structs.replace(device, **changed))
 
 
 def claim_of(

@@ -63,7 +63,7 @@ def metrics_of(runs: Sequence[ServedRun]) -> dict[str, float]:
 def claims_of(temporal: ModeComparison, full: LoadSummary, cells: Sequence[PerturbedCell]) -> list[StudyClaim]:
     """Return the paper's three claims: medians, over temporal sharing that may use our admission."""
     throughput, utilization, of_bound = temporal.throughput_admitted, temporal.utilization, full.of_bound
-    law = "runs at the same time follow a law over measured curves, which ParvaGPU's measurements check in part"
+    law = "runs at the same time follow a law over measured curves and slow each other as iGniter's pairs do"
     return [
         claim_of(
             PAPER,

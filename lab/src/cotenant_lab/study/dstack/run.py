@@ -17,7 +17,7 @@ from cotenant.units.instant import SECOND_NS
 from cotenant_lab.serving.arrival_bound import most_in_time
 from cotenant_lab.serving.modes import ADMITTED, AWARE, OURS, TEMPORAL, mode_of
 from cotenant_lab.serving.simulated import ServedModel, ServingOutcome, Setting, arrivals_of, in_bursts, play, poisson
-from cotenant_lab.study.claim import Perturbation
+from cotenant_lab.study.claim import CONTENTION, Perturbation
 from cotenant_lab.study.dstack.cases import ALL_UNITS, area_of
 from cotenant_lab.study.workers import mapping
 
@@ -80,7 +80,7 @@ class CombinationTask(msgspec.Struct, frozen=True):
     seed: int
     for_ns: int = FOR_NS
     perturbation: Perturbation | None = None
-    """What is wrong: the run times that the server assumes."""
+    """What is wrong: the run times that the server assumes, or the slowdown of concurrent runs."""
 
 
 def play_all(tasks: Sequence[CombinationTask], workers: int, progress: Progress) -> list[ServedRun]:
@@ -99,7 +99,7 @@ def play_task(task: CombinationTask) -> list[ServedRun]:
     areas = {model.name: area_of(model) for model in task.models}
     setting, models = Setting(ALL_UNITS, task.for_ns, WARM_NS, task.seed), task.models
     if task.perturbation is not None:
-        models = _perturbed(models, task.perturbation)
+        setting, models = _perturbed(setting, models, task.perturbation)
     runs = []
     for offered in task.offered:
         each_units = offered.load * ALL_UNITS / len(task.models)
@@ -115,8 +115,12 @@ def play_task(task: CombinationTask) -> list[ServedRun]:
     return runs
 
 
-def _perturbed(models: tuple[ServedModel, ...], cell: Perturbation) -> tuple[ServedModel, ...]:
-    return tuple(
+def _perturbed(
+    setting: Setting, models: tuple[ServedModel, ...], cell: Perturbation
+) -> tuple[Setting, tuple[ServedModel, ...]]:
+    if cell.what == CONTENTION:
+        return msgspec.structs.replace(setting, contention=1 + (setting.contention - 1) * cell.factor), models
+    return setting, tuple(
         msgspec.structs.replace(model, times=_scaled(model.times, cell.factor), truth=model.truth or model.times)
         for model in models
     )

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from cotenant.cluster.sim.physics.colocated import ColocationModel, built_in
+from cotenant.cluster.sim.physics.colocated import ColocationModel, Contention, built_in
 from cotenant.predict.usage import TaskUse
 from cotenant.units.share import WHOLE_PPM
-from cotenant_lab.study.claim import Perturbation, PerturbedCell, StudyClaim, claim_of
+from cotenant_lab.study.claim import CONTENTION, Perturbation, PerturbedCell, StudyClaim, claim_of
 
 if TYPE_CHECKING:
     from cotenant_lab.study.muxflow.run import ClusterResult, PolicyOutcome
@@ -24,10 +24,20 @@ SLOWDOWN_MOST: Final = 1.2
 
 
 def perturbed_physics(cell: Perturbation | None) -> ColocationModel:
-    """Return the true physics, with durations in the profiles wrong."""
-    physics = built_in()
+    """Return the physics with contention wrong, or with true physics and durations in the profiles wrong."""
     if cell is None:
-        return physics
+        return built_in()
+    if cell.what == CONTENTION:
+        usual = Contention()
+        return built_in(
+            Contention(
+                cache=usual.cache * cell.factor,
+                dram=usual.dram * cell.factor,
+                clock_drop=usual.clock_drop * cell.factor,
+                switch_ns=usual.switch_ns,
+            )
+        )
+    physics = built_in()
     # The controller learns these from reports; the physics itself keeps the true durations.
     physics.services = tuple(
         msgspec.structs.replace(service, use=_scaled(service.use, cell.factor)) for service in physics.services

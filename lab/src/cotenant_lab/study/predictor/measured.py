@@ -219,6 +219,8 @@ def split_outcomes(
     }
     outcomes = []
     for pair in pairs:
+        if pair.first not in alone or pair.second not in alone:
+            continue  # nothing is known of it alone
         tenants = (
             _SplitTenant(*pair.first, pair.first_share_pct, pair.first_ms),
             _SplitTenant(*pair.second, 100 - pair.first_share_pct, pair.second_ms),

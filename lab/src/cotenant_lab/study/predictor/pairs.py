@@ -20,8 +20,7 @@ import msgspec
 from cotenant.cluster.model.cluster import OnlineUse
 from cotenant.predict.speed_features import Spot
 from cotenant.predict.usage import TaskUse
-from cotenant.softgpu.costs import hardware
-from cotenant.softgpu.sim.device import OWN_GROUP, Device, DeviceConfig, ScriptClient, StreamKind
+from cotenant.softgpu.sim.device import OWN_GROUP, Device, DeviceConfig, ScriptClient, StreamKind, preset
 from cotenant.units.share import WHOLE_PPM
 from cotenant.workload.timeline import Timeline
 from cotenant_lab.study.predictor.programs import LIMITS, RoundProgram, recorded, synthetic
@@ -68,7 +67,7 @@ class SimulatedPair(msgspec.Struct, frozen=True):
 def play(case: PairCase) -> SimulatedPair:
     """Simulate one case."""
     rng = random.Random(f"{case.seed}:{case.mode}:{case.number}")
-    config = hardware("v100")
+    config = preset("v100")  # without contention, which the predictor's law adds
     tenants = rng.choices(*(_CLIENTS if case.mode == "mps" else _TENANTS))[0] if not case.streams else 1
     least = 1.0 if rng.random() < _WIDE else 0.0
     job, *others = (_program(rng, case.streams, config, least) for _ in range(tenants + 1))

@@ -55,8 +55,6 @@ ADDITIVE: Final = "additive"
 REPEATED: Final = "Gavel: pairs that two measurements agree on"
 _PAIRS: Final = "gavel/pairs_simulation_throughputs.csv.gz"
 _AGAIN: Final = "gavel/oracle_throughputs.json.gz"
-_SOLO: Final = "igniter/solo.csv"
-_SPLIT: Final = "igniter/pairs.csv"
 _AZURE: Final = {"Azure conversation": "conv", "Azure code": "code"}
 _MOONCAKE: Final = "mooncake/conversation_trace.jsonl.gz"
 
@@ -353,7 +351,6 @@ def read_predictor(directory: Path) -> PredictorMeasurements:
     for path in sorted((directory / "orion/model_kernels").glob("*_fb1.csv")):
         streams[path.stem] = read_kernels(measurement_bytes(path), path.stem, str(path))
     pairs, again = directory / _PAIRS, directory / _AGAIN
-    solo, split = directory / _SOLO, directory / _SPLIT
     return PredictorMeasurements(
         streams=streams,
         surface=device.surface,
@@ -361,8 +358,8 @@ def read_predictor(directory: Path) -> PredictorMeasurements:
         servers=device.servers,
         pairs=_with_pairs(read_pairs(measurement_bytes(pairs), str(pairs)), pairs),
         again=_with_pairs(read_oracle(measurement_bytes(again), str(again)), again),
-        split_alone=igniter.read_alone(measurement_bytes(solo), str(solo)),
-        split_pairs=igniter.read_pairs(measurement_bytes(split), str(split)),
+        split_alone=device.pairs.alone,
+        split_pairs=device.pairs.pairs,
         arrivals=_arrivals(directory),
     )
 
