@@ -27,7 +27,7 @@ from cotenant.units.instant import MILLISECOND_NS, SECOND_NS
 from cotenant.units.share import WHOLE_PPM
 from cotenant.workload.timeline import Timeline, profile_of
 from cotenant_lab.data.gavel import TrainingPairs
-from cotenant_lab.data.igniter import Alone, Pair, Program
+from cotenant_lab.data.igniter import Alone, Program, SplitPair
 from cotenant_lab.data.parvagpu import Profiles
 from cotenant_lab.physics.tenants import LAYER_KERNELS
 from cotenant_lab.study.device.servers import ServerMeasurements
@@ -195,7 +195,7 @@ class _SplitTenant(NamedTuple):
 
 
 def split_outcomes(
-    alone: Mapping[Program, Mapping[int, Alone]], pairs: Sequence[Pair], mode: ServingMode = "mps"
+    alone: Mapping[Program, Mapping[int, Alone]], pairs: Sequence[SplitPair], mode: ServingMode = "mps"
 ) -> list[MeasuredOutcome]:
     """Return both models of every pair on split shares, relative to each alone within its share.
 

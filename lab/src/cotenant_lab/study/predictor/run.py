@@ -69,7 +69,7 @@ class PredictorMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     pairs: TrainingPairs
     again: TrainingPairs
     split_alone: dict[igniter.Program, dict[int, igniter.Alone]]
-    split_pairs: list[igniter.Pair]
+    split_pairs: list[igniter.SplitPair]
     arrivals: dict[str, tuple[int, ...]]
 
 
