@@ -9,7 +9,7 @@ NATIVE := CMakeLists.txt $(shell find native -name '*.c' -o -name '*.h' -o -name
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup web demo demo-kubernetes test test-lab test-attack test-kubernetes test-web test-fast coverage soak test-gpu native-test check docs reference man wheel release lock clean
+.PHONY: help setup web demo demo-kubernetes test test-lab test-ptx test-external test-attack test-kubernetes test-web test-fast coverage soak test-gpu native-test check docs reference man wheel release lock clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 17
@@ -76,6 +76,18 @@ test-attack: $(VENV)/.installed ## run every attack of a hostile tenant, and eve
 	@echo "test-attack: running every attack, and every command as other users, with 2 workers"
 	@$(BIN)/python -m pytest --quiet --numprocesses 2 --dist worksteal -m attack tests/attack tests/access
 
+test-ptx: $(VENV)/.installed ## run PTX on the software GPU and compare with independent results
+	@echo "test-ptx: executing PTX on the software GPU, with 2 workers"
+	@$(BIN)/python -m pytest --quiet --numprocesses 2 --dist worksteal -m ptx tests/ptx
+
+# Packages come from PyPI into build/external; nothing of them is part of the project. Not in CI.
+EXTERNAL := build/external
+test-external: $(VENV)/.installed ## run other people's programs on the software GPU (needs the network)
+	@echo "test-external: installing tinygrad and NVRTC into $(EXTERNAL)"
+	@test -x $(EXTERNAL)/bin/python || $(PYTHON) -m venv $(EXTERNAL)
+	@$(EXTERNAL)/bin/python -m pip install --quiet tinygrad==0.14.0 nvidia-cuda-nvrtc-cu12==12.9.86 nvidia-cuda-runtime-cu12==12.9.79 numpy
+	@$(BIN)/python tests/programs/external.py $(EXTERNAL)
+
 # The first run builds Kubernetes, containerd and runc from Go modules, which takes a quarter of an hour on two cores.
 # Tests that share a cluster are a group (xdist_group), and each of the three groups has a worker with clusters of its own.
 test-kubernetes: $(VENV)/.installed ## run the tests on a real Kubernetes cluster (as root; builds it first)
@@ -92,11 +104,11 @@ test-web: $(VENV)/.installed $(WEB_PAGE) ## drive every page of the web console 
 # Tests that start no process: state machines, policies, formats, predictors, simulators.
 test-fast: $(VENV)/.installed ## run the tests of pure code (under a minute)
 	@echo "test-fast: running tests that start no process, with $(TEST_WORKERS) workers"
-	@COTENANT_EXAMPLES=20 $(PYTEST) --quiet -m "not live and not slow and not attack and not kubernetes and not web" --ignore=tests/lab --ignore=tests/lint
+	@COTENANT_EXAMPLES=20 $(PYTEST) --quiet -m "not live and not slow and not attack and not kubernetes and not web and not ptx" --ignore=tests/lab --ignore=tests/lint
 
 coverage: $(VENV)/.installed ## print how much of the product the tests of pure code execute
 	@echo "coverage: running tests that start no process under coverage"
-	@COTENANT_EXAMPLES=20 $(PYTEST) --quiet -m "not live and not slow and not attack and not kubernetes and not web" --ignore=tests/lint \
+	@COTENANT_EXAMPLES=20 $(PYTEST) --quiet -m "not live and not slow and not attack and not kubernetes and not web and not ptx" --ignore=tests/lint \
 		--cov=cotenant --cov-report=term:skip-covered
 
 # The same tests with as many examples, kills and rounds as fit into an hour or two.

@@ -145,6 +145,7 @@ enum sg_request_kind {
     SG_TRACE = 44,
     /* a: pid, b: enum sg_checkpoint_action -> a: its CUprocessState, batch: the UUID; STALE: no such client */
     SG_CHECKPOINT = 48,
+    SG_CODE_COUNT = 49, /* a: loaded kernels that can be executed, b: loaded kernels that cannot */
 };
 
 /* Actions of SG_CHECKPOINT on another process, identified by its pid. A MAY action checks whether the following action

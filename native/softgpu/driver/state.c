@@ -146,8 +146,22 @@ void sg_kernel_fault(struct sg_connection *connection, CUresult fault)
 {
     struct sg_request request = {.kind = SG_FAULT, .a = SG_FAULT_ILLEGAL_ADDRESS, .b = SG_FAULT_SELF};
     struct sg_reply reply;
-    if (fault == CUDA_ERROR_MISALIGNED_ADDRESS)
+    switch (fault) {
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
         request.a = SG_FAULT_MISALIGNED_ADDRESS;
+        break;
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+        request.a = SG_FAULT_LAUNCH_TIMEOUT;
+        break;
+    case CUDA_ERROR_ASSERT:
+        request.a = SG_FAULT_ASSERT;
+        break;
+    case CUDA_ERROR_LAUNCH_FAILED:
+        request.a = SG_FAULT_LAUNCH_FAILED;
+        break;
+    default:
+        break;
+    }
     if (fault != CUDA_SUCCESS)
         sg_call(connection, &request, &reply);
 }

@@ -203,6 +203,7 @@ CUresult sg_image_elf(const unsigned char *data, size_t bytes, struct sg_image *
     if (!bytes && measure(&file) < 0)
         return CUDA_ERROR_INVALID_IMAGE;
     image->code_bytes = file.bytes;
+    image->is_machine_code = 1;
     if (head.e_shentsize != sizeof names || section_at(&file, &head, head.e_shstrndx, &names) < 0 ||
         names.sh_type == SHT_NOBITS)
         return CUDA_ERROR_INVALID_IMAGE;
@@ -300,6 +301,17 @@ static CUresult read_entry(const struct entry *entry, const unsigned char *paylo
     return result;
 }
 
+/* Add the PTX of a later entry to an image that was read from machine code, so that its kernels can be executed. */
+static void add_code(const struct entry *entry, const unsigned char *payload, struct sg_image *image)
+{
+    struct sg_image other = {0};
+    if (entry->kind != KIND_PTX || image->text_count || read_entry(entry, payload, &other) != CUDA_SUCCESS)
+        return;
+    for (size_t i = 0; i < other.text_count; i++)
+        sg_image_add_text(image, other.texts[i], strlen(other.texts[i]));
+    sg_image_free(&other);
+}
+
 /* Use the first readable entry, because all entries contain the same kernels for different devices. */
 CUresult sg_image_fatbin(const unsigned char *data, size_t bytes, struct sg_image *image)
 {
@@ -318,7 +330,7 @@ CUresult sg_image_fatbin(const unsigned char *data, size_t bytes, struct sg_imag
     if (end > file.bytes)
         return CUDA_ERROR_INVALID_IMAGE;
     CUresult result = CUDA_ERROR_NO_BINARY_FOR_GPU;
-    while (result != CUDA_SUCCESS && end - at >= ENTRY_BYTES) {
+    while (end - at >= ENTRY_BYTES) {
         struct entry entry;
         memcpy(&entry.kind, data + at, 2);
         memcpy(&entry.head_bytes, data + at + 4, 4);
@@ -327,10 +339,14 @@ CUresult sg_image_fatbin(const unsigned char *data, size_t bytes, struct sg_imag
         memcpy(&entry.flags, data + at + 40, 8);
         memcpy(&entry.full_bytes, data + at + 56, 8);
         if (entry.head_bytes < ENTRY_BYTES || entry.head_bytes > end - at || entry.bytes > end - at - entry.head_bytes)
-            return CUDA_ERROR_INVALID_IMAGE;
-        result = read_entry(&entry, data + at + entry.head_bytes, image);
-        if (result != CUDA_SUCCESS)
-            sg_image_free(image);
+            return result == CUDA_SUCCESS ? CUDA_SUCCESS : CUDA_ERROR_INVALID_IMAGE;
+        if (result == CUDA_SUCCESS) {
+            add_code(&entry, data + at + entry.head_bytes, image);
+        } else {
+            result = read_entry(&entry, data + at + entry.head_bytes, image);
+            if (result != CUDA_SUCCESS)
+                sg_image_free(image);
+        }
         at += entry.head_bytes + entry.bytes;
     }
     return result;

@@ -11,6 +11,7 @@ void sg_image_free(struct sg_image *image)
 {
     free(image->kernels);
     sg_variables_free(image);
+    sg_image_free_code(image);
     *image = (struct sg_image){0};
 }
 
@@ -18,6 +19,7 @@ void sg_image_free(struct sg_image *image)
 void sg_kernel_default(struct sg_kernel *kernel)
 {
     kernel->duration_param = kernel->duration_data = -1;
+    kernel->entry = -1;
     kernel->block_ns = 10000;
     kernel->bytes_per_thread = 8;
     kernel->registers = 32;

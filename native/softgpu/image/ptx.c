@@ -1,4 +1,4 @@
-/* PTX: names, parameters and limits of entry functions. The code is not interpreted. */
+/* PTX: names, parameters and limits of entry functions. Their code is compiled when the image is bound. */
 #include "softgpu/driver/internal.h"
 
 #include <stdlib.h>
@@ -267,6 +267,8 @@ CUresult sg_image_ptx(const char *text, size_t bytes, struct sg_image *image)
     int version = 0, *depth = &parser.depth;
     size_t length = word(&parser.r, &start);
     image->code_bytes = bytes;
+    if (bytes && sg_image_add_text(image, text, bytes) < 0)
+        return CUDA_ERROR_OUT_OF_MEMORY;
     if (!is(start, length, ".version"))
         return CUDA_ERROR_INVALID_IMAGE;
     length = word(&parser.r, &start);

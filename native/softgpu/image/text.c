@@ -254,6 +254,14 @@ CUresult sg_image_text(const char *text, size_t bytes, struct sg_image *image)
             if (!kernel)
                 return CUDA_ERROR_INVALID_IMAGE;
             kernel->bytes_per_thread = 0; /* unspecified properties are 0 */
+        } else if (is(&line, 0, "ptx")) { /* the number of bytes that follow the line */
+            uint64_t size;
+            if (set_whole(&line, 1e9, &size) < 0 || size > (uint64_t)(end - at) ||
+                sg_image_add_text(image, at, size) < 0)
+                return CUDA_ERROR_INVALID_IMAGE;
+            at += size;
+        } else if (is(&line, 0, "machine_code") && line.count == 1) { /* kernels without PTX are not executed */
+            image->is_machine_code = 1;
         } else if (is(&line, 0, "variable")) {
             if (add_variable(image, &line) < 0)
                 return CUDA_ERROR_INVALID_IMAGE;

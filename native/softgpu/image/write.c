@@ -92,6 +92,10 @@ char *sg_image_write(const struct sg_image *image, size_t *bytes)
         is_good = is_good && is_word(image->kernels[i].name);
         write_kernel(text, &image->kernels[i]);
     }
+    for (size_t i = 0; i < image->text_count; i++)
+        fprintf(text, "ptx %zu\n%s\n", strlen(image->texts[i]), image->texts[i]);
+    if (image->is_machine_code)
+        fputs("machine_code\n", text);
     if (fclose(text) != 0 || !is_good) {
         free(written);
         return NULL;

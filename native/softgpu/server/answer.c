@@ -378,6 +378,10 @@ int sg_answer(struct sg_server *server, int index, const struct sg_request *requ
         return sg_send_reply(client, &reply, sizeof reply);
     case SG_CHECKPOINT:
         return sg_checkpoint_answer(server, index, request);
+    case SG_CODE_COUNT:
+        server->executable_kernels += request->a <= UINT32_MAX ? request->a : 0;
+        server->refused_kernels += request->b <= UINT32_MAX ? request->b : 0;
+        return sg_send_reply(client, &reply, sizeof reply);
     case SG_UNSUPPORTED:
         if (request->a < SG_NAME_COUNT)
             server->unsupported[request->a]++;

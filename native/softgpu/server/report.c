@@ -168,7 +168,8 @@ size_t sg_report(struct sg_server *server, char *buffer, size_t bytes)
     append(&text, "],\"context_bytes\":%" PRIu64 ",\"counts_code\":%s,\"accounts\":[", config->context_bytes,
            server->counts_code ? "true" : "false");
     accounts(server, &text);
-    append(&text, "],\"unsupported\":{");
+    append(&text, "],\"code\":{\"executable_kernels\":%" PRIu64 ",\"refused_kernels\":%" PRIu64 "},\"unsupported\":{",
+           server->executable_kernels, server->refused_kernels);
     const char *comma = "";
     for (int i = 0; i < SG_NAME_COUNT; i++) {
         if (!server->unsupported[i])

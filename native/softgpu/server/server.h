@@ -150,6 +150,7 @@ struct sg_server {
     uint32_t compute_mode;
     int32_t priority_least; /* as clients see it; the model has as many lower priorities for clients below normal */
     uint64_t unsupported[SG_NAME_COUNT];
+    uint64_t executable_kernels, refused_kernels; /* of loaded code */
     uint64_t connected, disconnected, refused_slots;
     uint64_t share_serial;
     uint32_t shared_event_count;

@@ -1,6 +1,7 @@
 /* Kernel launches: conversion of a function, a grid and parameters into a ring slot. */
 #include "softgpu/driver/internal.h"
 #include "softgpu/abi/names.h"
+#include "softgpu/ptx/ptx.h"
 
 #include <string.h>
 
@@ -176,6 +177,22 @@ static CUresult add_effect(CUstream stream, const struct sg_kernel *kernel, cons
     return sg_effect_add(stream, &effect);
 }
 
+/* Launch a kernel whose code is executed. The effect owns the copy of what it needs. */
+static CUresult launch_code(CUcontext context, struct CUfunc_st *function, const struct sg_code_shape *shape,
+                            const void **values, CUstream stream, struct sg_slot *slot)
+{
+    struct sg_effect effect = {.kind = SG_EFFECT_KERNEL};
+    CUresult result = sg_code_prepare(context, function, shape, values, &effect.kernel.code);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = sg_submit(stream, slot);
+    if (result == CUDA_SUCCESS)
+        result = sg_effect_add(stream, &effect);
+    if (result != CUDA_SUCCESS)
+        sg_code_drop(effect.kernel.code);
+    return result;
+}
+
 static int shares_owner(CUcontext one, CUcontext other)
 {
     return one == other || sg_owner_context(one) == sg_owner_context(other);
@@ -205,6 +222,8 @@ CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const
         return result;
     if (stream->capture)
         return sg_capture_kernel(stream, function, grid, block, shared_bytes, params, extra, is_cooperative);
+    if (kernel->entry >= 0 && sg_ptx_reason(function->module->image.program, kernel->entry))
+        return CUDA_ERROR_NOT_SUPPORTED; /* the load has reported it */
     struct sg_slot slot = {.kind = SG_SLOT_KERNEL};
     uint64_t threads = (uint64_t)block[0] * block[1] * block[2], blocks = (uint64_t)grid[0] * grid[1] * grid[2];
     const void *duration;
@@ -217,6 +236,11 @@ CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const
         return result;
     if (is_cooperative && blocks > (uint64_t)sg_context_sms(stream->context) * function->fit.resident_blocks)
         return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
+    if (kernel->entry >= 0) {
+        uint64_t resident = (uint64_t)sg_context_sms(stream->context) * function->fit.resident_blocks;
+        struct sg_code_shape shape = {grid, block, shared_bytes, resident};
+        return launch_code(context, function, &shape, values, stream, &slot);
+    }
     result = sg_submit(stream, &slot);
     if (result == CUDA_SUCCESS && kernel->builtin != SG_BUILTIN_NONE)
         result = add_effect(stream, kernel, grid, block, values);

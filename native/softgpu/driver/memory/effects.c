@@ -172,6 +172,13 @@ static void end_memory(uint64_t address)
         sg_memory_drop(address);
 }
 
+static void end_effect(struct sg_effect *effect)
+{
+    free(effect->staged);
+    if (effect->kind == SG_EFFECT_KERNEL)
+        sg_code_drop(effect->kernel.code);
+}
+
 static void apply(struct sg_effect *effect)
 {
     switch (effect->kind) {
@@ -182,7 +189,8 @@ static void apply(struct sg_effect *effect)
         fill_box(effect);
         break;
     case SG_EFFECT_KERNEL:
-        sg_kernel_fault(effect->connection, sg_builtin_run(effect));
+        sg_kernel_fault(effect->connection,
+                        effect->kernel.code ? sg_code_run(effect->kernel.code) : sg_builtin_run(effect));
         break;
     case SG_EFFECT_FREE:
         end_memory(effect->free.address);
@@ -190,7 +198,7 @@ static void apply(struct sg_effect *effect)
     default:
         break;
     }
-    free(effect->staged);
+    end_effect(effect);
 }
 
 /* Whether the stream is known to have completed this order, without a request. */
@@ -276,7 +284,7 @@ void sg_effects_apply(uint64_t order)
             list[kept++] = *effect;
         /* After a fault its memory may no longer exist. */
         else if (sg_connection_status(effect->connection) != CUDA_SUCCESS)
-            free(effect->staged);
+            end_effect(effect);
         else
             apply(effect);
     }
@@ -303,7 +311,7 @@ void sg_effects_drop_context(uint64_t context_id)
             frees--;
             end_memory(list[i].free.address);
         }
-        free(list[i].staged);
+        end_effect(&list[i]);
     }
     count = kept;
 }

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { CHARGE_UNIT = 512, PAGE = 4096 };
+enum { CHARGE_UNIT = SG_MEMORY_UNIT, PAGE = 4096 };
 
 static struct sg_memory *table; /* sorted by address */
 static size_t count, capacity;

@@ -4,6 +4,8 @@
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
+enum { SG_MEMORY_UNIT = 512 }; /* device memory is allocated and charged in multiples of it */
+
 enum sg_memory_kind { SG_MEMORY_DEVICE, SG_MEMORY_MANAGED, SG_MEMORY_HOST, SG_MEMORY_REGISTERED };
 
 struct sg_memory {
@@ -115,6 +117,8 @@ enum sg_effect_kind {
     SG_EFFECT_WAIT
 };
 
+struct sg_code_launch;
+
 struct sg_box { /* a 3D region: rows are pitch bytes apart, slices are slice bytes apart */
     uint64_t start, pitch, slice;
 };
@@ -151,6 +155,7 @@ struct sg_effect {
             uint32_t grid[3], block[3];
             unsigned char params[SG_PARAM_BYTES];
             uint32_t offsets[SG_MAX_PARAMS], param_count;
+            struct sg_code_launch *code; /* NULL: a built-in kernel */
         } kernel;
         struct {
             uint64_t address, order; /* order of the last op before the free in its stream */

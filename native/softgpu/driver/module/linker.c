@@ -117,6 +117,10 @@ static CUresult merge(struct CUlinkState_st *state, const struct sg_image *added
             return CUDA_ERROR_OUT_OF_MEMORY;
         *copy = *kernel;
     }
+    for (size_t i = 0; i < added->text_count; i++)
+        if (sg_image_add_text(image, added->texts[i], strlen(added->texts[i])) < 0)
+            return CUDA_ERROR_OUT_OF_MEMORY;
+    image->is_machine_code |= added->is_machine_code;
     for (size_t i = 0; i < added->variable_count; i++) {
         const struct sg_variable *one = &added->variables[i];
         if (!has_variable(image, one->name) &&

@@ -1,5 +1,6 @@
 /* Modules and libraries: images that are bound to a context or to none. */
 #include "softgpu/driver/internal.h"
+#include "softgpu/ptx/ptx.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,11 +40,29 @@ void sg_module_end(struct CUmod_st *module)
     sg_delete(SG_MODULE, module);
 }
 
+/* Count kernels at the device, or at the first one for a library, and report those that cannot be executed. */
+static void report_code(CUcontext context, const struct sg_image *image)
+{
+    struct sg_device *device = context ? context->device : sg_device_at(0);
+    struct sg_request request = {.kind = SG_CODE_COUNT, .a = image->executable, .b = image->refused};
+    struct sg_reply reply;
+    if (image->report)
+        fputs(image->report, stderr);
+    if (device && device->connection.ring && (image->executable || image->refused))
+        sg_call(&device->connection, &request, &reply);
+}
+
 /* Load the code of a module onto the device. The code of a library is loaded at its first use in a context. */
 static CUresult bind(CUcontext context, struct sg_image *image, struct CUmod_st **made)
 {
     struct CUmod_st *module;
-    CUresult result = make(context, image, &module);
+    CUresult result = image->program ? CUDA_SUCCESS : sg_image_compile(image);
+    if (result != CUDA_SUCCESS) {
+        sg_image_free(image);
+        return result;
+    }
+    report_code(context, image);
+    result = make(context, image, &module);
     if (result != CUDA_SUCCESS)
         return result;
     uint64_t id = module->object.id;
@@ -311,10 +330,16 @@ API CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
     if (!module || !sg_alive(SG_MODULE, library) || source->context)
         return sg_leave(module ? CUDA_ERROR_INVALID_HANDLE : CUDA_ERROR_INVALID_VALUE);
     struct sg_image image = source->image;
+    image.texts = NULL;
+    image.text_count = 0;
+    image.report = NULL;
+    image.program = sg_ptx_hold(image.program);
+    image.executable = image.refused = 0; /* they are counted already */
     image.capacity = image.count ? image.count : 1;
     image.kernels = malloc(image.capacity * sizeof *image.kernels);
     if (!image.kernels || sg_variables_copy(&image, &source->image) < 0) {
         free(image.kernels);
+        sg_ptx_release(image.program);
         return sg_leave(CUDA_ERROR_OUT_OF_MEMORY);
     }
     if (image.count)

@@ -23,6 +23,7 @@ struct sg_kernel {
     uint32_t registers, shared_bytes, max_threads, blocks_per_sm, local_bytes, const_bytes;
     double jitter; /* standard deviation over mean */
     int ptx_version, binary_version;
+    int entry; /* in the program of its image; -1: it is not executed */
 };
 
 struct sg_variable {
@@ -37,6 +38,12 @@ struct sg_image {
     struct sg_variable *variables;
     size_t variable_count;
     uint64_t code_bytes; /* of the uncompressed input */
+    char **texts;        /* PTX; several in a linked image */
+    size_t text_count;
+    int is_machine_code;
+    struct sg_ptx *program; /* compiled when the image is bound; NULL: it has no PTX */
+    size_t executable, refused; /* kernels whose results are computed, and that cannot be */
+    char *report;               /* why kernels cannot be executed; NULL: all can */
 };
 
 /* Read an image of any format. `bytes` 0: the size is unknown and determined from the format. */
@@ -58,6 +65,24 @@ void sg_variables_free(struct sg_image *image);
 /* 0, or -1: too many or too large. */
 int sg_kernel_param(struct sg_kernel *kernel, uint32_t bytes, uint32_t alignment);
 void sg_kernel_default(struct sg_kernel *kernel); /* the documented cost model of code that this device cannot run */
+
+/* ---- Code: kernels of PTX are executed when their completion is observed ------------------------------------------ */
+
+int sg_image_add_text(struct sg_image *image, const char *text, size_t bytes); /* 0, or -1: out of memory */
+CUresult sg_image_compile(struct sg_image *image);
+void sg_image_free_code(struct sg_image *image);
+struct sg_code_shape {
+    const unsigned *grid, *block;
+    unsigned shared_bytes;
+    uint64_t resident_blocks;
+};
+/* Copy what a launch of an executable kernel needs. May wait, so the function may be invalid on return. */
+CUresult sg_code_prepare(CUcontext context, struct CUfunc_st *function, const struct sg_code_shape *shape,
+                         const void **values, struct sg_code_launch **made);
+CUresult sg_code_run(const struct sg_code_launch *code);
+void sg_code_drop(struct sg_code_launch *code);
+/* Allocate all variables of a module's program in this context, and set module->addresses. */
+CUresult sg_variables_place(CUcontext context, struct CUmod_st *module);
 
 CUresult sg_builtin_run(const struct sg_effect *effect);
 /* Report a failed kernel. The server decides how this and other processes are affected. */
@@ -82,6 +107,8 @@ struct CUmod_st {
     struct sg_placement *placements; /* created on request */
     size_t placement_count;
     uint64_t code_context_id; /* the last context in which its code was found loaded */
+    uint64_t *addresses;      /* of the program's variables in the context `placed_in`; NULL: not placed */
+    uint64_t placed_in;
 };
 #define SG_CODE SIZE_MAX
 

@@ -1,5 +1,6 @@
 /* Variables of modules and libraries: named memory in a context, allocated on request and freed with the code. */
 #include "softgpu/driver/internal.h"
+#include "softgpu/ptx/ptx.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -66,6 +67,8 @@ void sg_variables_end(struct CUmod_st *module)
         if (is_current(&module->placements[i]))
             sg_memory_drop(module->placements[i].address);
     free(module->placements);
+    free(module->addresses);
+    module->addresses = NULL;
     module->placements = NULL;
     module->placement_count = 0;
 }
@@ -121,6 +124,51 @@ CUresult sg_code_load(CUcontext context, struct CUmod_st *module)
     return CUDA_SUCCESS;
 }
 
+/* Return the address of a variable in this context, with its initial value if it was allocated now. */
+static CUresult place(CUcontext context, struct CUmod_st *module, size_t index, uint64_t *address)
+{
+    const struct sg_variable variable = module->image.variables[index];
+    *address = placement_address(module, index, context->object.id);
+    if (*address)
+        return CUDA_SUCCESS;
+    CUresult result = put(context, module, index, variable.bytes, address);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (variable.initial)
+        memcpy((void *)(uintptr_t)*address, variable.initial, variable.bytes);
+    else
+        memset((void *)(uintptr_t)*address, 0, variable.bytes);
+    return CUDA_SUCCESS;
+}
+
+CUresult sg_variables_place(CUcontext context, struct CUmod_st *module)
+{
+    context = sg_owner_context(context);
+    uint64_t id = module->object.id, context_id = context->object.id;
+    size_t count = module->image.program ? sg_ptx_variable_count(module->image.program) : 0;
+    if (!count || (module->addresses && module->placed_in == context_id))
+        return CUDA_SUCCESS;
+    uint64_t *addresses = calloc(count, sizeof *addresses);
+    CUresult result = addresses ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    int is_new = 0;
+    for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++) {
+        is_new |= !placement_address(module, i, context_id);
+        result = place(context, module, i, &addresses[i]);
+        if (!sg_alive(SG_MODULE, module) || module->object.id != id)
+            result = CUDA_ERROR_INVALID_HANDLE; /* unloaded by another thread during the allocation */
+    }
+    if (result != CUDA_SUCCESS) {
+        free(addresses);
+        return result;
+    }
+    if (is_new && sg_ptx_has_relocations(module->image.program))
+        sg_ptx_relocate(module->image.program, addresses);
+    free(module->addresses);
+    module->addresses = addresses;
+    module->placed_in = context_id;
+    return CUDA_SUCCESS;
+}
+
 static CUresult find(CUcontext context, struct CUmod_st *module, const char *name, CUdeviceptr *pointer, size_t *bytes)
 {
     size_t index = 0;
@@ -136,21 +184,16 @@ static CUresult find(CUcontext context, struct CUmod_st *module, const char *nam
     CUresult result = module->context ? CUDA_SUCCESS : sg_code_load(context, module);
     if (result != CUDA_SUCCESS)
         return result;
-    const struct sg_variable variable = module->image.variables[index];
-    address = placement_address(module, index, context->object.id);
-    if (!address) {
-        result = put(context, module, index, variable.bytes, &address);
-        if (result != CUDA_SUCCESS)
-            return result;
-        if (variable.initial)
-            memcpy((void *)(uintptr_t)address, variable.initial, variable.bytes);
-        else
-            memset((void *)(uintptr_t)address, 0, variable.bytes);
-    }
+    if (module->image.program && sg_ptx_has_relocations(module->image.program))
+        result = sg_variables_place(context, module);
+    if (result == CUDA_SUCCESS)
+        result = place(context, module, index, &address);
+    if (result != CUDA_SUCCESS)
+        return result;
     if (pointer)
         *pointer = address;
     if (bytes)
-        *bytes = variable.bytes;
+        *bytes = module->image.variables[index].bytes;
     return CUDA_SUCCESS;
 }
 

@@ -47,6 +47,8 @@ int sg_word_count(void)
 static int kernel_may_write(const struct sg_effect *effect, const struct awaited_word *word)
 {
     const struct sg_memory *memory = sg_memory_at(word->address);
+    if (effect->kernel.code) /* code can reach memory through other pointers */
+        return 1;
     for (uint32_t i = 0; memory && i < effect->kernel.param_count; i++) {
         uint64_t value = 0;
         for (int byte = 7; byte >= 0; byte--) {

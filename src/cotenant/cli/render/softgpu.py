@@ -34,13 +34,14 @@ def show_softgpus(console: Console, gpus: Sequence[SoftwareGpu]) -> None:
 
 def show_counters(console: Console, state: Mapping[str, Any]) -> None:
     """Print the counters of a software GPU, its clients, and the errors it has raised."""
-    counters = state["counters"]
+    counters, code = state["counters"], state["code"]
     used_bytes = state["memory_bytes"] - state["memory_free_bytes"]
     rows: list[list[str]] = [
         ["model", f"{state['name']} ({state['sm_count']} SMs)"],
         ["memory", f"{format_size(used_bytes)} of {format_size(state['memory_bytes'])} in use"],
         ["clients", f"{len(state['clients'])} connected, {state['left']} disconnected"],
         ["kernels", f"{counters['kernels']:,} ({counters['blocks']:,} blocks)"],
+        ["loaded kernels", f"{code['executable_kernels']:,} executable, {code['refused_kernels']:,} not executable"],
         ["copies", f"{counters['copies']:,}, {format_size(counters['host_bytes'])} to and from the host"],
         ["busy", round_duration(counters["busy_ns"])],
         ["SM time", round_duration(counters["sm_ns"])],

@@ -1,0 +1,222 @@
+/* Tensor-core instructions: mma.sync, ldmatrix and stmatrix. */
+#include "softgpu/ptx/vector.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+/* ---- mma.sync ---------------------------------------------------------------------------------------------------- */
+
+enum { ELEMENT_F16, ELEMENT_BF16, ELEMENT_TF32, ELEMENT_F64, ELEMENT_S8, ELEMENT_U8 };
+
+/* A shape with its element type: registers of A, B, C and D, in the order of the instruction. */
+static const struct shape {
+    const char *name, *element;
+    uint8_t m, n, k, kind, a, b, c;
+    int is_wide; /* elements and sums of 64 bits */
+} shapes[] = {
+    {"m16n8k16", "f16", 16, 8, 16, ELEMENT_F16, 4, 2, 4, 0},   {"m16n8k8", "f16", 16, 8, 8, ELEMENT_F16, 2, 1, 4, 0},
+    {"m16n8k16", "bf16", 16, 8, 16, ELEMENT_BF16, 4, 2, 4, 0}, {"m16n8k8", "bf16", 16, 8, 8, ELEMENT_BF16, 2, 1, 4, 0},
+    {"m16n8k8", "tf32", 16, 8, 8, ELEMENT_TF32, 4, 2, 4, 0},   {"m16n8k4", "tf32", 16, 8, 4, ELEMENT_TF32, 2, 1, 4, 0},
+    {"m8n8k4", "f64", 8, 8, 4, ELEMENT_F64, 1, 1, 2, 1},       {"m16n8k16", "s8", 16, 8, 16, ELEMENT_S8, 2, 1, 4, 0},
+    {"m16n8k32", "s8", 16, 8, 32, ELEMENT_S8, 4, 2, 4, 0},     {"m16n8k16", "u8", 16, 8, 16, ELEMENT_U8, 2, 1, 4, 0},
+    {"m16n8k32", "u8", 16, 8, 32, ELEMENT_U8, 4, 2, 4, 0},
+};
+
+static double element(uint64_t bits, int kind, uint32_t part)
+{
+    switch (kind) {
+    case ELEMENT_F16:
+        return (double)half_float((uint32_t)bits >> (16 * part));
+    case ELEMENT_BF16:
+        return (double)bf16_float((uint32_t)bits >> (16 * part));
+    case ELEMENT_TF32:
+        return (double)bits_float((uint32_t)bits & 0xffffe000);
+    case ELEMENT_S8:
+        return (double)(int8_t)(bits >> (8 * part));
+    case ELEMENT_U8:
+        return (double)(uint8_t)(bits >> (8 * part));
+    default:
+        return bits_double(bits);
+    }
+}
+
+static uint64_t word(const struct ptx_warp *w, uint32_t slot, uint32_t t, int is_wide)
+{
+    const unsigned char *at = slot_at(w, slot);
+    return is_wide ? ((const uint64_t *)at)[t] : ((const uint32_t *)at)[t];
+}
+
+/* Elements per register. Thread t = 4 g + q holds row g (and g + 8) of A, and column g of B; `per` consecutive elements
+ * along k start at q * per. Registers of A alternate between the rows, then go on along k. */
+static uint32_t per_register(int kind)
+{
+    return kind == ELEMENT_F16 || kind == ELEMENT_BF16 ? 2 : kind == ELEMENT_S8 || kind == ELEMENT_U8 ? 4 : 1;
+}
+
+static void gather(const struct ptx_warp *w, const struct ptx_ins *i, const struct shape *s, double a[16][32],
+                   double b[32][8])
+{
+    uint32_t per = per_register(s->kind), rows = s->m / 8;
+    for (uint32_t t = 0; t < WARP; t++) {
+        uint32_t g = t / 4, q = t % 4;
+        for (uint32_t r = 0; r < s->a; r++)
+            for (uint32_t p = 0; p < per; p++)
+                a[g + 8 * (r % rows)][q * per + p + r / rows * 4 * per] =
+                    element(word(w, i->list[s->c + r], t, s->is_wide), s->kind, p);
+        for (uint32_t r = 0; r < s->b; r++)
+            for (uint32_t p = 0; p < per; p++)
+                b[q * per + p + r * 4 * per][g] =
+                    element(word(w, i->list[s->c + s->a + r], t, s->is_wide), i->result ? i->result - 1 : s->kind, p);
+    }
+}
+
+/* Sums of C and D: floats, halves in pairs (op 1), doubles or integers. The products of one element of D are added in
+ * double precision and rounded once. */
+static void accumulate(struct ptx_warp *w, const struct ptx_ins *i, const struct shape *s, double a[16][32],
+                       double b[32][8])
+{
+    int is_half = i->op == 1, is_integer = s->kind == ELEMENT_S8 || s->kind == ELEMENT_U8;
+    uint32_t registers = is_half ? 2 : s->c, first_c = s->c + s->a + s->b;
+    for (uint32_t t = 0; t < WARP; t++)
+        for (uint32_t r = 0; r < registers; r++) {
+            unsigned char *d = slot_at(w, i->list[r]);
+            uint64_t c = word(w, i->list[first_c + r], t, s->is_wide), out = 0;
+            for (uint32_t p = 0; p < (is_half ? 2u : 1u); p++) {
+                uint32_t at = is_half ? r * 2 + p : r, row = t / 4 + 8 * (at / 2), column = t % 4 * 2 + at % 2;
+                double sum = is_half      ? (double)half_float((uint32_t)c >> (16 * p))
+                             : s->is_wide ? bits_double(c)
+                             : is_integer ? (double)(int32_t)c
+                                          : (double)bits_float((uint32_t)c);
+                for (uint32_t k = 0; k < s->k; k++)
+                    sum += a[row][k] * b[k][column];
+                if (is_half)
+                    out |= (uint64_t)float_half((float)sum) << (16 * p);
+                else
+                    out = s->is_wide   ? double_bits(sum)
+                          : is_integer ? (uint64_t)(uint32_t)(int64_t)sum
+                                       : float_bits(one_nan((float)sum));
+            }
+            if (s->is_wide)
+                ((uint64_t *)d)[t] = out;
+            else
+                ((uint32_t *)d)[t] = (uint32_t)out;
+        }
+}
+
+void ptx_mma(struct ptx_warp *w, const struct ptx_ins *i, uint32_t mask)
+{
+    double a[16][32], b[32][8];
+    (void)mask; /* it is executed by whole warps */
+    gather(w, i, &shapes[i->source], a, b);
+    accumulate(w, i, &shapes[i->source], a, b);
+}
+
+static int find_shape(struct statement *s)
+{
+    static const char *const sizes[] = {"m16n8k16", "m16n8k8", "m16n8k4", "m8n8k4", "m16n8k32", NULL};
+    const char *size = ptx_take_any(s, sizes);
+    for (size_t k = 0; size && k < sizeof shapes / sizeof shapes[0]; k++)
+        if (strcmp(shapes[k].name, size) == 0 && s->modifier_count == 4 &&
+            strcmp(shapes[k].element, s->modifiers[1]) == 0)
+            return (int)k;
+    return NONE;
+}
+
+/* The types are those of D, A, B and C. */
+static int check_types(const struct statement *s, const struct shape *shape, int *is_half, int *is_mixed)
+{
+    const char *d = s->modifiers[0], *a = s->modifiers[1], *b = s->modifiers[2], *c = s->modifiers[3];
+    int is_integer = shape->kind == ELEMENT_S8 || shape->kind == ELEMENT_U8;
+    const char *sum = shape->is_wide ? "f64" : is_integer ? "s32" : "f32";
+    *is_half = shape->kind == ELEMENT_F16 && strcmp(d, "f16") == 0 && strcmp(c, "f16") == 0;
+    *is_mixed = is_integer && strcmp(a, b) != 0 ? (strcmp(b, "s8") == 0 ? ELEMENT_S8 : ELEMENT_U8) + 1 : 0;
+    if (!*is_mixed && strcmp(a, b) != 0)
+        return -1;
+    return *is_half || (strcmp(d, sum) == 0 && strcmp(c, sum) == 0) ? 0 : -1;
+}
+
+int ptx_decode_matrix(struct parser *parser, struct statement *s)
+{
+    int is_half = 0, is_mixed = 0;
+    if (strcmp(s->name, "mma") != 0)
+        return 0;
+    int is_row = ptx_take(s, "row"), is_column = ptx_take(s, "col");
+    ptx_take(s, "sync");
+    ptx_take(s, "aligned");
+    int index = find_shape(s);
+    if (!is_row || !is_column || index == NONE || s->count != 4 ||
+        check_types(s, &shapes[index], &is_half, &is_mixed) < 0) {
+        ptx_refuse(parser, "has an unsupported mma");
+        return 1;
+    }
+    const struct shape *shape = &shapes[index];
+    const uint32_t counts[4] = {is_half ? 2 : shape->c, shape->a, shape->b, is_half ? 2 : shape->c};
+    const struct type *type = ptx_named(shape->is_wide ? "b64" : "b32");
+    uint32_t *list = ptx_keep(parser->program, 32 * sizeof *list), at = 0;
+    if (!list)
+        return 1;
+    for (int o = 0; o < 4; o++) {
+        const struct operand *operand = &s->operands[o];
+        uint32_t have = operand->kind == OPERAND_VECTOR ? (uint32_t)operand->count : 1;
+        if (have != counts[o]) {
+            ptx_refuse(parser, "has an mma with %u registers in place of %u", have, counts[o]);
+            return 1;
+        }
+        if (o == 1)
+            at = shape->c; /* a half accumulator leaves a gap */
+        for (uint32_t k = 0; k < have; k++) {
+            const struct operand *one = operand->kind == OPERAND_VECTOR ? &s->members[operand->first + (int)k] : operand;
+            list[at++] = o ? ptx_source(parser, s, one, type) : ptx_destination(parser, one, type);
+        }
+    }
+    uint32_t all = ptx_constant(parser, UINT32_MAX, 4);
+    struct ptx_ins *ins = ptx_emit(parser, s, ptx_mma, INS_WARP);
+    ins->list = list;
+    ins->source = (uint8_t)index;
+    ins->result = (uint8_t)is_mixed;
+    ins->op = (uint8_t)is_half;
+    ins->o[5] = all;
+    return 1;
+}
+
+/* ---- ldmatrix, stmatrix: matrices of 8 rows of 16 bytes; thread 8 m + r holds the address of row r of matrix m ----- */
+
+static void *row_at(struct ptx_warp *w, const struct ptx_ins *i, uint32_t thread, int is_write)
+{
+    uint64_t address = (i->flags & FLAG_WIDE ? LONGS(1)[thread] : WORDS(1)[thread]) + (uint64_t)i->immediate;
+    return ptx_memory_at(w, address, 16, i->space, thread, is_write);
+}
+
+void ptx_load_matrix(struct ptx_warp *w, const struct ptx_ins *i, uint32_t mask)
+{
+    uint16_t rows[4][8][8];
+    (void)mask;
+    for (uint32_t m = 0; m < i->count; m++)
+        for (uint32_t r = 0; r < 8; r++) {
+            const void *from = row_at(w, i, m * 8 + r, 0);
+            if (!from)
+                return;
+            memcpy(rows[m][r], from, 16);
+        }
+    for (uint32_t m = 0; m < i->count; m++)
+        for (uint32_t t = 0; t < WARP; t++) {
+            uint32_t r = t / 4, c = t % 4 * 2;
+            uint32_t low = i->op ? rows[m][c][r] : rows[m][r][c], high = i->op ? rows[m][c + 1][r] : rows[m][r][c + 1];
+            ((uint32_t *)slot_at(w, i->list[m]))[t] = low | high << 16;
+        }
+}
+
+void ptx_store_matrix(struct ptx_warp *w, const struct ptx_ins *i, uint32_t mask)
+{
+    (void)mask;
+    for (uint32_t m = 0; m < i->count; m++)
+        for (uint32_t r = 0; r < 8; r++) {
+            uint16_t *to = row_at(w, i, m * 8 + r, 1);
+            if (!to)
+                return;
+            for (uint32_t c = 0; c < 8; c++) {
+                uint32_t t = i->op ? c * 4 + r / 2 : r * 4 + c / 2, part = i->op ? r % 2 : c % 2;
+                to[c] = (uint16_t)(((uint32_t *)slot_at(w, i->list[m]))[t] >> (16 * part));
+            }
+        }
+}

@@ -1,0 +1,232 @@
+/* Execution of a launch: blocks one after another. A block that runs for long gives way to others, so that blocks that
+ * wait for each other make progress as on a device. */
+#include "softgpu/ptx/vector.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#define WARP_LIMIT (UINT64_C(1) << 28) /* instructions of a warp: some seconds */
+enum { QUANTUM = 50000, SLICE = 2000000, SHARED_ALIGNMENT = 128 };
+
+static uint32_t align(uint64_t value, uint32_t alignment)
+{
+    return (uint32_t)((value + alignment - 1) / alignment * alignment);
+}
+
+/* ---- Barriers ---------------------------------------------------------------------------------------------------- */
+
+static void finish_barrier(struct ptx_block *block, uint32_t id)
+{
+    struct ptx_barrier *barrier = &block->barriers[id];
+    for (uint32_t k = 0; k < block->warp_count; k++) {
+        struct ptx_warp *w = &block->warps[k];
+        for (uint32_t f = 0; f < w->fragment_count; f++) {
+            struct ptx_fragment *one = &w->fragments[f];
+            if (one->state != FRAGMENT_BARRIER || one->barrier != id)
+                continue;
+            one->state = FRAGMENT_READY;
+            const struct ptx_ins *ins = &one->frame->function->code[one->pc - 1];
+            if (ins->op < 2)
+                continue;
+            int is_true = ins->op == 3 ? barrier->true_count == barrier->voters : barrier->true_count > 0;
+            unsigned char *target = one->frame->registers + ins->o[2];
+            if (ins->op == 2)
+                for (uint32_t t = 0; t < WARP; t++)
+                    ((uint32_t *)target)[t] = one->mask & ptx_bit[t] ? barrier->true_count : ((uint32_t *)target)[t];
+            else
+                *(uint32_t *)target = (*(uint32_t *)target & ~one->mask) | (is_true ? one->mask : 0);
+        }
+    }
+    *barrier = (struct ptx_barrier){0};
+}
+
+int ptx_block_release(struct ptx_block *block)
+{
+    uint32_t alive = 0;
+    int released = 0;
+    for (uint32_t k = 0; k < block->warp_count; k++)
+        alive += (uint32_t)__builtin_popcount(block->warps[k].alive);
+    for (uint32_t id = 0; id < BARRIERS; id++) {
+        const struct ptx_barrier *barrier = &block->barriers[id];
+        uint32_t expected = barrier->expected ? barrier->expected : alive;
+        if (!barrier->arrived || barrier->arrived < expected)
+            continue;
+        finish_barrier(block, id);
+        released = 1;
+    }
+    return released;
+}
+
+/* ---- Blocks ------------------------------------------------------------------------------------------------------ */
+
+static struct ptx_block *make_block(struct ptx_run *run)
+{
+    const struct sg_ptx_launch *launch = run->launch;
+    struct ptx_block *block = calloc(1, sizeof *block);
+    if (!block)
+        return NULL;
+    block->run = run;
+    block->thread_count = launch->block[0] * launch->block[1] * launch->block[2];
+    block->warp_count = (block->thread_count + WARP - 1) / WARP;
+    block->warps = calloc(block->warp_count, sizeof *block->warps);
+    block->shared_bytes = run->shared_bytes;
+    block->shared = aligned_alloc(SHARED_ALIGNMENT, align((uint64_t)block->shared_bytes + 1, SHARED_ALIGNMENT));
+    if (!block->warps || !block->shared) {
+        free(block->warps);
+        free(block->shared);
+        free(block);
+        return NULL;
+    }
+    for (uint32_t k = 0; k < block->warp_count; k++) {
+        block->warps[k].block = block;
+        block->warps[k].number = k;
+    }
+    return block;
+}
+
+static void free_block(struct ptx_block *block)
+{
+    for (uint32_t k = 0; block && k < block->warp_count; k++)
+        ptx_warp_end(&block->warps[k]);
+    if (block) {
+        free(block->warps);
+        free(block->shared);
+    }
+    free(block);
+}
+
+static void start_block(struct ptx_block *block, uint64_t number)
+{
+    const struct sg_ptx_launch *launch = block->run->launch;
+    block->number = number;
+    block->index[0] = (uint32_t)(number % launch->grid[0]);
+    block->index[1] = (uint32_t)(number / launch->grid[0] % launch->grid[1]);
+    block->index[2] = (uint32_t)(number / launch->grid[0] / launch->grid[1]);
+    memset(block->shared, 0, block->shared_bytes);
+    memset(block->barriers, 0, sizeof block->barriers);
+    for (uint32_t k = 0; k < block->warp_count; k++)
+        ptx_warp_start(&block->warps[k]);
+}
+
+/* Run the block until it ends or has used its slice. 1: it has ended. */
+static int run_block(struct ptx_block *block)
+{
+    struct ptx_run *run = block->run;
+    uint64_t end = run->executed + SLICE;
+    while (!run->fault) {
+        int is_done = 1, has_progress = 0;
+        for (uint32_t k = 0; k < block->warp_count && !run->fault; k++) {
+            uint64_t before = run->executed;
+            enum step step = ptx_warp_run(&block->warps[k], QUANTUM);
+            is_done &= step == STEP_DONE;
+            has_progress |= step == STEP_PAUSED || run->executed != before;
+        }
+        if (run->fault || is_done)
+            return 1;
+        if (!ptx_block_release(block) && !has_progress)
+            run->fault = SG_PTX_TIMEOUT; /* no warp can ever continue */
+        if (run->executed >= end)
+            return 0;
+    }
+    return 1;
+}
+
+/* ---- The grid ---------------------------------------------------------------------------------------------------- */
+
+struct queue { /* of blocks that gave way, the first one first */
+    struct ptx_block *first, *last;
+    uint64_t count;
+};
+
+static void push(struct queue *queue, struct ptx_block *block)
+{
+    block->next = NULL;
+    if (queue->last)
+        queue->last->next = block;
+    else
+        queue->first = block;
+    queue->last = block;
+    queue->count++;
+}
+
+static struct ptx_block *pop(struct queue *queue)
+{
+    struct ptx_block *block = queue->first;
+    queue->first = block->next;
+    if (!queue->first)
+        queue->last = NULL;
+    queue->count--;
+    return block;
+}
+
+static void run_grid(struct ptx_run *run)
+{
+    const struct sg_ptx_launch *launch = run->launch;
+    uint64_t total = (uint64_t)launch->grid[0] * launch->grid[1] * launch->grid[2], next = 0;
+    uint64_t resident = launch->resident_blocks ? launch->resident_blocks : 1;
+    struct queue queue = {NULL, NULL, 0};
+    struct ptx_block *spare = NULL;
+    while ((next < total || queue.count) && !run->fault) {
+        struct ptx_block *block;
+        if (next < total && queue.count < resident) {
+            block = spare ? spare : make_block(run);
+            spare = NULL;
+            if (!block) {
+                run->fault = SG_PTX_OUT_OF_MEMORY;
+                break;
+            }
+            start_block(block, next++);
+        } else {
+            block = pop(&queue);
+        }
+        if (!run_block(block)) {
+            push(&queue, block);
+            continue;
+        }
+        free_block(spare);
+        spare = block;
+    }
+    while (queue.count)
+        free_block(pop(&queue));
+    free_block(spare);
+}
+
+/* Compute the addresses of variables. Shared memory: variables of functions, those of the entry, then dynamic memory. */
+static int set_addresses(struct ptx_run *run)
+{
+    const struct sg_ptx *program = run->program;
+    const struct sg_ptx_launch *launch = run->launch;
+    uint32_t own_from = align(program->shared_bytes, SHARED_ALIGNMENT);
+    uint32_t dynamic_from = align((uint64_t)own_from + run->entry->shared_bytes, SHARED_ALIGNMENT);
+    run->shared_bytes = dynamic_from + launch->dynamic_bytes;
+    run->addresses = aligned_alloc(64, program->address_bytes ? program->address_bytes : 64);
+    if (!run->addresses)
+        return -1;
+    for (size_t k = 0; k < program->address_count; k++) {
+        const struct ptx_address *one = &program->addresses[k];
+        const struct ptx_variable *variable = &program->variables[one->variable];
+        uint64_t value = 0;
+        if (variable->space == SPACE_SHARED)
+            value = variable->is_extern      ? dynamic_from
+                    : variable->link != NONE ? own_from + variable->offset
+                                             : variable->offset;
+        else if (variable->link != NONE)
+            value = launch->addresses[program->variables[variable->link].placed];
+        for (int t = 0; t < WARP; t++)
+            ((uint64_t *)(run->addresses + (one->slot & SLOT_OFFSET)))[t] = value + (uint64_t)one->addend;
+    }
+    return 0;
+}
+
+enum sg_ptx_fault sg_ptx_run(const struct sg_ptx_launch *launch)
+{
+    struct ptx_run run = {.launch = launch, .program = launch->program};
+    run.entry = &launch->program->functions[launch->entry];
+    run.warp_limit = launch->warp_limit ? launch->warp_limit : WARP_LIMIT;
+    if (set_addresses(&run) < 0)
+        return SG_PTX_OUT_OF_MEMORY;
+    run_grid(&run);
+    free(run.addresses);
+    fflush(stdout);
+    return run.fault;
+}

@@ -1,0 +1,41 @@
+"""The software GPU executes PTX: the results of kernels, random programs against a reference, and faults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cotenant.softgpu import manage
+from tests.support.effort import EXAMPLES
+from tests.support.software_gpus import run, start
+
+pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
+pytestmark = [pytest.mark.ptx, pytest.mark.live, pytest.mark.timeout(600)]
+
+
+def test_kernels_compute_their_results(softgpu: Path) -> None:
+    out = run(softgpu, "ptx_rules.py").splitlines()
+    assert out == ["t0 0.00", "t1 0.50", "computed"]
+    assert manage.inspect(softgpu, 0)["code"] == {"executable_kernels": 14, "refused_kernels": 1}
+
+
+def test_random_programs_equal_the_reference(softgpu: Path) -> None:
+    process = start(softgpu, "ptx_random.py", str(EXAMPLES))
+    out, err = process.communicate(timeout=7000)  # the timeout of the test ends it earlier
+    assert (process.returncode, out) == (0, "equal\n"), err
+    assert manage.inspect(softgpu, 0)["code"]["refused_kernels"] == 0
+
+
+FAULTS = {
+    "endless": "CUDA_ERROR_LAUNCH_TIMEOUT",
+    "illegal": "CUDA_ERROR_ILLEGAL_ADDRESS",
+    "misaligned": "CUDA_ERROR_MISALIGNED_ADDRESS",
+    "trap": "CUDA_ERROR_LAUNCH_FAILED",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_failed_kernel_ends_its_context(softgpu: Path, fault: str) -> None:
+    assert run(softgpu, "ptx_faults.py", fault).strip() == FAULTS[fault]
+    assert run(softgpu, "ptx_faults.py", "illegal").strip() == FAULTS["illegal"]  # the device still serves others
