@@ -41,8 +41,8 @@ static int has_unfinished_work(const struct ct_gate_page *page, uint64_t busy_ns
 {
     const uint64_t waits_ns = plausible(load_relaxed(&page->waits_ns), now_ns);
     const uint64_t work_ns = min_u64(sat_sub_u64(busy_ns, load_relaxed(&page->at_ns)), CT_GATE_HORIZON_NS);
-    return (waits_ns && sat_sub_u64(now_ns, max_u64(waits_ns, busy_ns)) <=
-                            CT_GATE_DOUBTFUL_FACTOR * work_ns + CT_GATE_STUCK_NS) ||
+    const uint64_t max_ns = min_u64(CT_GATE_DOUBTFUL_FACTOR * work_ns + CT_GATE_STUCK_NS, CT_GATE_HORIZON_NS);
+    return (waits_ns && sat_sub_u64(now_ns, max_u64(waits_ns, busy_ns)) <= max_ns) ||
            plausible(load_relaxed(&page->unfinished_ns), now_ns) > now_ns;
 }
 

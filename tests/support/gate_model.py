@@ -139,7 +139,7 @@ class Tenant(Shares):
         """Return when its work ends; work that was not seen to complete is assumed to run a while longer."""
         busy = page["busy_ns"]
         waited, work = now - max(page["waits_ns"], busy), min(max(busy - page["at_ns"], 0), FAR)
-        is_awaited = page["waits_ns"] and waited <= 16 * work + STUCK_AFTER
+        is_awaited = page["waits_ns"] and waited <= min(16 * work + STUCK_AFTER, FAR)
         if busy > now or not (is_awaited or page["unfinished_ns"] > now):
             return busy
         return now + WAITED_FOR + min((now - busy) // 2, 2000 * MS)

@@ -111,6 +111,8 @@ def depth_of(rules: GateRules, granularity: int) -> int:
 def is_active(page: Page, patience_ns: int, now: int) -> bool:
     is_asking = page["wanted_ns"] != 0 and abs(now - page["asked_ns"]) <= LOOK
     work = max(page["busy_ns"] - page["at_ns"], 0)
-    is_awaited = page["waits_ns"] > 0 and now - max(page["waits_ns"], page["busy_ns"]) <= 16 * work + STUCK_AFTER
+    is_awaited = page["waits_ns"] > 0 and now - max(page["waits_ns"], page["busy_ns"]) <= min(
+        16 * work + STUCK_AFTER, FAR
+    )
     is_busy = page["busy_ns"] > now or is_awaited or page["unfinished_ns"] > now
     return page["sequence"] > 0 and (is_busy or (now < page["quiet_ns"] and not is_asking))
