@@ -210,9 +210,7 @@ def works_of(load: Workload, sm_count: int = 0, factor: float = 1.0) -> tuple[li
     if load.graph:
         device_ns = round(load.device_ns * factor)
         granularity_ns = device_ns // kernel_count if sm_count else 0
-        return [
-            LaunchEstimate(device_ns, device_ns, granularity_ns=granularity_ns, kernel_count=kernel_count)
-        ], [0]
+        return [LaunchEstimate(device_ns, device_ns, granularity_ns=granularity_ns, kernel_count=kernel_count)], [0]
     numbers: dict[KernelIdentity, int] = {}
     steps = [numbers.setdefault(launch.kernel, len(numbers)) for launch in load.launches]
     times = [Recorder() for _ in numbers]
