@@ -87,7 +87,10 @@ def test_every_argument_has_a_help_text() -> None:
 
 
 def test_a_flag_takes_the_same_kind_of_value_in_all_commands() -> None:
-    """A flag with two meanings usually takes two kinds of values. --gpu names a GPU, and for a node also its memory."""
+    """A flag with two meanings usually takes two kinds of values. --gpu names a GPU, and for a node also its memory.
+
+    `whatif` describes a workload where `run` has a flag without a value: --online and --offline.
+    """
     kinds: dict[str, set[str]] = {}
     for parser in parsers(full_parser()):
         for action in flags(parser):
@@ -95,12 +98,17 @@ def test_a_flag_takes_the_same_kind_of_value_in_all_commands() -> None:
                 kinds.setdefault(option, set()).add("" if action.nargs == 0 else str(action.metavar or action.dest))
     several = {option: sorted(metavars) for option, metavars in kinds.items() if len(metavars) > 1}
     expected = {
+        "--batch",
         "--device",
         "--gpu",
+        "--mode",
         "--name",
+        "--offline",
+        "--online",
         "--output",
         "-o",
         "--place",
+        "--rate",
         "--shape",
         "--slo",
         "--task",

@@ -74,7 +74,8 @@ def parse_head(block: bytes) -> RequestHead:
         raise HttpError(505, "this server speaks HTTP/1.1")
     fields = _fields(lines)
     is_http_1_1 = parts[2] == b"HTTP/1.1"
-    if is_http_1_1 and len(fields.get(b"host", ())) != 1:
+    hosts = len(fields.get(b"host", ()))
+    if hosts > 1 or (is_http_1_1 and not hosts):
         raise HttpError(400, "a request must have exactly one Host header")
     connection = b",".join(fields.get(b"connection", ())).lower()
     return RequestHead(
