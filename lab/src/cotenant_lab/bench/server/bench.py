@@ -185,7 +185,7 @@ def _until_ready(contender: _Contender, process: subprocess.Popen[bytes], port: 
             break
         try:
             generate(LoadSpec(contender.kind, port, 1, 0.001, _message(contender)), None)
-        except (WorldError, OSError):
+        except (RunFailedError, WorldError, OSError):
             pause(0.1)
         else:
             return
