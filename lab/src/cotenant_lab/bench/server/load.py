@@ -122,7 +122,7 @@ def _with_h2load(load: LoadSpec, core: int | None) -> Answers:
         file.write_bytes(b"\x00" + len(load.message).to_bytes(4, "big") + load.message)
         flags = ("-t1", f"-c{clients}", f"-m{load.concurrency // clients}", f"-D{max(round(load.seconds), 1)}")
         sends = ("-d", str(file), "-H", "content-type: application/grpc", "-H", "te: trailers")
-        warm = f"--warm-up-time={load.seconds * _WARM_UP:g}"
+        warm = f"--warm-up-time={max(round(load.seconds * _WARM_UP * 1000), 1)}ms"
         command = ["h2load", *flags, *sends, warm, f"--log-file={log}", f"http://127.0.0.1:{load.port}{_PATH}"]
         _run(command, core, load.seconds)
         return read_h2load(log.read_text())
