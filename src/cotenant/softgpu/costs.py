@@ -4,13 +4,12 @@ Sources of `hardware`:
 
 - cache and DRAM contention: fitted to half of iGniter's pairs on a V100 by `cotenant-lab study device`, which judges
   them on the other half.
-- issue slots: half of the slots of an SM suffice to use all its issue slots, and a kernel that uses the whole bandwidth
-  needs half of them. Orion (EuroSys 2024, table 2) measured for two kernels at once, relative to one after the other:
-  two convolutions 0.98, two batch normalizations 1.08, one of each 1.41; this law gives 1.0, 1.1 and 1.4.
+- issue slots: our choice. Half of the slots of an SM suffice to use all its issue slots, and a kernel that uses the
+  whole bandwidth needs half of them.
 - clocks: our choice. iGniter measured that clocks fall when co-located work reaches the power limit, but its published
   pairs do not separate this from the caches.
-- priorities: half of the kernels overtake. Tally (ASPLOS 2025) measured 99th percentile latencies of services next to
-  training on an A100: 345 % longer under MPS, 195 % with MPS client priorities.
+- priorities: our choice. Half of the kernels overtake; published measurements of MPS client priorities range from
+  hardly any effect to most of it.
 - a switch between processes: between the extremes in the literature (10 to 500 us).
 - driver calls 2 us, launch latency 3 us, event record and query 2 and 1 us, event resolution 500 ns (documented for
   cuEventElapsedTime), a clock drift of 20 ppm, NVML values 300 ms old and averaged over a second: our choices, of the
