@@ -24,8 +24,10 @@ def rows() -> list[str]:
 
 FILES = {
     "src/cotenant/__init__.py": _text(
-        *('"""The package."""', "", "from cotenant.api import request", "", '__all__ = ["request"]'),
+        *('"""The package."""', "", "from cotenant.api import request", "from cotenant.operate import Node", ""),
+        '__all__ = ["Node", "request"]',
     ),
+    "src/cotenant/operate.py": _text('"""Nodes from Python."""', "", "", "class Node:", "    pass"),
     "src/cotenant/api.py": _text(
         *('"""The public API."""', "", "import os", "", ""),
         *("def request() -> bool:", '    return bool(os.environ.get("COTENANT_RECORD"))'),
