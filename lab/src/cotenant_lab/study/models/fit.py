@@ -30,7 +30,7 @@ FREE: Final = (
     "turing_watt",
     "ada_watt",
 )
-"""Parameters that are fitted to whole models. `bandwidth` and `rows` are medians of V100 operators timed alone;
+"""Parameters that are fitted to whole models. `bandwidth` and `rows` are choices near operators timed alone;
 `moves`, `kernel_ns`, `depth` and `tile` are choices."""
 _LIMITS: Final = {"matmul": 1.0, "tensor": 0.95, "tensor_convolution": 1.2, "convolution": 1.1, "depthwise": 0.95}
 _PRIOR: Final = 0.35
