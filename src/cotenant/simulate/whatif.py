@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import math
+import signal
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -171,11 +172,21 @@ def _simulated(tasks: Sequence[_Task], workers: int, report: Report) -> list[Sha
     if workers < 2 or len(tasks) < 2:
         return [_simulate(task) for task in tasks]
     outcomes = []
-    with concurrent.futures.ProcessPoolExecutor(min(workers, len(tasks))) as pool:
-        for task, outcome in zip(tasks, pool.map(_simulate, tasks), strict=True):
-            report(f"simulated: {task.mode}")
-            outcomes.append(outcome)
+    count = min(workers, len(tasks))
+    with concurrent.futures.ProcessPoolExecutor(count, initializer=_ignore_interrupts) as pool:
+        try:
+            for task, outcome in zip(tasks, pool.map(_simulate, tasks), strict=True):
+                report(f"simulated: {task.mode}")
+                outcomes.append(outcome)
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return outcomes
+
+
+def _ignore_interrupts() -> None:
+    """Leave Ctrl-C to the command itself: a worker would print a stack."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _simulate(task: _Task) -> SharingOutcome:
