@@ -98,7 +98,7 @@ test-kubernetes: $(VENV)/.installed ## run the tests on a real Kubernetes cluste
 # Chromium is installed where it is missing and this runs as root on Debian.
 test-web: $(VENV)/.installed $(WEB_PAGE) ## drive every page of the web console in Chromium
 	@echo "test-web: driving every page in Chromium"
-	@command -v chromium > /dev/null || apt-get install --yes --no-install-recommends chromium > /dev/null
+	@command -v chromium > /dev/null || { apt-get update > /dev/null && apt-get install --yes --no-install-recommends chromium > /dev/null; }
 	@$(BIN)/python -m pytest --quiet -m web tests/web
 
 # Tests that start no process: state machines, policies, formats, predictors, simulators.
