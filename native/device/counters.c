@@ -61,7 +61,8 @@ void ct_counters_blocks(struct ct_device *d, const struct ct_op *op, uint64_t be
         return;
     struct ct_context *context = ct_context_of(d, op);
     struct ct_client *client = &ct_clients(d)[context->client];
-    uint64_t sms = ct_min(after, d->config.sm_count) - ct_min(before, d->config.sm_count);
+    uint64_t limit = op->sm_cap ? op->sm_cap : d->config.sm_count;
+    uint64_t sms = ct_min(after, limit) - ct_min(before, limit);
     uint64_t blocks = after - before; /* unsigned differences, here and below */
     uint64_t threads = blocks * op->threads_per_block;
     settle_usage(&context->usage, &context->counters, d->now_ns);

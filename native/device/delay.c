@@ -2,52 +2,28 @@
  * clients. device.h defines it, above struct ct_device_counters. */
 #include "device/state.h"
 
-/* Blocks that a kernel would have on the SMs without other clients. */
-struct solo_placement {
-    uint32_t op;
-    uint64_t blocks;
-};
-
-/* Returns what a capped kernel may still claim, given what this placement has assigned to other kernels of its
- * client. */
-static uint64_t within_cap(const struct ct_device *d, const struct ct_op *op, const struct solo_placement *placed,
-                           uint32_t count)
-{
-    uint64_t of_context = 0, of_client = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        const struct ct_op *other = &ct_ops(d)[placed[i].op];
-        uint64_t added = (placed[i].blocks - other->running_blocks) * other->share;
-        of_client += added;
-        if (ct_context_of(d, other) == ct_context_of(d, op))
-            of_context += added;
-    }
-    return ct_cap_available(d, op, of_context, of_client);
-}
-
 /* Computes which kernels of a client would have blocks on the SMs now without the other clients, and how many
  * blocks. */
 static uint32_t place_alone(const struct ct_device *d, const struct ct_group *g, uint32_t owner,
-                            struct solo_placement *placed)
+                            struct ct_placement *placed)
 {
     uint64_t free_share = d->capacity_share - ct_clients(d)[owner].held_share;
     uint32_t count = 0;
     int blocked = 0;
     for (uint32_t op = g->first_ready; op != CT_NONE && count < CT_RESIDENT_LIMIT; op = ct_ops(d)[op].ready_next) {
         const struct ct_op *o = &ct_ops(d)[op];
-        const struct ct_context *context = ct_context_of(d, o);
-        if (context->client != owner)
+        if (ct_context_of(d, o)->client != owner)
             continue;
         uint64_t blocks = o->running_blocks;
         if (o->pending_blocks > 0 && !blocked) {
-            uint64_t own = context->is_capped ? within_cap(d, o, placed, count) : free_share;
+            uint64_t own = ct_is_capped(d, o) ? ct_cap_available(d, o, placed, count) : free_share;
             uint64_t added = ct_min(o->pending_blocks, ct_min(free_share, own) / o->share);
-            blocked = added < o->pending_blocks && own >= free_share; /* because of missing SMs, not because of its
-                                                                      * cap */
+            blocked = added < o->pending_blocks && own >= free_share; /* because of missing SMs, not of a cap */
             free_share -= added * o->share;
             blocks += added;
         }
         if (blocks > 0)
-            placed[count++] = (struct solo_placement){op, blocks};
+            placed[count++] = (struct ct_placement){op, blocks};
     }
     return count;
 }
@@ -82,7 +58,7 @@ static void settle_waiting(struct ct_device *d, uint32_t group, uint64_t passed_
 {
     const struct ct_group *g = &ct_groups(d)[group];
     uint32_t holder = d->switching && d->active == group ? d->outgoing : d->active;
-    struct solo_placement placed[CT_RESIDENT_LIMIT];
+    struct ct_placement placed[CT_RESIDENT_LIMIT];
     if (holder == CT_NONE)
         return;
     const struct ct_group *other = &ct_groups(d)[holder];
@@ -99,7 +75,7 @@ static void settle_waiting(struct ct_device *d, uint32_t group, uint64_t passed_
 static void settle_sharing(struct ct_device *d, uint32_t group, uint32_t owner, uint64_t passed_ns)
 {
     const struct ct_group *g = &ct_groups(d)[group];
-    struct solo_placement placed[CT_RESIDENT_LIMIT];
+    struct ct_placement placed[CT_RESIDENT_LIMIT];
     struct ct_flow flows[CT_RESIDENT_LIMIT];
     uint32_t count = place_alone(d, g, owner, placed);
     for (uint32_t i = 0; i < count; i++)

@@ -165,6 +165,12 @@ struct ct_kernel {
     uint64_t bytes_per_block; /* device memory traffic of one block */
     uint32_t threads_per_block, registers_per_thread, shared_bytes_per_block;
     uint32_t blocks_per_sm; /* 0: computed from the three above; otherwise used as given, up to 32 */
+    /* Limits this kernel to blocks of this many SMs at once; 0, or all SMs: no cap. Kernels of a client with such caps
+     * share SMs as if each ran in a partition of the device with that many, and each partition contained the smaller
+     * ones: for every cap, the kernels with this cap or a smaller one hold no more SMs than that together. Kernels
+     * without caps of their own run in none of these partitions. */
+    uint32_t sm_cap;
+    uint32_t reserved;
 };
 
 int ct_device_launch(struct ct_device *device, uint64_t now_ns, uint32_t stream, const struct ct_kernel *kernel,
@@ -286,7 +292,7 @@ size_t ct_device_records(const struct ct_device *device, uint64_t from, const st
 /* Definition of delay. At every instant each kernel that is ready and not complete has a service rate: its running
  * blocks times their rate, 0 while its group is switched out. Its solo rate is what it would have at this instant
  * without the blocks of other clients: its client's running blocks stay where they are, the client's waiting blocks are
- * placed in the usual order into the rest of the device (within the context's cap), and only this client's traffic
+ * placed in the usual order into the rest of the device (within their caps), and only this client's traffic
  * shares the bandwidth. The kernel's delay is the integral of max(0, 1 - rate / solo rate) over time, 0 while its solo
  * rate is 0 (it waits for its own client). This covers block boundaries, slices, switches and bandwidth: exactly
  * between groups; within a group as lost service, which at the end of a grid can be less than the time lost. It does

@@ -214,7 +214,7 @@ int ct_grid_refill(struct ct_device *d, uint32_t group)
     if (first == CT_NONE || d->work_first != CT_NONE || d->slice_end_ns == d->now_ns || d->dispatch_due)
         return 0;
     struct ct_op *op = &ct_ops(d)[first];
-    if (ct_context_of(d, op)->is_capped)
+    if (ct_context_of(d, op)->is_capped) /* and possibly beyond its cap, which may have been lowered */
         return 0;
     for (uint32_t i = 0; i < g->chunk_count; i++) {
         if (chunks[i].end_ns != d->now_ns)
@@ -337,8 +337,8 @@ void ct_grid_dispatch(struct ct_device *d, uint32_t group)
         int is_cap_reached = 0;
         if (free_share == 0)
             break;
-        if (ct_context_of(d, o)->is_capped) {
-            uint64_t own = ct_cap_available(d, o, 0, 0);
+        if (ct_is_capped(d, o)) {
+            uint64_t own = ct_cap_available(d, o, NULL, 0);
             is_cap_reached = own < free_share;
             free_share = ct_min(free_share, own);
         }
@@ -348,7 +348,7 @@ void ct_grid_dispatch(struct ct_device *d, uint32_t group)
             continue; /* kernels that are already resident continue, otherwise their slots would never become free */
         }
         /* Strict order up to the last block: no kernel overtakes one that waits for slots, unless that one waits
-         * because of its own cap. */
+         * because of a cap. */
         if (o->pending_blocks > 0 && !is_cap_reached)
             break;
     }

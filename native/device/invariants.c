@@ -104,6 +104,23 @@ static const char *check_group(const struct ct_device *d, uint32_t group)
     return check_chunks(d, group);
 }
 
+/* Checks that for every cap the client's kernels with this cap or a smaller one hold no more than that together. */
+static const char *check_caps_of_kernels(const struct ct_device *d, uint32_t owner)
+{
+    uint32_t first = ct_groups(d)[ct_clients(d)[owner].group].first_ready;
+    for (uint32_t op = first; op != CT_NONE; op = ct_ops(d)[op].ready_next) {
+        uint64_t sm_cap = ct_ops(d)[op].sm_cap, held = 0;
+        for (uint32_t other = first; sm_cap && other != CT_NONE; other = ct_ops(d)[other].ready_next) {
+            const struct ct_op *o = &ct_ops(d)[other];
+            if (o->sm_cap && o->sm_cap <= sm_cap && ct_context_of(d, o)->client == owner)
+                held += o->running_blocks * o->share;
+        }
+        if (held > sm_cap * CT_SM_UNITS)
+            return "kernels hold more SMs than the largest of their caps";
+    }
+    return NULL;
+}
+
 static const char *check_timeslices(const struct ct_device *d)
 {
     if (d->runnable_mask != 0 && d->active == CT_NONE)
@@ -158,6 +175,9 @@ const char *ct_device_check(const struct ct_device *d)
     for (uint32_t i = 0; violation == NULL && i < d->limits.clients; i++)
         if (ct_groups(d)[i].members > 0)
             violation = check_group(d, i);
+    for (uint32_t i = 0; violation == NULL && i < d->limits.clients; i++)
+        if (ct_clients(d)[i].used)
+            violation = check_caps_of_kernels(d, i);
     if (violation == NULL)
         violation = check_timeslices(d);
     return violation ? violation : check_counters(d);

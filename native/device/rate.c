@@ -51,15 +51,15 @@ static void share_bandwidth(struct ct_flow *flows, uint32_t count, uint64_t byte
 void ct_flow_add(const struct ct_device *d, struct ct_flow *flow, const struct ct_op *op, uint64_t blocks)
 {
     const struct ct_context *context = ct_context_of(d, op);
-    uint64_t sms = d->config.sm_count, client_cap = ct_clients(d)[context->client].sm_cap;
-    if (context->is_capped) {
-        sms = context->sm_cap ? ct_min(sms, context->sm_cap) : sms;
-        sms = client_cap ? ct_min(sms, client_cap) : sms;
-    }
+    const uint32_t caps[] = {context->sm_cap, ct_clients(d)[context->client].sm_cap, op->sm_cap};
+    int is_capped = ct_is_capped(d, op);
+    uint64_t sms = d->config.sm_count;
+    for (int i = 0; is_capped && i < 3; i++)
+        sms = caps[i] ? ct_min(sms, caps[i]) : sms;
     *flow = (struct ct_flow){.held = blocks * op->share,
                              .demand = ct_scale(op->demand, blocks, 1, 0),
                              .sms = ct_min(sms, blocks),
-                             .is_capped = context->is_capped,
+                             .is_capped = (uint64_t)is_capped,
                              .contended_rate = CT_RATE_FULL,
                              .rate = CT_RATE_FULL};
 }

@@ -46,7 +46,8 @@ struct ct_op {
     uint32_t ready_prev, ready_next; /* in the group's list of grids, or the engine's queue */
     int32_t priority;
     uint32_t threads_per_block;
-    uint64_t order; /* in its context, by submission */
+    uint32_t sm_cap; /* of this kernel; 0: none */
+    uint64_t order;  /* in its context, by submission */
     uint64_t tag;
     uint64_t submit_ns, ready_ns, start_ns, delayed_ns;
     /* of grids */
@@ -304,21 +305,22 @@ void ct_delay_settle_all(struct ct_device *d);
 uint64_t ct_time_enter(struct ct_device *d, uint64_t now_ns); /* clamps, advances, opens a new epoch */
 void ct_time_settle(struct ct_device *d); /* after a change from outside: readiness, time slices, dispatch */
 
-static inline uint64_t ct_cap_remaining(uint32_t sm_cap, uint64_t held)
+/* cap.c: caps of clients, contexts and kernels. */
+
+/* A number of blocks of a kernel on the SMs that may differ from the present one. */
+struct ct_placement {
+    uint32_t op;
+    uint64_t blocks;
+};
+
+static inline int ct_is_capped(const struct ct_device *d, const struct ct_op *op)
 {
-    uint64_t cap = sm_cap * CT_SM_UNITS;
-    return !sm_cap ? UINT64_MAX : cap > held ? cap - held : 0;
+    return (op->sm_cap | ct_context_of(d, op)->is_capped) != 0;
 }
 
-/* Returns the SM units that the kernel's context and client may still claim, beyond those already assigned; UINT64_MAX:
- * no cap. */
-static inline uint64_t ct_cap_available(const struct ct_device *d, const struct ct_op *op, uint64_t of_context,
-                                   uint64_t of_client)
-{
-    const struct ct_context *context = ct_context_of(d, op);
-    const struct ct_client *client = &ct_clients(d)[context->client];
-    return ct_min(ct_cap_remaining(context->sm_cap, context->held_share + of_context),
-                  ct_cap_remaining(client->sm_cap, client->held_share + of_client));
-}
+/* Returns the SM units that the kernel may still claim if the given kernels of its client had these numbers of blocks
+ * and all others the present ones; UINT64_MAX: it has no cap. */
+uint64_t ct_cap_available(const struct ct_device *d, const struct ct_op *op, const struct ct_placement *placed,
+                          uint32_t count);
 
 #endif

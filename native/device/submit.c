@@ -49,7 +49,7 @@ int ct_device_launch(struct ct_device *d, uint64_t now_ns, uint32_t stream, cons
 {
     uint32_t slot, op;
     uint32_t occupancy = kernel->blocks_per_sm;
-    if (kernel->blocks == 0 || kernel->blocks > UINT64_C(1) << 48)
+    if (kernel->blocks == 0 || kernel->blocks > UINT64_C(1) << 48 || kernel->sm_cap > d->config.sm_count)
         return CT_DEVICE_INVALID;
     if (occupancy == 0)
         occupancy = ct_device_occupancy(&d->config, kernel->threads_per_block, kernel->registers_per_thread,
@@ -61,6 +61,7 @@ int ct_device_launch(struct ct_device *d, uint64_t now_ns, uint32_t stream, cons
         return result;
     set_shape(&ct_ops(d)[op], kernel->blocks, kernel->block_ns, kernel->bytes_per_block, occupancy);
     ct_ops(d)[op].threads_per_block = kernel->threads_per_block;
+    ct_ops(d)[op].sm_cap = kernel->sm_cap < d->config.sm_count ? kernel->sm_cap : 0;
     return append_op(d, slot, op, id);
 }
 

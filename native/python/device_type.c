@@ -169,12 +169,12 @@ static PyObject *event_destroy(PyObject *self, PyObject *args)
 static PyObject *launch(PyObject *self, PyObject *args)
 {
     ull now_ns, tag, blocks, block_ns, bytes;
-    unsigned int stream, threads, registers, shared, per_sm;
+    unsigned int stream, threads, registers, shared, per_sm, sm_cap;
     uint64_t op = 0;
-    if (!PyArg_ParseTuple(args, "KI(KKKIIII)K:launch", &now_ns, &stream, &blocks, &block_ns, &bytes, &threads,
-                          &registers, &shared, &per_sm, &tag))
+    if (!PyArg_ParseTuple(args, "KI(KKKIIII)KI:launch", &now_ns, &stream, &blocks, &block_ns, &bytes, &threads,
+                          &registers, &shared, &per_sm, &tag, &sm_cap))
         return NULL;
-    struct ct_kernel kernel = {blocks, block_ns, bytes, threads, registers, shared, per_sm};
+    struct ct_kernel kernel = {blocks, block_ns, bytes, threads, registers, shared, per_sm, sm_cap, 0};
     int result = ct_device_launch(device_of(self), now_ns, stream, &kernel, tag, &op);
     return op_or_error(result, op);
 }

@@ -43,7 +43,6 @@ struct sg_slot {
             uint32_t how;
         };
     };
-    uint64_t reserved;
 };
 _Static_assert(sizeof(struct sg_slot) == 64, "a slot is one cache line");
 

@@ -79,6 +79,8 @@ static void launch(struct run *run, uint32_t stream, uint64_t *op)
         kernel.blocks = 1 + draw(run, 1000);
     if (draw(run, 8) == 0)
         kernel.shared_bytes_per_block = (uint32_t)draw(run, 120000);
+    if (draw(run, 3) == 0)
+        kernel.sm_cap = (uint32_t)draw(run, 7); /* at times more than there are */
     ct_device_launch(run->device, run->now_ns, stream, &kernel, 7, op);
 }
 

@@ -268,6 +268,58 @@ static void records_can_be_read_without_removing_them(void)
     free(rig.memory);
 }
 
+static uint64_t launch_limited(struct rig *rig, uint32_t stream, uint64_t blocks, uint64_t block_ns, uint32_t sm_cap)
+{
+    struct ct_kernel kernel = {.blocks = blocks, .block_ns = block_ns, .threads_per_block = 256, .blocks_per_sm = 1,
+                               .sm_cap = sm_cap};
+    uint64_t op;
+    EXPECT_EQ(ct_device_launch(rig->device, 0, stream, &kernel, 0, &op), CT_DEVICE_OK);
+    return op;
+}
+
+/* Four SMs. Another stream and another client use the SMs that a limited kernel leaves. */
+static void kernels_keep_the_limit_of_their_launch(void)
+{
+    struct rig rig = open_rig(4, 1000, 10, 7);
+    struct ct_kernel wide = {.blocks = 1, .block_ns = 1, .threads_per_block = 32, .sm_cap = 5};
+    uint64_t one = launch_limited(&rig, rig.streams[0], 4, 100, 1);
+    uint64_t two = launch_limited(&rig, rig.streams[0], 4, 100, 2);
+    uint64_t all = launch_limited(&rig, rig.streams[0], 4, 100, 4);
+    uint64_t other = launch(&rig, 0, rig.streams[1], 6, 100);
+    EXPECT_EQ(ct_device_launch(rig.device, 0, rig.streams[0], &wide, 0, NULL), CT_DEVICE_INVALID);
+    EXPECT_EQ(ct_device_project_op(rig.device, other), 200);
+    EXPECT_EQ(ct_device_project_op(rig.device, one), 400);
+    EXPECT_EQ(ct_device_project_op(rig.device, two), 600);
+    EXPECT_EQ(ct_device_project_op(rig.device, all), 700);
+    ct_device_advance(rig.device, 1000);
+    EXPECT_EQ(record_of(&rig, other).delayed_ns, 25); /* for 100 ns it has three SMs instead of four */
+    EXPECT_EQ(record_of(&rig, one).delayed_ns, 0);
+    struct ct_device_counters counters;
+    EXPECT_EQ(ct_device_count_client(rig.device, rig.clients[0], &counters), CT_DEVICE_OK);
+    EXPECT_EQ(counters.sm_ns, 3 * 400);
+    EXPECT_EQ(counters.busy_ns, 700);
+    free(rig.memory);
+}
+
+static void limited_kernels_of_a_client_share_the_sms_of_the_largest_limit(void)
+{
+    struct rig rig = open_rig(4, 1000, 10, 7);
+    uint32_t second, third;
+    EXPECT_EQ(ct_device_stream_create(rig.device, 0, rig.contexts[0], CT_STREAM_NONBLOCKING, 0, &second), CT_DEVICE_OK);
+    EXPECT_EQ(ct_device_stream_create(rig.device, 0, rig.contexts[0], CT_STREAM_NONBLOCKING, 0, &third), CT_DEVICE_OK);
+    uint64_t one = launch_limited(&rig, rig.streams[0], 2, 300, 1);
+    uint64_t three = launch_limited(&rig, second, 6, 100, 3); /* two blocks next to that one */
+    uint64_t free_one = launch_limited(&rig, third, 3, 100, 0);
+    uint64_t of_another = launch_limited(&rig, rig.streams[1], 1, 50, 2);
+    EXPECT_EQ(ct_device_project_op(rig.device, one), 600); /* its second block gets the slot of the first */
+    EXPECT_EQ(ct_device_project_op(rig.device, three), 300);
+    EXPECT_EQ(ct_device_project_op(rig.device, free_one), 300); /* in the fourth SM, one block after the other */
+    EXPECT_EQ(ct_device_project_op(rig.device, of_another), 350);
+    ct_device_advance(rig.device, 150);
+    EXPECT(ct_device_check(rig.device) == NULL);
+    free(rig.memory);
+}
+
 int main(void)
 {
     records_can_be_read_without_removing_them();
@@ -281,5 +333,7 @@ int main(void)
     late_calls_are_clamped_and_counted();
     merging_limits_the_number_of_chunks();
     limited_projections_arrive_at_the_same_result();
+    kernels_keep_the_limit_of_their_launch();
+    limited_kernels_of_a_client_share_the_sms_of_the_largest_limit();
     return 0;
 }

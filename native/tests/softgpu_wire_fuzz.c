@@ -119,10 +119,11 @@ static void write_random_slots(struct client *client)
         slot->stream = (uint32_t)(rng(8) ? client->streams[rng(4)] : random_number(client));
         slot->kernel = (struct ct_kernel){random_number(client), random_number(client), random_number(client),
                                           (uint32_t)random_number(client), (uint32_t)random_number(client),
-                                          (uint32_t)random_number(client), (uint32_t)random_number(client)};
+                                          (uint32_t)random_number(client), (uint32_t)random_number(client),
+                                          (uint32_t)random_number(client), 0};
         if (rng(2)) /* a plausible kernel */
             slot->kernel =
-                (struct ct_kernel){1 + rng(200), 1 + rng(5000), rng(9000), 1 + (uint32_t)rng(1024), 32, 0, 0};
+                (struct ct_kernel){1 + rng(200), 1 + rng(5000), rng(9000), 1 + (uint32_t)rng(1024), 32, 0, 0, rng(2) ? (uint32_t)rng(90) : 0, 0};
     }
     if (rng(40) == 0)
         tail = random_number(client);

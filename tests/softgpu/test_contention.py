@@ -84,6 +84,17 @@ def test_kernels_that_share_sms_share_their_issue_slots() -> None:
     assert [slowdown(result) for result in split] == [1.0, 1.0]  # capped kernels have SMs of their own
 
 
+def test_kernels_with_a_limit_have_sms_of_their_own() -> None:
+    """As in a capped context, also in delays: half of the blocks at once, so twice as long, and no slower than that."""
+    config = costs(issue_full_ppm=500_000, cache_contention_ppm=100_000)
+    wide = Kernel(blocks=320, block_ns=LONG_NS, blocks_per_sm=4)
+    limited = msgspec.structs.replace(wide, sm_cap=40)
+    by_launch, by_context = run(config, [limited, limited]), run(config, [wide, wide], caps=(40, 40))
+    assert [slowdown(result) for result in by_launch] == pytest.approx([2.2, 2.2], rel=1e-3)
+    for launch, context in zip(by_launch, by_context, strict=True):
+        assert (launch.ends_ns, launch.delays_ns) == (context.ends_ns, context.delays_ns)
+
+
 def test_clocks_fall_when_the_device_draws_more_power_than_the_kernel_alone() -> None:
     config = costs(clock_drop_ppm=100_000)
     mover = msgspec.structs.replace(HALF, bytes_per_block=WHOLE_TRAFFIC // 2)

@@ -73,6 +73,7 @@ def cases(draw: st.DrawFn) -> tuple[Reference, list[Launch]]:
     groups = [draw(st.sampled_from([index, 0])) for index in range(clients)]
     sm_count = draw(st.integers(1, 3))
     caps = [draw(st.sampled_from([0, 0, 1])) for _ in range(clients)]
+    limits = draw(st.sampled_from([[0], [0, 1, 2]])) if sm_count > 2 else [0, 0, 1]
     model = Reference(sm_count, draw(st.integers(50, 400)), draw(st.sampled_from([0, 0, 13])), groups, caps)
     priorities = [[draw(st.sampled_from([0, 0, -1])) for _ in range(3)] for _ in range(clients)]
     launches = draw(
@@ -85,6 +86,7 @@ def cases(draw: st.DrawFn) -> tuple[Reference, list[Launch]]:
                 blocks=st.one_of(st.integers(1, 12), st.integers(1, 60)),
                 block_ns=st.integers(1, 120),
                 occupancy=st.integers(1, 4),
+                sm_cap=st.sampled_from(limits),
             ),
             min_size=1,
             max_size=9,
@@ -112,6 +114,7 @@ def test_device_agrees_with_the_block_level_reference(case: tuple[Reference, lis
             context = contexts[launch.client][1]
             streams[key] = device.create_stream(0, context, StreamKind.NONBLOCKING, launch.priority)
         shape = kernel(launch.blocks, launch.block_ns, launch.occupancy)
+        shape = msgspec.structs.replace(shape, sm_cap=launch.sm_cap)
         device.launch(launch.submit_ns, streams[key], shape, index)
         assert device.check() is None
         records += device.drain()
@@ -252,6 +255,46 @@ def test_sm_cap_is_never_exceeded(work: list[tuple[int, Kernel]], cap: int, shar
         before, at_ns = counters.thread_ns, change_ns
 
 
+@given(st.lists(st.tuples(shapes, st.integers(0, 5)), min_size=1, max_size=12))
+def test_each_kernel_of_a_stream_keeps_the_limit_of_its_launch(work: list[tuple[Kernel, int]]) -> None:
+    device = Device(tiny(5), LIMITS)
+    _, context = open_client(device)
+    stream = device.create_stream(0, context)
+    for shape, cap in work:
+        device.launch(0, stream, msgspec.structs.replace(shape, sm_cap=cap))
+    for record, (shape, cap) in zip(run_out(device), work, strict=True):
+        waves = -(-shape.blocks // ((cap or 5) * shape.blocks_per_sm))
+        assert record.end_ns - record.start_ns == waves * shape.block_ns
+
+
+limited_jobs = st.tuples(st.integers(0, 3), st.integers(0, 900), shapes, st.integers(0, 4))
+
+
+@given(st.lists(limited_jobs, min_size=1, max_size=14), st.booleans())
+def test_kernels_with_limits_hold_at_most_the_sms_of_the_largest(
+    work: list[tuple[int, int, Kernel, int]], shared: bool
+) -> None:
+    """All kernels of the first client, in two streams, have limits; those of the second may."""
+    device = Device(tiny(4), LIMITS)
+    (client, context), (_, other) = (open_client(device, 5 if shared else OWN_GROUP) for _ in range(2))
+    streams = [device.create_stream(0, owner, StreamKind.NONBLOCKING) for owner in (context, context, other, other)]
+    caps: dict[int, int] = {}
+    for index, at_ns, shape, cap in sorted(work, key=lambda job: job[1]):
+        own = max(cap, 1) if index < 2 else cap
+        op = device.launch(at_ns, streams[index], msgspec.structs.replace(shape, sm_cap=own))
+        if index < 2:
+            caps[op] = own
+    before, at_ns = device.count_client(client), device.now_ns()
+    while (change_ns := device.next_change_ns()) is not None:
+        largest = max((cap for op, cap in caps.items() if not device.is_done(op)), default=0)
+        device.advance(change_ns)
+        assert device.check() is None
+        after = device.count_client(client)
+        assert after.thread_ns - before.thread_ns <= largest * 4 * 256 * (change_ns - at_ns)  # see above
+        before, at_ns = after, change_ns
+    assert all(device.is_done(op) for op in caps)
+
+
 jobs = st.tuples(st.integers(0, 2), st.integers(0, 4), shapes)
 
 
@@ -377,7 +420,14 @@ scripts = st.builds(
     sm_cap=st.sampled_from([0, 1]),
     start_ns=st.integers(0, 500),
 )
-traffic = st.builds(kernel, st.integers(1, 30), st.integers(1, 400), st.integers(1, 4), st.integers(0, 200_000))
+traffic = st.builds(
+    Kernel,
+    blocks=st.integers(1, 30),
+    block_ns=st.integers(1, 400),
+    blocks_per_sm=st.integers(1, 4),
+    bytes_per_block=st.integers(0, 200_000),
+    sm_cap=st.sampled_from([0, 0, 1]),
+)
 
 
 @settings(max_examples=examples(60, 2000), deadline=None)

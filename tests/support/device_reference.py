@@ -15,6 +15,7 @@ class Launch:
     block_ns: int
     occupancy: int
     priority: int = 0
+    sm_cap: int = 0  # of this kernel; 0: none
     ready_ns: int | None = None
     start_ns: int | None = None
     end_ns: int | None = None
@@ -76,15 +77,27 @@ class Reference:
         placed: list[tuple[Launch, int]] = []
         free = self.sm_count - self.held(launches)
         for launch in launches:
-            own_launches = [other for other in launches if other.client == launch.client]
-            extra = sum((n * other.share() for other, n in placed if other.client == launch.client), Fraction(0))
-            own = self.caps[launch.client] - self.held(own_launches) - extra if self.caps[launch.client] else free
+            own = self.within_caps(launch, launches, placed, free)
             more = min(launch.waiting, max(0, int(min(free, own) / launch.share())))
             placed.append((launch, more))
             free -= more * launch.share()
             if more < launch.waiting and own >= free + more * launch.share():
                 break
         return placed
+
+    def within_caps(
+        self, launch: Launch, launches: list[Launch], placed: list[tuple[Launch, int]], free: Fraction
+    ) -> Fraction:
+        """Return what the launch may take of its client's cap and of every partition that contains its own."""
+        own = [other for other in launches if other.client == launch.client]
+        limits = [(self.caps[launch.client], own)] if self.caps[launch.client] else []
+        for cap in {other.sm_cap for other in own if other.sm_cap >= launch.sm_cap > 0}:
+            limits.append((cap, [other for other in own if 0 < other.sm_cap <= cap]))
+        rests = [
+            cap - self.held(users) - sum((n * other.share() for other, n in placed if other in users), Fraction(0))
+            for cap, users in limits
+        ]
+        return min(rests, default=free)
 
     # -- time
 

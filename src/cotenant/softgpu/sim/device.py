@@ -21,7 +21,7 @@ OWN_GROUP = 2**32 - 1
 
 _NEVER_NS = 2**64 - 1
 _NO_KERNEL = 2**32 - 1
-_KERNEL = struct.Struct("=QQQIIII")
+_KERNEL = struct.Struct("=QQQIIIIII")
 _STEP = struct.Struct("=QIHH")
 _STREAM = struct.Struct("=ii")
 
@@ -116,7 +116,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kernel(msgspec.Struct, frozen=True, kw_only=True):
-    """A grid of equal blocks, each `block_ns` long at full speed. blocks_per_sm 0: computed from the shape."""
+    """A grid of equal blocks, each `block_ns` long at full speed. blocks_per_sm 0: computed from the shape.
+
+    A limit of its own (`sm_cap`; 0: none) holds for all running kernels of the client with such a limit together.
+    """
 
     blocks: int
     block_ns: int
@@ -125,8 +128,10 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True):
     registers_per_thread: int = 0
     shared_bytes_per_block: int = 0
     blocks_per_sm: int = 0
+    sm_cap: int = 0
 
-    def as_tuple(self) -> tuple[int, int, int, int, int, int, int]:
+    def shape(self) -> tuple[int, int, int, int, int, int, int]:
+        """Return all but the limit, as `_native.Device.launch` takes it."""
         return (
             self.blocks,
             self.block_ns,
@@ -278,7 +283,7 @@ class Device:
         return self._native.event_create(context)
 
     def launch(self, now_ns: int, stream: int, kernel: Kernel, tag: int = 0) -> int:
-        return self._native.launch(now_ns, stream, kernel.as_tuple(), tag)
+        return self._native.launch(now_ns, stream, kernel.shape(), tag, kernel.sm_cap)
 
     def copy(self, now_ns: int, stream: int, kind: OpKind, copy_bytes: int, tag: int = 0) -> int:
         """Enqueue a copy to, from or within the device, or a memset."""
@@ -345,7 +350,7 @@ class Device:
         self, kernels: Sequence[Kernel], clients: Iterable[ScriptClient], until_ns: int = _NEVER_NS - 1
     ) -> list[ScriptResult]:
         """Run whole scripts without a Python call per kernel; the clients stay on the device with their counters."""
-        packed, rows, buffers = b"".join(_KERNEL.pack(*kernel.as_tuple()) for kernel in kernels), [], []
+        packed, rows, buffers = b"".join(_KERNEL.pack(*kernel.shape(), kernel.sm_cap, 0) for kernel in kernels), [], []
         for client in clients:
             launches = client.repeats * sum(step.kernel is not None for step in client.steps)
             starts, ends, delays = (array("Q", bytes(8 * launches)) for _ in range(3))

@@ -37,6 +37,9 @@ class LaunchGate(Protocol):
     """It must learn of the completion of the last admitted launch."""
     learns: bool
     """It learns how long each launch took on the device."""
+    sm_ppm: int
+    """Part of the SMs that the kernels of the launch just admitted may occupy, together with the host's other kernels
+    with a limit; 0: all."""
 
     def ask(self, step: int, since_ns: int, now_ns: int) -> int:
         """Return `now_ns` to admit the launch, or a later instant at which to ask again."""
@@ -71,6 +74,7 @@ class OpenGate:
     """Admits every launch at once."""
 
     sleeps = spins = confirms = learns = False
+    sm_ppm = 0
 
     def ask(self, step: int, since_ns: int, now_ns: int) -> int:
         """Admit the launch."""

@@ -61,6 +61,7 @@ class DeviceSimulation:
             msgspec.structs.asdict(config), (len(clients), len(clients), 64 * len(clients), 1, 2 * _OPS, 4 * _OPS), 0
         )
         self._costs = costs
+        self._sm_count = config.sm_count
         self._sleeps = random.Random(seed)
         self._hosts: list[Host] = []
         self._begin: _WindowEdge | None = None
@@ -210,7 +211,7 @@ class DeviceSimulation:
 
     def _submit(self, host: Host, now_ns: int) -> None:
         device, streams, step = self._device, host.streams, host.step
-        ops = host.ops[step]
+        ops, sm_cap = host.ops[step], self._sm_cap(host.gate.sm_ppm)
         if self._records_gaps and host is self._hosts[0]:
             device.advance(now_ns)
             self._collect()
@@ -223,7 +224,7 @@ class DeviceSimulation:
             if len(op) == 2:
                 device.copy(now_ns, streams[stream], op[0], op[1], tag)
             else:
-                device.launch(now_ns, streams[stream], op, tag)  # type: ignore[arg-type]
+                device.launch(now_ns, streams[stream], op, tag, sm_cap)  # type: ignore[arg-type]
         host.outstanding += last + 1
         host.gate.submitted(now_ns)
         host.at_ns = max(now_ns, host.since_ns + host.interval_ns())
@@ -232,6 +233,10 @@ class DeviceSimulation:
         else:
             host.step = step + 1
             host.state = READY
+
+    def _sm_cap(self, sm_ppm: int) -> int:
+        """Return this part of the SMs, at least one."""
+        return max(sm_ppm * self._sm_count // WHOLE_PPM, 1) if sm_ppm else 0
 
     def _enter(self, host: Host, now_ns: int) -> None:
         """Enter the synchronizing call."""
