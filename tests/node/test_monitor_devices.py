@@ -16,6 +16,7 @@ from cotenant.node.model.event import GpuFaulted, GpuLost, GpuRecovered, GpuSamp
 from cotenant.node.model.gpu import Gpu
 from cotenant.node.model.protection import ExitPhase, GpuWatch, Health
 from cotenant.softgpu import fault, manage
+from cotenant.softgpu.costs import HARDWARE
 from cotenant.units.instant import MILLISECOND_NS, SECOND_NS
 from cotenant.workload.kernel import KernelIdentity, WorkKind
 from tests.support.monitored_node import LIMITS, MonitoredNode, Program, changed, eventually, monitored_node, tenant
@@ -223,6 +224,31 @@ def test_paused_tenant_is_drained_when_its_work_is_over(monitored: MonitoredNode
     assert eventually(lambda: monitored.posted(TenantDrained)) == [TenantDrained(1, 1)]
     monitored.seen(3)
     assert len(monitored.posted(TenantDrained)) == 1
+
+
+def test_clock_of_an_idle_device_is_not_reported(tmp_path: Path) -> None:
+    """NVML averages utilization, so that it stays high after the last kernel."""
+    directory = tmp_path / "gpu"
+    manage.create(directory, "v100", 1, costs=HARDWARE)
+    devices = NvmlSampler([directory])
+    question = DeviceQuery(0, Gpu("first", 0, ("soft:0",)), sample=True)
+
+    def clock_ppm() -> int:
+        (seen,) = devices.read([question])
+        assert seen.sample is not None
+        return seen.sample.clock_ppm
+
+    worker = Program({**os.environ, **manage.env(directory)}, "worker.py")
+    try:
+        assert worker.received() == "done"
+        worker.do("spin", MILLISECOND_NS, 1)
+        assert eventually(lambda: clock_ppm() == 1_000_000)  # values of NVML appear later
+        worker.kill()
+        assert eventually(lambda: clock_ppm() == -1)
+    finally:
+        worker.kill()
+        devices.close()
+        manage.destroy(directory)
 
 
 def test_activity_is_measured_between_two_samples(tmp_path: Path) -> None:

@@ -38,6 +38,8 @@ from cotenant.softgpu.commands import home
 VISIBLE_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 _CLOCK_STEP_PPM: Final = 10_000
 """Smaller changes of a clock are not published."""
+_CLOCK_USE_PPM: Final = 50_000
+"""Least utilization at which the clock of a device is published."""
 
 
 class Monitoring:
@@ -152,9 +154,10 @@ class Monitoring:
     def _publish_clock(self, gpu: int, sample: GpuSample) -> None:
         """Publish the clock of a device by which its tenants scale their kernel times.
 
-        The clock of an idle device is low to save power and says nothing about how fast kernels run.
+        A published clock remains until a device in use shows another one. It is therefore also taken at low
+        utilization: a wrong value would make all kernels seem long, keep them from running, and so remain forever.
         """
-        if sample.clock_ppm > 0 and sample.utilization_ppm >= self._machine.settings.limits.load_ppm:
+        if sample.clock_ppm > 0 and sample.utilization_ppm >= _CLOCK_USE_PPM:
             self._tables.set_clock(gpu, sample.clock_ppm // _CLOCK_STEP_PPM * _CLOCK_STEP_PPM)
 
     def _mps_environment(self) -> dict[str, str]:

@@ -220,15 +220,27 @@ class _Device:
     def sample(self) -> GpuSample:
         memory = pynvml.nvmlDeviceGetMemoryInfo(self._handle)
         use = query(pynvml.nvmlDeviceGetUtilizationRates, self._handle)
-        clock_mhz = query(pynvml.nvmlDeviceGetClockInfo, self._handle, pynvml.NVML_CLOCK_SM)
         active_pct = self._activity_pct()
         return GpuSample(
             utilization_ppm=-1 if use is None else use.gpu * _PERCENT_PPM,
             sm_activity_ppm=-1 if active_pct is None else round(active_pct * _PERCENT_PPM),
-            clock_ppm=-1 if clock_mhz is None or not self._top_mhz else clock_mhz * WHOLE_PPM // self._top_mhz,
+            clock_ppm=self._clock_ppm(),
             memory_used_bytes=memory.used,
             memory_bytes=memory.total,
         )
+
+    def _clock_ppm(self) -> int:
+        """Return the SM clock as a fraction of the highest; -1: not reported, or the device is idle.
+
+        An idle device lowers its clock to save power, which says nothing about how fast kernels run. Utilization does
+        not tell whether it is idle: it is an average, and remains high for a while after the last kernel.
+        """
+        clock_mhz = query(pynvml.nvmlDeviceGetClockInfo, self._handle, pynvml.NVML_CLOCK_SM)
+        reasons = query(pynvml.nvmlDeviceGetCurrentClocksEventReasons, self._handle)
+        if reasons is None:  # drivers before 535 know the earlier name only
+            reasons = query(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._handle)
+        is_idle = reasons is not None and bool(reasons & pynvml.nvmlClocksThrottleReasonGpuIdle)
+        return -1 if clock_mhz is None or not self._top_mhz or is_idle else clock_mhz * WHOLE_PPM // self._top_mhz
 
     def _activity_pct(self) -> float | None:
         if self._gpm is not None:
