@@ -6,11 +6,14 @@
 #include "gate/limit.h"
 #include "gate/loss.h"
 #include "gate/cost.h"
+#include "gate/space.h"
 #include "gate/internal.h"
 
 enum { PAUSE_RECHECK_NS = 5 * 1000 * 1000, RETRY_NS = 2 * 1000, OVERDUE_EXTENSION_NS = 50 * 1000 };
 /* The longer work is overdue, the longer it is expected to take; its end is signalled by the wake word. */
 enum { OVERDUE_DIVISOR = 2, OVERDUE_EXTENSION_MAX_NS = 2000 * 1000 * 1000 };
+/* How long the wish of a holder for a wait without lower-priority work is granted. */
+enum { CLEAN_MAX_NS = 1000 * 1000 * 1000, CLEAN_RECHECK_NS = 200 * 1000 };
 
 /* ---- a snapshot of the other tenants ----------------------------------------------------------------------------- */
 
@@ -49,7 +52,7 @@ static int has_unfinished_work(const struct ct_gate_page *page, uint64_t busy_ns
 /* Reads the pages of all higher-priority tenants. */
 static void take_snapshot(struct ct_gate *gate, uint64_t now_ns, struct snapshot *snapshot)
 {
-    snapshot->is_active = 0;
+    snapshot->is_active = snapshot->is_clean_wanted = 0;
     snapshot->gap_begin_ns = snapshot->quiet_ns = now_ns;
     snapshot->gap_end_ns = snapshot->gap_end_latest_ns = snapshot->next_gap_ns = CT_GATE_NEVER;
     snapshot->kernels_per_s = 0;
@@ -65,6 +68,8 @@ static void take_snapshot(struct ct_gate *gate, uint64_t now_ns, struct snapshot
             next_ns = plausible(load_acquire(&page->next_ns), now_ns);
         uint64_t busy_ns = plausible(load_acquire(&page->busy_ns), now_ns);
         const uint64_t last_ns = min_u64(sat_sub_u64(busy_ns, load_relaxed(&page->at_ns)), CT_GATE_HORIZON_NS);
+        const uint64_t wanted_ns = plausible(load_relaxed(&page->clean_wanted_ns), now_ns);
+        snapshot->is_clean_wanted |= wanted_ns && sat_sub_u64(now_ns, wanted_ns) <= CLEAN_MAX_NS;
         if (busy_ns <= now_ns && has_unfinished_work(page, busy_ns, now_ns))
             busy_ns = sat_add_u64(now_ns, OVERDUE_EXTENSION_NS + min_u64((now_ns - busy_ns) / OVERDUE_DIVISOR,
                                                                          OVERDUE_EXTENSION_MAX_NS));
@@ -208,7 +213,8 @@ static struct ct_gate_answer pass(struct ct_gate *gate, const struct ct_launch_r
     store_relaxed(&gate->mine->wanted_ns, 0);
     gate->charged_from_ns = now_ns;
     /* Use of the minimum share is granted, so higher-priority tenants are not charged for it. */
-    gate->charged_until_ns = reason == CT_GATE_MIN_SHARE ? 0 : load_relaxed(&gate->mine->busy_ns);
+    gate->charged_until_ns = reason == CT_GATE_MIN_SHARE || reason == CT_GATE_SPACE ? 0
+        : load_relaxed(&gate->mine->busy_ns);
     gate->holder_returned = reason == CT_GATE_RISK; /* already charged, except for time beyond the prediction */
     const uint64_t weight_ns = weight_of(gate, request->expect_ns);
     if (reason == CT_GATE_MIN_SHARE)
@@ -311,14 +317,59 @@ static uint64_t corun_allowed_at(const struct ct_gate *gate, const struct ct_lau
     return ct_gate_spendable_at(gate, ct_cost_corun(request, snapshot, now_ns), request->expect_ns, since_ns, now_ns);
 }
 
+/* Passes a launch that is limited to its part of the SMs, or waits as told. */
+static struct ct_gate_answer admit_limited(struct ct_gate *gate, struct ct_launch_request *request,
+                                           const struct snapshot *snapshot, struct ct_gate_answer otherwise,
+                                           uint64_t now_ns)
+{
+    struct ct_launch_request limited = *request;
+    if (!ct_space_limit(gate, &limited, now_ns))
+        return otherwise;
+    if (snapshot->submitted_ns > CT_GATE_LEAD_NS &&
+        sat_add_u64(snapshot->submitted_ns, limited.expect_ns) > ct_space_bound(gate))
+        return wait_for(CT_GATE_BOUND, sat_add_u64(now_ns, snapshot->submitted_ns - CT_GATE_LEAD_NS));
+    const struct ct_gate_answer answer = pass_if_unchanged(gate, &limited, CT_GATE_SPACE, snapshot, now_ns);
+    if (answer.pass)
+        *request = limited;
+    return answer;
+}
+
+/* Decides by space: next to an active holder, the launch passes if it can be limited to a part of the SMs. It is not
+ * limited if it is expected to end before the holder launches. */
+static struct ct_gate_answer admit_space(struct ct_gate *gate, struct ct_launch_request *request,
+                                         const struct snapshot *snapshot, uint64_t now_ns)
+{
+    if (now_ns < snapshot->gap_begin_ns)
+        return admit_limited(gate, request, snapshot, wait_for(CT_GATE_BUSY, snapshot->gap_begin_ns), now_ns);
+    if (!request->may_fill || ct_cost_gap(gate, request, snapshot, now_ns)) {
+        const int is_due = now_ns >= snapshot->gap_end_ns;
+        const uint64_t until_ns = is_due || !request->may_fill ? snapshot->quiet_ns : snapshot->next_gap_ns;
+        return admit_limited(gate, request, snapshot, wait_for(is_due ? CT_GATE_DUE : CT_GATE_TIGHT, until_ns), now_ns);
+    }
+    if (ct_cost_reaches_bound(gate, request, snapshot, now_ns))
+        return wait_for(CT_GATE_BOUND, sat_add_u64(now_ns, snapshot->submitted_ns - CT_GATE_LEAD_NS / 2));
+    return pass_if_unchanged(gate, request, CT_GATE_GAP, snapshot, now_ns);
+}
+
 /* Decides for a tenant that has higher-priority tenants. */
-static struct ct_gate_answer admit_lower(struct ct_gate *gate, const struct ct_launch_request *request,
+static struct ct_gate_answer admit_lower(struct ct_gate *gate, struct ct_launch_request *request,
                                          const struct snapshot *snapshot,
                                        uint64_t since_ns, uint64_t now_ns)
 {
     struct ct_gate_answer answer;
-    if (!snapshot->is_active)
-        return admit_idle(gate, request, snapshot, now_ns);
+    if (snapshot->is_clean_wanted && ct_space_needs_losses(gate))
+        return wait_for(CT_GATE_CLEAN, sat_add_u64(now_ns, CLEAN_RECHECK_NS));
+    if (!snapshot->is_active) {
+        answer = admit_idle(gate, request, snapshot, now_ns);
+        if (answer.reason != CT_GATE_DEBT || !ct_space_is_open(gate))
+            return answer;
+        return admit_limited(gate, request, snapshot, answer, now_ns);
+    }
+    if (ct_space_is_open(gate)) {
+        answer = admit_space(gate, request, snapshot, now_ns);
+        if (answer.pass || answer.reason > CT_GATE_DUE || !ct_space_permits_loss(gate, request))
+            return answer;
+    }
     if (now_ns < snapshot->gap_begin_ns)
         answer = wait_for(CT_GATE_BUSY, snapshot->gap_begin_ns);
     else if (gate->policy != CT_GATE_FILL)
@@ -366,10 +417,11 @@ static void publish_request(struct ct_gate *gate, const struct ct_launch_request
     store_release(&gate->mine->asked_ns, now_ns);
 }
 
-struct ct_gate_answer ct_gate_admit(struct ct_gate *gate, const struct ct_launch_request *request, uint64_t since_ns,
+struct ct_gate_answer ct_gate_admit(struct ct_gate *gate, struct ct_launch_request *request, uint64_t since_ns,
                                   uint64_t now_ns)
 {
     struct snapshot snapshot;
+    request->sm_ppm = 0;
     if (!ct_gate_must_ask(gate)) {
         ct_gate_announce(gate, request, now_ns);
         store_relaxed(&gate->mine->wanted_ns, 0);
@@ -380,6 +432,7 @@ struct ct_gate_answer ct_gate_admit(struct ct_gate *gate, const struct ct_launch
     const int is_full = ct_limit_is_full(gate, request, now_ns);
     publish_request(gate, request, request->may_fill && !is_full && !gate->is_paused, now_ns);
     ct_gate_settle(gate, now_ns);
+    ct_space_update(gate, now_ns);
     if (gate->is_paused)
         return wait_for(CT_GATE_PAUSED, sat_add_u64(now_ns, PAUSE_RECHECK_NS));
     take_snapshot(gate, now_ns, &snapshot);

@@ -4,6 +4,7 @@
 #include "gate/loss.h"
 #include "gate/process.h"
 #include "gate/request.h"
+#include "gate/space.h"
 #include "gate/internal.h"
 
 #include <string.h>
@@ -40,6 +41,9 @@ static void carry_over(const struct ct_gate *gate, uint32_t previous_count, stru
             continue;
         peer->admission_sequence = previous->admission_sequence;
         peer->latest_sequence = previous->latest_sequence;
+        peer->requests_ended = previous->requests_ended;
+        peer->requests_sum_ns = previous->requests_sum_ns;
+        peer->request_ns = previous->request_ns;
         peer->loss_reports = previous->loss_reports;
         peer->loss_sequence = previous->loss_sequence;
         peer->lost_ns = previous->lost_ns;
@@ -160,6 +164,10 @@ static void take_over_page(struct ct_gate *gate)
     store_relaxed(&page->part_ppm, 0);
     store_relaxed(&page->lost_ns, 0);
     store_relaxed(&page->loss_reports, 0);
+    store_relaxed(&page->delayed_ns, 0);
+    store_relaxed(&page->undelayed_ns, 0);
+    store_relaxed(&page->measured_waits, 0);
+    store_relaxed(&page->clean_wanted_ns, 0);
     store_relaxed(&page->owes_ns, 0);
     store_relaxed(&page->used_ns, 0);
     store_relaxed(&page->min_share_used_ns, 0);
@@ -216,8 +224,10 @@ void ct_gate_reread(struct ct_gate *gate)
     gate->patience_ns = rules->patience_ns;
     gate->switch_ns = rules->switch_ns;
     gate->spin_ppm = rules->spin_ppm;
+    gate->sm_ppm = rules->sm_ppm;
     read_all_peers(gate);
     gate->duty_from_ns = 0; /* measure the activity of the others from now on */
+    ct_space_restart(gate);
     gate->mine = gate->has_entry ? gate->page : &gate->unlisted_page;
     if (gate->has_entry)
         take_over_page(gate);

@@ -74,6 +74,9 @@ enum ct_gate_reason {
     CT_GATE_DEBT = 15,    /* higher-priority tenants have lost as much as they may */
     CT_GATE_LIMIT = 16,   /* the tenant has used its share */
     CT_GATE_SHARE = 17,   /* a tenant of equal priority has not had its share, and wants it */
+    CT_GATE_CLEAN = 18,   /* a higher-priority tenant needs a wait without lower-priority work, to measure its loss */
+    /* the launch passes as well, because */
+    CT_GATE_SPACE = 19, /* it occupies a part of the SMs only, and higher-priority tenants lose no more than they may */
     CT_GATE_REASON_COUNT,
 };
 _Static_assert((int)CT_GATE_REASONS >= (int)CT_GATE_REASON_COUNT, "a tenant's page has a counter for every reason");
@@ -85,6 +88,8 @@ struct ct_gate_peer {
                                                     * reported loss, as last read */
     uint64_t admission_sequence, latest_sequence; /* its sequence number at our last admission, and the latest one
                                                    * read */
+    uint64_t requests_ended, requests_sum_ns; /* of higher priority: its totals when request_ns was computed */
+    uint64_t request_ns;                      /* and the mean length of its recent requests; 0: unknown */
     uint64_t used_ns, min_share_used_ns;          /* of a sibling: its totals as last read */
     uint64_t busy_looked_ns, busy_waited_ns; /* of lower priority: our latest decision, and for how long its page has
                                               * shown work at each of our decisions while we waited */
@@ -106,13 +111,14 @@ struct ct_gate {
     struct ct_arbitration_page *arbitration;
     uint32_t index, generation;
     int is_mps; /* switching between processes is free; set by the caller once known */
+    uint32_t sm_step_ppm; /* the caller can limit a launch to multiples of this part of the SMs; 0: it cannot */
     /* from the tenant table, as of `writes` */
     uint64_t writes;
     int must_ask, is_paused, has_entry;
     int is_ending;  /* at most one launch may be in flight, so that a kill does not find more */
     int must_claim; /* other processes must ask too: one decides at a time */
     uint32_t priority, tenant;
-    uint64_t policy, bound_ns, delay_ppm, patience_ns, switch_ns, spin_ppm, min_share_ppm, limit_ppm;
+    uint64_t policy, bound_ns, delay_ppm, patience_ns, switch_ns, spin_ppm, sm_ppm, min_share_ppm, limit_ppm;
     int must_share; /* this tenant or one of equal priority has a share */
     int is_static; /* never exceeds the limit, even if the device is idle */
     uint32_t higher_count, peer_count;
@@ -149,6 +155,15 @@ struct ct_gate {
         int64_t lost_ns, charged_ns; /* recent amounts */
         uint64_t ppm;                /* actual loss as a fraction of the charged loss */
     } scale;
+    struct ct_gate_space {
+        uint64_t sm_ppm;                   /* the part of the SMs that may be used next to an active holder; 0: none */
+        uint64_t from_ns;                  /* start of the evaluation in progress; 0: there is none */
+        uint64_t delayed_ns, undelayed_ns; /* the sums of all holders then */
+        uint64_t waits, launches;
+        uint64_t requests_ns;             /* when the lengths of their requests were last computed */
+        uint64_t retry_ns, retry_wait_ns; /* when to try again after a part that was too small, and how long that was */
+        uint64_t failed_delay_ppm;        /* the permitted loss with which it was too small */
+    } space;
     uint64_t owed_ns;                  /* lost by higher-priority tenants, not yet charged */
     int holder_returned;               /* a higher-priority tenant launched while that work ran: the work is charged to
                                         * its end */
@@ -206,6 +221,7 @@ struct ct_launch_request {
                               * until it ends */
     uint32_t free_ppm;       /* fraction of the device that stays free while it runs; all of it for a copy */
     uint32_t is_doubtful;    /* the expected time may be wrong by much: the work counts until it is seen to complete */
+    uint32_t sm_ppm;         /* set by ct_gate_admit(): the part of the SMs to which the launch must be limited; 0: all */
 };
 
 /* Announces a launch that need not ask: stores to one cache line. A reader of the sequence number sees the earlier
@@ -237,8 +253,9 @@ struct ct_gate_answer {
 
 /* Decides whether a launch may go now; `since_ns` is when it first asked. A launch that passes is announced before the
  * function returns. The caller then submits it and calls ct_gate_submitted(), and ct_gate_confirmed() when an event
- * shows its completion. */
-struct ct_gate_answer ct_gate_admit(struct ct_gate *gate, const struct ct_launch_request *request, uint64_t since_ns,
+ * shows its completion. If the launch passes with a limit of its SMs, the request says so, and its times are those with
+ * this limit. */
+struct ct_gate_answer ct_gate_admit(struct ct_gate *gate, struct ct_launch_request *request, uint64_t since_ns,
                                   uint64_t now_ns);
 void ct_gate_submitted(struct ct_gate *gate, const struct ct_launch_request *request, int is_submitted,
                        uint64_t now_ns);

@@ -10,8 +10,10 @@ enum {
     HISTORY_NS = 4 * 1000 * 1000, /* when more than this has been charged, the history is halved */
     PRIOR_NS = 500 * 1000,       /* until much more than this was charged, charges are assumed to be correct */
     IMPLAUSIBLE_NS = 64 * HISTORY_NS,
-    OVERLAPPED_MAX = 64,     /* after this many overlapping waits in a row the mean without overlap is outdated */
-    SCALE_MIN_PPM = PPM / 8, /* reports reduce charges to this fraction at most, and never increase them */
+    CLEAN_WANTED = 512,      /* after this many overlapping waits in a row a wait without overlap is wanted */
+    OVERLAPPED_MAX = 4096,   /* after this many the mean without overlap is outdated */
+    SCALE_MIN_PPM = PPM / 8, /* reports reduce charges to this fraction at most */
+    SCALE_MAX_PPM = 4 * PPM, /* and increase them by this factor at most */
     SLACK_PPM = 50 * 1000,   /* a loss of this fraction of the wait, or of `delay_ppm` of it, counts twice */
     WEIGHT_MAX = 31,         /* upper limit of the additional weight */
 };
@@ -59,6 +61,15 @@ static int asked_work_ran_since(const struct ct_gate *gate, uint64_t begin_ns, u
     return ran_since(gate->mine, begin_ns, now_ns);
 }
 
+/* Adds a wait to the sums from which lower-priority tenants compute the mean loss. */
+static void measure_wait(struct ct_gate_page *mine, int64_t delay_ns, uint64_t span_ns)
+{
+    const int64_t undelayed_ns = (int64_t)span_ns - delay_ns;
+    add_single_writer(&mine->delayed_ns, (uint64_t)delay_ns);
+    add_single_writer(&mine->undelayed_ns, undelayed_ns > 0 ? (uint64_t)undelayed_ns : 0);
+    add_single_writer(&mine->measured_waits, 1);
+}
+
 void ct_loss_drained(struct ct_gate *gate, uint64_t now_ns)
 {
     struct ct_gate_burst *burst = &gate->burst;
@@ -70,17 +81,22 @@ void ct_loss_drained(struct ct_gate *gate, uint64_t now_ns)
         sat_sub_u64(now_ns, due_ns) > CT_GATE_HORIZON_NS)
         return;
     const int64_t late_ns = (int64_t)(now_ns - due_ns);
+    const uint64_t span_ns = sat_sub_u64(now_ns, begin_ns);
     if (!asked_work_ran_since(gate, begin_ns, now_ns)) {
         burst->clean_count += burst->clean_count < CLEAN_MAX;
         burst->clean_ns += (late_ns - burst->clean_ns) / (int64_t)burst->clean_count;
         burst->overlapped = 0;
-    } else if (burst->clean_count && burst->overlapped < OVERLAPPED_MAX) { /* a tenant whose waits always overlap soon
-                                                                            * has no valid mean */
-        burst->overlapped++;
-        add_single_writer(&gate->mine->lost_ns, (uint64_t)weighted_loss(gate, late_ns - burst->clean_ns,
-                                                                        sat_sub_u64(now_ns, begin_ns)));
-        add_single_writer(&gate->mine->loss_reports, 1);
+        store_relaxed(&gate->mine->clean_wanted_ns, 0);
+        measure_wait(gate->mine, 0, span_ns);
+        return;
     }
+    if (++burst->overlapped == CLEAN_WANTED || (!burst->clean_count && burst->overlapped % CLEAN_WANTED == 1))
+        store_relaxed(&gate->mine->clean_wanted_ns, now_ns);
+    if (!burst->clean_count || burst->overlapped >= OVERLAPPED_MAX)
+        return; /* what its waits take without overlap is not known, or no longer */
+    add_single_writer(&gate->mine->lost_ns, (uint64_t)weighted_loss(gate, late_ns - burst->clean_ns, span_ns));
+    add_single_writer(&gate->mine->loss_reports, 1);
+    measure_wait(gate->mine, late_ns - burst->clean_ns, span_ns);
 }
 
 void ct_loss_publish(struct ct_gate *gate, uint64_t now_ns)
@@ -122,7 +138,7 @@ static void update_scale(struct ct_gate_scale *scale, int64_t lost_ns, int64_t c
     const int64_t actual_ns = scale->lost_ns + PRIOR_NS;
     const uint64_t estimated_us = (uint64_t)(scale->charged_ns + PRIOR_NS) / 1000;
     const uint64_t ppm = actual_ns <= 0 ? 0 : (uint64_t)actual_ns * 1000 / estimated_us;
-    scale->ppm = min_u64(max_u64(ppm, SCALE_MIN_PPM), PPM);
+    scale->ppm = min_u64(max_u64(ppm, SCALE_MIN_PPM), SCALE_MAX_PPM);
 }
 
 void ct_loss_update(struct ct_gate *gate)

@@ -67,7 +67,8 @@ struct ct_gate_rules {
     uint64_t patience_ns; /* a holder that is this much later than predicted is quiet, however variable it is */
     uint64_t switch_ns;   /* cost of switching to another process and back; 0 under MPS */
     uint64_t spin_ppm;    /* fraction of a processor that a waiting tenant may spend on spinning */
-    uint64_t reserved;
+    uint64_t sm_ppm;      /* part of the SMs that lower-priority tenants may occupy next to an active holder;
+                           * CT_GATE_NEVER: as much as the measured loss of holders permits */
     uint64_t process_count; /* entries in use */
     struct ct_tenant_entry processes[CT_PROCESSES];
 };
@@ -171,13 +172,19 @@ struct ct_gate_page {
     _Atomic uint64_t used_ns;              /* charges minus refunds of this process */
     _Atomic uint64_t min_share_used_ns;    /* device time of its launches by the minimum share */
     _Alignas(64) struct ct_gate_requests requests;
-    _Alignas(64) _Atomic uint64_t lost_ns; /* total delay of its work compared with running alone; signed, because only
-                                            * the sum of many is meaningful */
+    /* Its measured loss. All sums are signed, because only those of many waits are meaningful. */
+    _Alignas(64) _Atomic uint64_t lost_ns; /* delay of its host's waits compared with running alone; a delay counts for
+                                            * more, the larger a part of the wait it is */
     _Atomic uint64_t loss_reports;         /* number of additions to lost_ns */
     _Atomic uint64_t owes_ns;              /* when the debt to higher-priority tenants ended at its last charge */
     _Atomic uint64_t min_share_ns;         /* use of the minimum share, as the instant when it will have been earned */
     _Atomic uint64_t admitted_until_ns;    /* its work that had to ask is expected to run until then */
     _Atomic uint64_t mapped_epoch;         /* it has mapped the pages of all processes attached up to this epoch */
+    _Atomic uint64_t delayed_ns;           /* delay of its host's waits compared with running alone */
+    _Atomic uint64_t undelayed_ns;         /* what the same waits would have taken alone, from the first launch on */
+    _Atomic uint64_t measured_waits;       /* number of waits in these two sums */
+    _Atomic uint64_t clean_wanted_ns;      /* since when it needs a wait next to which no lower-priority work runs, to
+                                            * measure its loss; 0: it does not */
 };
 _Static_assert(sizeof(struct ct_gate_page) <= CT_GATE_PAGE_BYTES, "a gate page is one page");
 

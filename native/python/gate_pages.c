@@ -54,15 +54,16 @@ static int read_entry(PyObject *item, struct ct_tenant_entry *entry)
 
 static int read_rules(PyObject *header, PyObject *entries, struct ct_gate_rules *rules)
 {
-    unsigned long long policy, bound, delay, patience, switching, spin;
-    if (!PyArg_ParseTuple(header, "KKKKKK:rules", &policy, &bound, &delay, &patience, &switching, &spin))
+    unsigned long long policy, bound, delay, patience, switching, spin, sm;
+    if (!PyArg_ParseTuple(header, "KKKKKKK:rules", &policy, &bound, &delay, &patience, &switching, &spin, &sm))
         return -1;
     *rules = (struct ct_gate_rules){.policy = policy,
                                     .bound_ns = bound,
                                     .delay_ppm = delay,
                                     .patience_ns = patience,
                                     .switch_ns = switching,
-                                    .spin_ppm = spin};
+                                    .spin_ppm = spin,
+                                    .sm_ppm = sm};
     Py_ssize_t count = PySequence_Size(entries);
     if (count < 0)
         return -1;
@@ -134,8 +135,8 @@ static PyObject *tenant_table_read(PyObject *module, PyObject *buffer)
     }
     if (!entries)
         return NULL;
-    return Py_BuildValue("((KKKKKK)N)", U(rules.policy), U(rules.bound_ns), U(rules.delay_ppm), U(rules.patience_ns),
-                         U(rules.switch_ns), U(rules.spin_ppm), entries);
+    return Py_BuildValue("((KKKKKKK)N)", U(rules.policy), U(rules.bound_ns), U(rules.delay_ppm), U(rules.patience_ns),
+                         U(rules.switch_ns), U(rules.spin_ppm), U(rules.sm_ppm), entries);
 }
 
 static PyObject *tenant_table_set_clock(PyObject *module, PyObject *args)
@@ -187,6 +188,107 @@ static PyObject *request_bucket(PyObject *module, PyObject *latency)
     return PyLong_FromUnsignedLong(ct_gate_request_bucket(latency_ns));
 }
 
+/* The words of a gate page by name. */
+#define WORD_AT(name, member) {#name, offsetof(struct ct_gate_page, member)}
+static const struct {
+    const char *name;
+    size_t offset;
+} words[] = {
+    WORD_AT(sequence, sequence),
+    WORD_AT(at_ns, at_ns),
+    WORD_AT(quiet_ns, quiet_ns),
+    WORD_AT(next_ns, next_ns),
+    WORD_AT(busy_ns, busy_ns),
+    WORD_AT(generation, generation),
+    WORD_AT(latest_ns, latest_ns),
+    WORD_AT(waits_ns, waits_ns),
+    WORD_AT(wanted_ns, wanted_ns),
+    WORD_AT(kernel_count, kernel_count),
+    WORD_AT(active_ns, active_ns),
+    WORD_AT(active_counted_ns, active_counted_ns),
+    WORD_AT(asked_ns, asked_ns),
+    WORD_AT(unknown_ns, unknown_ns),
+    WORD_AT(unfinished_ns, unfinished_ns),
+    WORD_AT(paid_ns, paid_ns),
+    WORD_AT(paid_ppm, paid_ppm),
+    WORD_AT(over_ns, over_ns),
+    WORD_AT(part_ppm, part_ppm),
+    WORD_AT(used_ns, used_ns),
+    WORD_AT(min_share_used_ns, min_share_used_ns),
+    WORD_AT(loss_reports, loss_reports),
+    WORD_AT(undelayed_ns, undelayed_ns),
+    WORD_AT(measured_waits, measured_waits),
+    WORD_AT(clean_wanted_ns, clean_wanted_ns),
+    WORD_AT(owes_ns, owes_ns),
+    WORD_AT(min_share_ns, min_share_ns),
+    WORD_AT(admitted_until_ns, admitted_until_ns),
+    WORD_AT(mapped_epoch, mapped_epoch),
+    WORD_AT(launches, counts.launches),
+    WORD_AT(device_ns, counts.device_ns),
+    WORD_AT(filled_ns, counts.filled_ns),
+    WORD_AT(waits, counts.waits),
+    WORD_AT(waited_ns, counts.waited_ns),
+    WORD_AT(spun_ns, counts.spun_ns),
+    WORD_AT(slept_ns, counts.slept_ns),
+    WORD_AT(overruns, counts.overruns),
+    WORD_AT(overrun_ns, counts.overrun_ns),
+    WORD_AT(admitted, counts.admitted),
+    WORD_AT(submitted, counts.submitted),
+    WORD_AT(late, counts.late),
+    WORD_AT(late_ns, counts.late_ns),
+    WORD_AT(stale, counts.stale),
+    WORD_AT(forecasts, counts.forecasts),
+    WORD_AT(early, counts.early),
+    WORD_AT(miss_ns, counts.miss_ns),
+    WORD_AT(confirmed, counts.confirmed),
+    WORD_AT(stuck, counts.stuck),
+    WORD_AT(requests_ended, requests.ended),
+    WORD_AT(requests_over, requests.over),
+    WORD_AT(requests_sum_ns, requests.sum_ns),
+    WORD_AT(requests_began_ns, requests.began_ns),
+    WORD_AT(requests_reported, requests.is_reported),
+};
+/* Those with a sign. */
+static const struct {
+    const char *name;
+    size_t offset;
+} signed_words[] = {WORD_AT(lost_ns, lost_ns), WORD_AT(delayed_ns, delayed_ns)};
+static const struct {
+    const char *name;
+    size_t offset;
+    size_t count;
+} lists[] = {
+    {"recent_ns", offsetof(struct ct_gate_page, recent_ns), CT_GATE_RECENT},
+    {"passed", offsetof(struct ct_gate_page, counts.passed), CT_GATE_REASONS},
+    {"overrun", offsetof(struct ct_gate_page, counts.overrun), CT_GATE_BUCKETS},
+    {"waited", offsetof(struct ct_gate_page, counts.waited), CT_GATE_BUCKETS},
+};
+#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
+
+/* Adds a value to a dictionary and releases it; returns -1 with an exception set. */
+static int put(PyObject *fields, const char *name, PyObject *value)
+{
+    const int result = value ? PyDict_SetItemString(fields, name, value) : -1;
+    Py_XDECREF(value);
+    return result;
+}
+
+static int put_page(PyObject *fields, const struct ct_gate_page *page)
+{
+    const char *base = (const char *)page;
+    int failed = 0;
+    for (size_t i = 0; i < COUNT_OF(words); i++)
+        failed |= put(fields, words[i].name,
+                      PyLong_FromUnsignedLongLong(WORD(*(const _Atomic uint64_t *)(base + words[i].offset))));
+    for (size_t i = 0; i < COUNT_OF(signed_words); i++)
+        failed |= put(fields, signed_words[i].name,
+                      PyLong_FromLongLong((long long)WORD(*(const _Atomic uint64_t *)(base + signed_words[i].offset))));
+    for (size_t i = 0; i < COUNT_OF(lists); i++)
+        failed |= put(fields, lists[i].name,
+                      list_of((const _Atomic uint64_t *)(base + lists[i].offset), lists[i].count));
+    return failed | put(fields, "request_buckets", buckets_of(&page->requests));
+}
+
 /* Returns a gate page as a dictionary. Each number is read separately; together they are not a consistent
  * snapshot. */
 static PyObject *page_read(PyObject *module, PyObject *buffer)
@@ -195,33 +297,9 @@ static PyObject *page_read(PyObject *module, PyObject *buffer)
     (void)module;
     if (view_of(buffer, PyBUF_SIMPLE, CT_GATE_PAGE_BYTES, &view) < 0)
         return NULL;
-    const struct ct_gate_page *page = view.buf;
-    const struct ct_gate_counts *c = &page->counts;
-    const struct ct_gate_requests *requests = &page->requests;
-    PyObject *fields = Py_BuildValue(
-        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsKsNsKsKsKsKsKsKsKsKsNsNsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsLsKsKsKsKsKsKsK}", "sequence", WORD(page->sequence), "at_ns",
-        WORD(page->at_ns), "quiet_ns", WORD(page->quiet_ns), "next_ns", WORD(page->next_ns), "busy_ns",
-        WORD(page->busy_ns), "generation", WORD(page->generation), "latest_ns", WORD(page->latest_ns), "waits_ns",
-        WORD(page->waits_ns), "wanted_ns", WORD(page->wanted_ns), "pieces", WORD(page->kernel_count), "active_ns",
-            WORD(page->active_ns), "marked_ns", WORD(page->active_counted_ns), "asked_ns", WORD(page->asked_ns),
-                "unsure_ns", WORD(page->unknown_ns), "unfinished_ns", WORD(page->unfinished_ns), "recent_ns",
-        list_of(page->recent_ns, CT_GATE_RECENT), "launches", WORD(c->launches), "passed",
-        list_of(c->passed, CT_GATE_REASONS), "device_ns",
-        WORD(c->device_ns), "filled_ns", WORD(c->filled_ns), "waits", WORD(c->waits), "waited_ns", WORD(c->waited_ns),
-        "spun_ns", WORD(c->spun_ns), "slept_ns", WORD(c->slept_ns), "overruns", WORD(c->overruns), "overrun_ns",
-        WORD(c->overrun_ns), "overrun", list_of(c->overrun, CT_GATE_BUCKETS), "waited",
-        list_of(c->waited, CT_GATE_BUCKETS), "admitted", WORD(c->admitted), "submitted", WORD(c->submitted), "late",
-        WORD(c->late), "late_ns", WORD(c->late_ns), "stale", WORD(c->stale), "forecasts", WORD(c->forecasts), "early",
-        WORD(c->early), "miss_ns", WORD(c->miss_ns), "confirmed", WORD(c->confirmed), "stuck", WORD(c->stuck),
-            "paid_ns", WORD(page->paid_ns), "paid_ppm",
-        WORD(page->paid_ppm), "over_ns", WORD(page->over_ns), "part_ppm", WORD(page->part_ppm), "requests_ended",
-        WORD(requests->ended), "requests_over", WORD(requests->over), "requests_sum_ns", WORD(requests->sum_ns),
-        "requests_began_ns", WORD(requests->began_ns), "requests_reported", WORD(requests->is_reported), "request_buckets",
-        buckets_of(requests), "lost_ns", (long long)WORD(page->lost_ns), "loss_reports", WORD(page->loss_reports), "owes_ns",
-            WORD(page->owes_ns),
-        "min_share_ns", WORD(page->min_share_ns), "used_ns", WORD(page->used_ns), "min_share_used_ns",
-        WORD(page->min_share_used_ns), "admitted_until_ns", WORD(page->admitted_until_ns), "mapped_epoch",
-        WORD(page->mapped_epoch));
+    PyObject *fields = PyDict_New();
+    if (fields && put_page(fields, view.buf))
+        Py_CLEAR(fields);
     PyBuffer_Release(&view);
     return fields;
 }
@@ -230,7 +308,7 @@ static PyMethodDef methods[] = {
     {"tenant_table_init", tenant_table_init, METH_O,
      "tenant_table_init(buffer): initialize a tenant table, unless it is one already"},
     {"tenant_table_write", tenant_table_write, METH_VARARGS,
-     "tenant_table_write(buffer, (policy, bound_ns, delay_ppm, patience_ns, switch_ns, spin_ppm), [(index, generation, "
+     "tenant_table_write(buffer, (policy, bound_ns, delay_ppm, patience_ns, switch_ns, spin_ppm, sm_ppm), [(index, generation, "
      "priority, flags, min_share_ppm, limit_ppm, tenant, tenant_generation), ...]): replace the rules"},
     {"tenant_table_set_clock", tenant_table_set_clock, METH_VARARGS,
         "tenant_table_set_clock(buffer, clock_ppm): publish the device's clock as a fraction of its highest one"},

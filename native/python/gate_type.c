@@ -86,8 +86,15 @@ static int parse_request(PyObject *item, struct ct_launch_request *request)
     if (!PyArg_ParseTuple(item, "KKKKI|KIII:request", &expect, &upper, &low, &high, &may_fill, &granularity,
                           &kernel_count, &free_ppm, &is_doubtful))
         return -1;
-    *request = (struct ct_launch_request){expect,      upper,    low,        high, may_fill, kernel_count, granularity,
-                                          free_ppm, is_doubtful};
+    *request = (struct ct_launch_request){.expect_ns = expect,
+                                          .upper_ns = upper,
+                                          .low_ns = low,
+                                          .high_ns = high,
+                                          .may_fill = may_fill,
+                                          .kernel_count = kernel_count,
+                                          .granularity_ns = granularity,
+                                          .free_ppm = free_ppm,
+                                          .is_doubtful = is_doubtful};
     return 0;
 }
 
@@ -126,7 +133,8 @@ static PyObject *admit(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "OKK:admit", &item, &since_ns, &now_ns) || parse_request(item, &request) < 0)
         return NULL;
     struct ct_gate_answer answer = ct_gate_admit(gate_of(self), &request, since_ns, now_ns);
-    return Py_BuildValue("(IIK)", answer.pass, answer.reason, (ull)answer.until_ns);
+    return Py_BuildValue("(IIKKI)", answer.pass, answer.reason, (ull)answer.until_ns, (ull)request.expect_ns,
+                         request.sm_ppm);
 }
 
 static PyObject *submitted(PyObject *self, PyObject *args)
@@ -195,10 +203,12 @@ static PyObject *has_sleepers(PyObject *self, PyObject *args)
     return PyBool_FromLong(ct_gate_has_sleepers(gate_of(self), now_ns));
 }
 
+/* Its argument is the smallest part of the SMs to which launches can be limited, or 0. */
 static PyObject *share_by_mps(PyObject *self, PyObject *args)
 {
-    if (!PyArg_ParseTuple(args, "p:share_by_mps", &gate_of(self)->is_mps))
+    if (!PyArg_ParseTuple(args, "I:share_by_mps", &gate_of(self)->sm_step_ppm))
         return NULL;
+    gate_of(self)->is_mps = 1;
     Py_RETURN_NONE;
 }
 

@@ -76,7 +76,7 @@ static void write_random_table(void)
                                   .patience_ns = random_length(),
                                   .switch_ns = random_length(),
                                   .spin_ppm = random_length(),
-                                  .reserved = random_word(),
+                                  .sm_ppm = random_word() % 4 ? random_word() % 1500000 : random_length(),
                                   .process_count = random_word() % 8};
     if (random_word() % 16 == 0)
         rules.process_count = random_word();
@@ -102,9 +102,15 @@ static void write_random_table(void)
 static void admit_random_request(struct ct_gate *gate, uint64_t now_ns)
 {
     struct ct_launch_request request = random_request();
+    if (random_word() % 16 == 0) {
+        gate->is_mps = (int)(random_word() % 2);
+        gate->sm_step_ppm = (uint32_t)(random_word() % 2 ? random_word() % 300000 : 0);
+    }
     uint64_t since_ns = random_word() % 4 ? now_ns - random_word() % 200000000 : word_near(now_ns);
     struct ct_gate_answer answer = ct_gate_admit(gate, &request, since_ns, now_ns);
-    EXPECT(answer.pass == (answer.reason < CT_GATE_BUSY) && answer.reason <= CT_GATE_SHARE);
+    EXPECT(answer.pass == (answer.reason < CT_GATE_BUSY || answer.reason == CT_GATE_SPACE));
+    EXPECT(answer.reason < CT_GATE_REASON_COUNT);
+    EXPECT(!request.sm_ppm || (answer.reason == CT_GATE_SPACE && request.sm_ppm <= 1000000));
     EXPECT(answer.until_ns >= now_ns);
     EXPECT(gate->duty_ppm >= CT_GATE_DUTY_MIN_PPM && gate->duty_ppm <= 1000000);
     EXPECT(answer.until_ns - now_ns <= SLOTS * CT_GATE_HORIZON_NS);
@@ -203,7 +209,7 @@ static void gate_recovers_after_corruption(void)
                                             .granularity_ns = random_word() % 9};
         const uint64_t since_ns = now_ns;
         struct ct_gate_answer answer = {0};
-        for (int attempt = 0; attempt < 1000 && !answer.pass; attempt++) {
+        for (int attempt = 0; attempt < 10000 && !answer.pass; attempt++) {
             answer = ct_gate_admit(&gate, &request, since_ns, now_ns);
             now_ns = answer.until_ns + (answer.reason == CT_GATE_OTHER ? 100000 : 0);
         }

@@ -67,7 +67,7 @@ static void holder_never_waits(void)
     for (int round = 0; round < ROUNDS / 10; round++) {
         now_ns += random_word() % MS;
         corrupt(&hostile, 1, now_ns);
-        const struct ct_launch_request request = random_request();
+        struct ct_launch_request request = random_request();
         const struct ct_gate_answer answer = ct_gate_admit(&gate, &request, now_ns, now_ns);
         EXPECT(answer.pass && answer.reason == CT_GATE_TOP && !gate.must_ask);
         ct_gate_sync(&gate, 0, 0, 0, now_ns);
@@ -91,7 +91,7 @@ static void shares_do_not_depend_on_lower_priorities(void)
     uint64_t since_ns[2] = {START, START};
     for (int round = 0; round < ROUNDS; round++) {
         const int process = (int)(random_word() % 2);
-        const struct ct_launch_request request = random_request();
+        struct ct_launch_request request = random_request();
         now_ns += random_word() % (300 * US) + (random_word() % 64 ? 0 : 15 * MS);
         const int is_drained = (int)(random_word() % 2);
         if (round % 8 == 0)
@@ -141,7 +141,7 @@ static void obstruction_ends_after_a_bounded_time(void)
     static struct ct_gate gate;
     write_table(&hostile, (const int[]){0, 5, 9, 9, 9, 9}, (const uint32_t[PROCESSES]){0});
     open_process(&gate, &hostile, 1, 1);
-    const struct ct_launch_request request = {.expect_ns = 400 * US, .upper_ns = 400 * US, .may_fill = 1};
+    struct ct_launch_request request = {.expect_ns = 400 * US, .upper_ns = 400 * US, .may_fill = 1};
     uint64_t now_ns = START, passed = 0, waited_ns = 0;
     while (now_ns < START + UINT64_C(2000) * MS) {
         const uint64_t since_ns = now_ns;
@@ -168,7 +168,7 @@ static void renewed_claim_is_ignored(void)
     static struct ct_gate gate;
     write_table(&hostile, (const int[]){0, 5, 5, 5, 9, 9}, (const uint32_t[PROCESSES]){0});
     open_process(&gate, &hostile, 1, 1);
-    const struct ct_launch_request request = {.expect_ns = 400 * US, .upper_ns = 400 * US, .may_fill = 1};
+    struct ct_launch_request request = {.expect_ns = 400 * US, .upper_ns = 400 * US, .may_fill = 1};
     uint64_t now_ns = START, waits = 0;
     for (int launch = 0; launch < 100; launch++, now_ns += 500 * US) {
         struct ct_gate_answer answer;

@@ -97,7 +97,7 @@ static void account_survives_its_processes(void)
 static void changed_share_applies_to_all(void)
 {
     begin(CT_TENANT_STATIC, HALF_PPM);
-    const struct ct_launch_request request = {.expect_ns = 10 * MS, .upper_ns = 10 * MS};
+    struct ct_launch_request request = {.expect_ns = 10 * MS, .upper_ns = 10 * MS};
     EXPECT(ct_gate_admit(&gates[0], &request, START, START).pass);
     write_table(PROCESSES - 1, CT_TENANT_STATIC, HALF_PPM / 5);
     const struct ct_gate_answer answer = ct_gate_admit(&gates[1], &request, START, START);
@@ -117,7 +117,7 @@ static void siblings_do_not_compete_for_shares(void)
 static void ending_tenant_has_one_launch(void)
 {
     begin(CT_TENANT_ENDING, 0);
-    const struct ct_launch_request request = {.expect_ns = MS, .upper_ns = MS};
+    struct ct_launch_request request = {.expect_ns = MS, .upper_ns = MS};
     EXPECT(gates[0].must_claim);
     EXPECT(ct_gate_admit(&gates[0], &request, START, START).pass);
     EXPECT(ct_gate_admit(&gates[1], &request, START, START).reason == CT_GATE_BOUND);

@@ -121,7 +121,7 @@ def play(  # a holder with wrong forecasts, and lower-priority tenants that alwa
                 while read(file, slot, "confirmed") < read(file, slot, "submitted"):
                     gate.confirmed(expect, now)
             request: LaunchRequest = (expect, expect, 0, 0, 1, granularity_ns and min(granularity_ns, expect), 1, 0)
-            passes, _, until = gate.admit(request, waiting[slot - 1], now)
+            passes, _, until, *_ = gate.admit(request, waiting[slot - 1], now)
             if passes:
                 gate.submitted(request, True, now)
                 if late_ns:
@@ -212,7 +212,7 @@ def test_every_waiting_tenant_launches_eventually(
     since, request = now, (expect, expect, 0, 0, may_fill, 0, 1)
     reasons = []
     for _ in range(100):
-        passes, reason, until = last.admit(request, since, now)
+        passes, reason, until, *_ = last.admit(request, since, now)
         reasons.append(reason)
         if passes:
             break
@@ -361,7 +361,7 @@ def test_offline_tenant_gets_its_share_next_to_a_busy_online_tenant() -> None:
             holder_at = now + MS
         if launched_ns and ends <= now and read(file, 1, "confirmed") < read(file, 1, "submitted"):
             below.confirmed(length_ns, now)
-        passes, _, until = below.admit(request, since, now)
+        passes, _, until, *_ = below.admit(request, since, now)
         if passes:
             below.submitted(request, True, now)
             launched_ns, since, ends = launched_ns + length_ns, now, read(file, 1, "busy_ns")

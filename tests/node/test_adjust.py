@@ -99,9 +99,10 @@ def test_feedback_is_bounded_stable_and_explained_for_any_service(service: Servi
         AdjustCause.JOINED,
         AdjustCause.SATURATED,
     }
+    either = {AdjustCause.UNREACHABLE, AdjustCause.TRIMMED}
     ppms = [LIMITS.max_online_ppm, *(change.online_ppm for _, change in run.steps)]
     for (earlier, later), (_, change) in zip(itertools.pairwise(ppms), run.steps, strict=True):
-        assert (later > earlier) == (change.cause in raising) or change.cause is AdjustCause.UNREACHABLE
+        assert (later > earlier) == (change.cause in raising) or change.cause in either
         assert change.detail.startswith("p99 ") or change.cause in {
             AdjustCause.LOAD_INCREASED,
             AdjustCause.JOINED,
@@ -283,10 +284,11 @@ def test_new_tenant_gets_the_maximum_and_a_departed_one_is_forgotten() -> None:
 
 
 def test_tail_near_its_objective_keeps_the_tolerable_share_and_a_violation_the_maximum() -> None:
-    """A tail of 17.4 of 20 ms leaves no headroom, but the maximum share would shorten it by a few percent only."""
+    """The maximum share would shorten a tail of 17.4 of 20 ms by a few percent only; small steps follow."""
     control = restored_control()
-    (change,) = feed(control, *(window(number, web(17_400_000), JOB) for number in range(100)))
-    assert (change.cause, change.online_ppm) == (AdjustCause.HEADROOM, 900_000)
+    changes = feed(control, *(window(number, web(17_400_000), JOB) for number in range(100)))
+    assert {change.cause for change in changes} <= {AdjustCause.HEADROOM, AdjustCause.TRIMMED}
+    assert (control.online_ppm(0) or 0) <= 900_000
     violations = feed(control, *(window(100 + number, web(25 * MS), JOB) for number in range(20)))
     assert {change.cause for change in violations} == {AdjustCause.VIOLATED}
     assert control.online_ppm(0) == LIMITS.max_online_ppm

@@ -87,7 +87,7 @@ def test_page_has_the_start_of_work_of_unknown_length() -> None:
     gate = _native.Gate(file, 0, 1)
 
     def unsure_ns() -> object:
-        return tenant_table.read_page(tenant_table.gate_page(file, 0))["unsure_ns"]
+        return tenant_table.read_page(tenant_table.gate_page(file, 0))["unknown_ns"]
 
     gate.announce((500, 500, 0, 0, 0), 10)
     assert unsure_ns() == 0

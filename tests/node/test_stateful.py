@@ -41,7 +41,7 @@ from cotenant.node.model.event import (
 )
 from cotenant.node.model.gpu import Gpu
 from cotenant.node.model.tenant import NEIGHBOURS_LIMIT, TenantSpec
-from cotenant.node.policy.limit.share import delay_of, share_of
+from cotenant.node.policy.limit.share import ALL_SMS_PPM, delay_of, offline_sms_of, share_of
 from cotenant.node.state.node import NodeMachine
 from cotenant.runner.host import replay
 from cotenant.runner.journal import MAGIC, encode_turn
@@ -308,7 +308,14 @@ class NodeStateMachine(Life):
             if gpu >= 0:
                 rules = msgspec.structs.replace(self.in_force, entries=tuple(listed))
                 if gpu in self.setpoints:
-                    rules = msgspec.structs.replace(rules, delay_ppm=delay_of(self.setpoints[gpu].online_ppm))
+                    online_ppm = self.setpoints[gpu].online_ppm
+                    is_open = online_ppm <= ALL_SMS_PPM and rules.policy is GatePolicy.FILL
+                    rules = msgspec.structs.replace(
+                        rules,
+                        policy=GatePolicy.OPEN if is_open else rules.policy,
+                        delay_ppm=delay_of(online_ppm),
+                        sm_ppm=offline_sms_of(online_ppm),
+                    )
                 assert self.tables[gpu] == rules
         assert -1 not in self.tables
         assert all(not rules.entries for gpu, rules in self.tables.items() if gpu not in entries)

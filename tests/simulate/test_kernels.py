@@ -63,15 +63,39 @@ def kernel_of(launch: Launch) -> Kernel:
     )
 
 
-@given(st.lists(loads(), min_size=1, max_size=3), st.booleans())
+class LimitingGate(OpenGate):
+    """Admits every launch at once, with the limit of its step."""
+
+    def __init__(self, limits_ppm: list[int]) -> None:
+        """Repeat these limits."""
+        self.limits_ppm = limits_ppm
+
+    def ask(self, step: int, since_ns: int, now_ns: int) -> int:
+        """Admit the launch."""
+        self.sm_ppm = self.limits_ppm[step % len(self.limits_ppm)]
+        return now_ns
+
+
+@given(
+    st.lists(loads(), min_size=1, max_size=3),
+    st.booleans(),
+    st.lists(st.sampled_from([0, 1, 130_000, 500_000, 1_000_000]), min_size=1, max_size=3),
+)
 @settings(max_examples=40)
-def test_hosts_with_an_open_gate_match_the_batch_driver(programs: list[Workload], share_group: bool) -> None:
+def test_hosts_with_a_gate_that_limits_match_the_batch_driver(
+    programs: list[Workload], share_group: bool, limits_ppm: list[int]
+) -> None:
     """Two drivers of the same model, one in C and one here: every request ends at the same instant."""
     groups = [0 if share_group else index for index in range(len(programs))]
     clients = [Client(load, group) for load, group in zip(programs, groups, strict=True)]
-    simulation = DeviceSimulation(V100, clients, [OpenGate() for _ in programs], FREE, 0)
+    simulation = DeviceSimulation(V100, clients, [LimitingGate(limits_ppm) for _ in programs], FREE, 0)
     played = simulation.play()
-    kernels = [kernel_of(launch) for load in programs for launch in load.launches]
+    caps = [0 if not ppm else max(80 * ppm // 1_000_000, 1) for ppm in limits_ppm]
+    kernels = [
+        msgspec.structs.replace(kernel_of(launch), sm_cap=caps[0 if load.graph else step % len(caps)])
+        for load in programs
+        for step, launch in enumerate(load.launches)
+    ]
     scripts, first = [], 0
     for load, group in zip(programs, groups, strict=True):
         waits = [0, *(0 if load.graph else launch.interval_ns for launch in load.launches)]

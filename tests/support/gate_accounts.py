@@ -102,10 +102,10 @@ class Ledger:
         return max(most if not high or spread > most // 4 else 4 * spread, PATIENCE_LEAST)
 
     def be_active(self, now: int) -> None:
-        page, marked = self.page, self.page["marked_ns"]
+        page, marked = self.page, self.page["active_counted_ns"]
         if marked and now > marked:
             page["active_ns"] += min(now - marked, max(page["busy_ns"] - marked, self.rules.patience_ns))
-        page["marked_ns"] = now
+        page["active_counted_ns"] = now
 
     def announce(self, request: LaunchRequest, now: int) -> None:
         expect, _, low, high, _, _, pieces, _ = request
@@ -116,7 +116,7 @@ class Ledger:
             page["miss_ns"] += abs(now - page["next_ns"])
         page["launches"] += 1
         page["device_ns"] += expect
-        page["pieces"] += pieces or 1
+        page["kernel_count"] += pieces or 1
         page["unfinished_ns"] = page["unfinished_ns"] if expect else far
         self.be_active(now)
         self.losses.announced(expect, now)
@@ -130,9 +130,9 @@ class Ledger:
 
     def sync(self, low: int, high: int, is_drained: bool, now: int) -> None:
         page, far = self.page, now + FAR
-        if page["marked_ns"]:
+        if page["active_counted_ns"]:
             self.be_active(now)
-            page["marked_ns"] = 0 if is_drained else now
+            page["active_counted_ns"] = 0 if is_drained else now
         if is_drained:
             present = [page, *filter(None, map(self.page_of, [*self.above, *self.beside]))]
             asked_until = max(other["admitted_until_ns"] for other in present)

@@ -56,7 +56,7 @@ class GateScenario:
         gate, low = self.gates[name], back_us * US
         request = (expect_us * US, expect_us * US, low, low and low + 50 * US, 1, granularity_us * US, 1)
         self.since[name] = self.since[name] or self.now
-        passes, reason, until = gate.admit(request, self.since[name], self.now)
+        passes, reason, until, *_ = gate.admit(request, self.since[name], self.now)
         if passes:
             self.since[name] = 0
             gate.submitted(request, True, self.now)

@@ -10,7 +10,7 @@ US: Final = 1000
 MS: Final = 1000 * US
 NEVER: Final = 2**64 - 1
 TOP, FREE, GAP, LEAST, RISK, STUCK, BESIDE, LENT = range(8)
-BUSY, TIGHT, DUE, BOUND, OTHER, PAUSED, CHANGED, DEBT, LIMIT, SHARE = range(8, 18)
+BUSY, TIGHT, DUE, BOUND, OTHER, PAUSED, CHANGED, DEBT, LIMIT, SHARE, CLEAN, SPACE = range(8, 20)
 LEAD, DEPTH, LOOK = 60 * US, 100 * US, 50 * US
 RISK_AFTER, BURST, HARD_DEBT, STUCK_AFTER = 10 * MS, 30 * MS, 120 * MS, 100 * MS
 DEBT_MOST = FAR = 60_000 * MS
@@ -32,7 +32,7 @@ Answer = tuple[int, int, int]
 
 WORDS: Final = ("sequence", "at_ns", "quiet_ns", "next_ns", "busy_ns", "generation")
 REQUEST_WORDS: Final = (
-    *("latest_ns", "waits_ns", "wanted_ns", "pieces", "active_ns", "marked_ns", "asked_ns"),
+    *("latest_ns", "waits_ns", "wanted_ns", "kernel_count", "active_ns", "active_counted_ns", "asked_ns"),
     "unfinished_ns",
 )
 LIMITS: Final = (
@@ -65,7 +65,7 @@ def quotient(dividend: int, divisor: int) -> int:
 
 def tenths_of(page: Page) -> int:
     """Return the mean number of kernels per launch, in tenths."""
-    launches, pieces = page["launches"], page["pieces"]
+    launches, pieces = page["launches"], page["kernel_count"]
     if not launches or pieces <= launches:
         return 10
     return min(10 * (pieces // launches) + pieces % launches // (launches // 10 + 1), 10 * (2**16 - 1))

@@ -33,7 +33,7 @@ static int is_stuck(const struct ct_completions *completions, uint64_t now_ns)
 
 /* Asks the gate. If the earlier work is stuck, the launch counts as waiting since the last completion, so that each
  * following launch need not wait as long again. */
-static struct ct_gate_answer admit(struct ct_session *session, const struct ct_launch *launch, uint64_t since_ns,
+static struct ct_gate_answer admit(struct ct_session *session, struct ct_launch *launch, uint64_t since_ns,
                                  uint64_t now_ns)
 {
     struct ct_gateway *gateway = session->gateway;
@@ -154,7 +154,7 @@ static void wait_until_admitted(struct waiting *waiting, struct ct_gate_answer *
 {
     struct ct_session *session = waiting->session;
     struct ct_gateway *gateway = session->gateway;
-    const struct ct_launch *launch = waiting->launch;
+    struct ct_launch *launch = waiting->launch;
     int saved_errno = errno;
     const uint32_t wake_limit = ct_gate_wake_limit(&gateway->gate);
     ct_unlock(session);

@@ -9,10 +9,20 @@ Page: TypeAlias = Mapping[str, int | list[int]]
 """A gate page by the field names of native/gate/pages.h."""
 _SUMS: Final = frozenset(
     (
-        *("sequence", "pieces", "active_ns", "launches", "device_ns", "filled_ns", "waits", "waited_ns", "spun_ns"),
+        *(
+            "sequence",
+            "kernel_count",
+            "active_ns",
+            "launches",
+            "device_ns",
+            "filled_ns",
+            "waits",
+            "waited_ns",
+            "spun_ns",
+        ),
         *("slept_ns", "overruns", "overrun_ns", "admitted", "submitted", "late", "late_ns", "stale", "forecasts"),
         *("early", "miss_ns", "confirmed", "stuck", "requests_ended", "requests_over", "requests_sum_ns", "lost_ns"),
-        *("loss_reports", "used_ns", "min_share_used_ns"),
+        *("loss_reports", "delayed_ns", "undelayed_ns", "measured_waits", "used_ns", "min_share_used_ns"),
     )
 )
 _SUMMED_LISTS: Final = frozenset(("passed", "overrun", "waited", "request_buckets"))

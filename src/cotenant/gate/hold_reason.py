@@ -35,6 +35,7 @@ class HoldReason(enum.Enum):
     DEBT = 15
     LIMIT = 16
     SHARE = 17
+    CLEAN = 18
 
 
 class HeldLaunch(Value, frozen=True):
@@ -63,7 +64,7 @@ def find_hold(memory: memoryview, index: int, generation: int, now: Instant) -> 
     processes = read_processes(memory)
     pages = {process.index: process_pages(memory, process.index) for process in processes}
     gate = _native.Gate(assemble_memory(bytes(memory[:TABLE_BYTES]), pages), index, generation)
-    passes, reason, again_ns = gate.admit((needed_ns, needed_ns, 0, 0, int(may_fill)), now, now)
+    passes, reason, again_ns, *_ = gate.admit((needed_ns, needed_ns, 0, 0, int(may_fill)), now, now)
     own_priority = next((process.entry.priority for process in processes if process.index == index), -1)
     higher = [process for process in processes if process.entry.priority < own_priority]
     active = {process.tenant for process in higher if _is_active(_page(memory, process.index), process.generation, now)}

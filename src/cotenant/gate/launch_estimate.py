@@ -6,6 +6,7 @@ from typing import Final
 
 from cotenant.profile.profile import VARIES
 from cotenant.units.instant import MICROSECOND_NS
+from cotenant.units.share import WHOLE_PPM
 from cotenant.units.value import Value
 
 SHORT_NS: Final = 100 * MICROSECOND_NS
@@ -26,6 +27,8 @@ class LaunchEstimate(Value, frozen=True):
     0: it waits until the whole launch has ended.
     """
     kernel_count: int = 1
+    free_ppm: int = 0
+    """Part of the device that stays free while it runs; known under MPS."""
 
 
 def granularity_of(mean_ns: float, blocks: int, slots: int) -> int:
@@ -34,7 +37,14 @@ def granularity_of(mean_ns: float, blocks: int, slots: int) -> int:
     return max(round(mean_ns / waves * min(1.0, blocks / slots)), 1) if slots else 0
 
 
-def estimate_launch(mean_ns: float, p90_ns: float, p99_ns: float, granularity_ns: int = 0) -> LaunchEstimate:
+def free_part(blocks: int, slots: int) -> int:
+    """Return the part of the device, in millionths, that so many blocks leave free; `slots` 0: unknown."""
+    return max(WHOLE_PPM - WHOLE_PPM * blocks // slots, 0) if slots else 0
+
+
+def estimate_launch(
+    mean_ns: float, p90_ns: float, p99_ns: float, granularity_ns: int = 0, free_ppm: int = 0
+) -> LaunchEstimate:
     """Return the estimate of a launch from its profile's quantiles.
 
     A kernel of very variable duration counts with twice its p99, or with its p99 if that is short: many kernels of a
@@ -42,4 +52,4 @@ def estimate_launch(mean_ns: float, p90_ns: float, p99_ns: float, granularity_ns
     """
     expect_ns = max(round(mean_ns), 1)  # 0 means unknown
     bound_ns = p90_ns if p99_ns <= VARIES * mean_ns else p99_ns if p99_ns <= SHORT_NS else 2 * p99_ns
-    return LaunchEstimate(expect_ns, max(round(bound_ns), expect_ns), granularity_ns=granularity_ns)
+    return LaunchEstimate(expect_ns, max(round(bound_ns), expect_ns), granularity_ns=granularity_ns, free_ppm=free_ppm)

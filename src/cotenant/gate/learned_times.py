@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from cotenant import _native
-from cotenant.gate.launch_estimate import estimate_launch, granularity_of
+from cotenant.gate.launch_estimate import estimate_launch, free_part, granularity_of
 from cotenant.units.value import Value
 
 TRIES: Final = 8
@@ -30,6 +30,11 @@ class KernelLayout(Value, frozen=True):
     slots: int = 0
     """Blocks of it that run at once, if they give way to work of higher priority; 0: they do not."""
     kernel_count: int = 1
+
+    @property
+    def free_ppm(self) -> int:
+        """Return the part of the device that stays free while it runs."""
+        return free_part(self.blocks, self.slots) if self.kernel_count == 1 else 0
 
 
 _Quiescence = tuple[int, int, int, int]
@@ -54,21 +59,22 @@ class LearnedTimes:
         """Start with the profile of a kernel."""
         self._durations[number].from_profile(round(mean_ns), round(p90_ns), round(p99_ns))
 
-    def estimate(self, number: int, clock_ppm: int) -> tuple[int, int, tuple[int, int, int], int]:
-        """Return expected and upper time, the conditions of preemption, and whether the time is doubtful."""
+    def estimate(self, number: int, clock_ppm: int) -> tuple[int, int, tuple[int, int, int, int], int]:
+        """Return expected and upper time, what the device does meanwhile, and whether the time is doubtful."""
         layout, duration = self._layouts[number], self._durations[number]
         expect_ns, p90_ns, p99_ns, doubtful = duration.expected(clock_ppm)
         if not expect_ns:
             expect_ns = self._estimate_from_other_shapes(number, clock_ppm)
             if not expect_ns:
-                return 0, 0, (0, 0, layout.kernel_count), 1
+                return 0, 0, (0, 0, layout.kernel_count, layout.free_ppm), 1
             p90_ns = p99_ns = 2 * expect_ns
         if layout.kernel_count > 1:
             granularity_ns = expect_ns // layout.kernel_count if layout.slots else 0
         else:
             granularity_ns = granularity_of(expect_ns, layout.blocks, layout.slots)
         estimate = estimate_launch(expect_ns, p90_ns, p99_ns, granularity_ns)
-        return estimate.expect_ns, estimate.sure_ns, (1, granularity_ns, layout.kernel_count), int(doubtful)
+        conditions = (1, granularity_ns, layout.kernel_count, layout.free_ppm)
+        return estimate.expect_ns, estimate.sure_ns, conditions, int(doubtful)
 
     def launched(self, number: int, gate: _native.Gate, now_ns: int) -> None:
         """Decide whether a launch that passed is measured."""

@@ -75,3 +75,6 @@ class GateRules(Value, frozen=True):
     spin_ppm: int = 350_000
     """The share of a processor that a waiting tenant may spend spinning."""
     entries: tuple[GateEntry, ...] = ()
+    sm_ppm: int | None = None
+    """Part of the SMs that lower-priority launches may occupy next to an active holder under MPS; None: as much as the
+    measured loss of the holder permits."""

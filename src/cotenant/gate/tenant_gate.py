@@ -31,18 +31,22 @@ class TenantGate:
         steps: Sequence[int],
         slo_ns: int = 0,
         times: LearnedTimes | None = None,
+        sm_step_ppm: int | None = None,
     ) -> None:
         """Be the process of this index and generation on a device; `slo_ns` is the latency objective, or 0.
 
-        With `times`, durations are learned as the program runs, and those in `works` are not used.
+        With `times`, durations are learned as the program runs, and those in `works` are not used. `sm_step_ppm`: the
+        process is an MPS client, and can limit its launches to multiples of this part of the SMs (0: it cannot).
         """
         self._gate = _native.Gate(memory, *process)
+        if sm_step_ppm is not None:
+            self._gate.share_by_mps(sm_step_ppm)
         self._slo_ns = slo_ns
         self._times = times
         self.learns = times is not None
         self._admitted: list[deque[int]] = [deque() for _ in works]
         self._works = [
-            (work.expect_ns, work.sure_ns, (int(work.may_fill), work.granularity_ns, work.kernel_count))
+            (work.expect_ns, work.sure_ns, (int(work.may_fill), work.granularity_ns, work.kernel_count, work.free_ppm))
             for work in works
         ]
         self._steps = steps
@@ -58,6 +62,7 @@ class TenantGate:
         self._passing = self._request
         self._must_ask = True
         self.sleeps = self.spins = False
+        self.sm_ppm = 0
         self.confirms = self._gate.must_ask()
 
     def ask(self, step: int, since_ns: int, now_ns: int) -> int:
@@ -73,9 +78,11 @@ class TenantGate:
         self._must_ask = self.confirms = gate.must_ask()
         if not self._must_ask:
             gate.announce(request, now_ns)
+            self.sm_ppm = 0
             return self._pass(now_ns)
-        passes, reason, until_ns = gate.admit(request, since_ns, now_ns)
+        passes, reason, until_ns, expect_ns, self.sm_ppm = gate.admit(request, since_ns, now_ns)
         if passes:
+            self._request = (expect_ns, *request[1:])
             if now_ns > since_ns:
                 gate.waited(since_ns, now_ns)
             return self._pass(now_ns)
@@ -130,10 +137,10 @@ class TenantGate:
         self._work = work
         if self._times is None:
             expect_ns, sure_ns, preemption = self._works[work]
-            self._request = (expect_ns, sure_ns, *self._forecast(), *preemption, 0, 0)
+            self._request = (expect_ns, sure_ns, *self._forecast(), *preemption, 0)
         else:
             expect_ns, sure_ns, preemption, doubtful = self._times.estimate(work, self._gate.clock_ppm())
-            self._request = (expect_ns, sure_ns, *self._forecast(), *preemption, 0, doubtful)
+            self._request = (expect_ns, sure_ns, *self._forecast(), *preemption, doubtful)
         self._since_ns = now_ns
         self.sleeps = self.spins = False
 

@@ -11,6 +11,7 @@ from cotenant.gate.rules import GateEntry, GatePolicy, GateRules, ProcessEntry
 
 PAGE_BYTES: Final = _native.GATE_PAGE_BYTES
 TABLE_BYTES: Final = _native.TABLE_BYTES
+_NEVER: Final = (1 << 64) - 1  # CT_GATE_NEVER in native/gate/pages.h
 _POLICIES: Final = (GatePolicy.OPEN, GatePolicy.STRICT, GatePolicy.FILL)
 _PAUSED: Final = 1
 _ONLINE: Final = 2
@@ -71,6 +72,7 @@ def write_tenant_table(
         rules.patience_ns,
         rules.switch_ns,
         rules.spin_ppm,
+        _NEVER if rules.sm_ppm is None else rules.sm_ppm,
     )
     listed = one_process_each(rules.entries) if processes is None else processes
     _native.tenant_table_write(memory, header, [_words_of(process) for process in listed])
@@ -98,7 +100,8 @@ def read_tenant_table(memory: bytes | WritableBuffer) -> GateRules:
     """Return the rules and the tenants that have processes; raise `ValueError` if the buffer holds no table."""
     header, _ = _native.tenant_table_read(memory)
     tenants = {process.tenant: process.entry for process in read_processes(memory)}
-    return GateRules(_POLICIES[header[0]], *header[1:], tuple(tenants.values()))
+    sm_ppm = None if header[-1] == _NEVER else header[-1]
+    return GateRules(_POLICIES[header[0]], *header[1:-1], tuple(tenants.values()), sm_ppm)
 
 
 def read_processes(memory: bytes | WritableBuffer) -> tuple[ProcessEntry, ...]:

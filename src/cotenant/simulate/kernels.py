@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from cotenant.gate import tenant_gate
-from cotenant.gate.launch_estimate import LaunchEstimate, estimate_launch, granularity_of
+from cotenant.gate.launch_estimate import LaunchEstimate, estimate_launch, free_part, granularity_of
 from cotenant.gate.learned_times import KernelLayout, LearnedTimes
 from cotenant.gate.rules import GateEntry, GatePolicy, GateRules, ProcessEntry
 from cotenant.gate.tenant_table import (
@@ -25,6 +25,7 @@ from cotenant.softgpu.sim.host import Client, Costs, LaunchGate, OpenGate
 from cotenant.softgpu.sim.kernels import DeviceSimulation
 from cotenant.softgpu.sim.results import DeviceRun
 from cotenant.units.histogram import Recorder
+from cotenant.units.share import WHOLE_PPM
 from cotenant.workload.kernel import KernelIdentity
 from cotenant.workload.load import Workload
 
@@ -37,6 +38,8 @@ _FIRST: Final = -1
 """Stream priority of the first tenant. Under MPS, offline programs run below normal priority; here the first runs
 above."""
 _LONGEST_NS: Final = 600 * 10**9
+_SM_STEPS: Final = 20
+"""Limits of the SMs of a launch differ by this part of the device, or by two SMs, as those of the hook."""
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,7 +160,7 @@ def _gate(
 ) -> tenant_gate.TenantGate:
     works, steps = works_of(tenant.load, sm_count, setting.estimate_factor)
     times = None if tenant.knowledge == "exact" else _learned_times(tenant, sm_count, setting.seed + index)
-    return tenant_gate.TenantGate(memory, (index, 1), works, steps, times=times)
+    return tenant_gate.TenantGate(memory, (index, 1), works, steps, times=times, sm_step_ppm=sm_step_of(sm_count))
 
 
 def _learned_times(tenant: Tenant, sm_count: int, seed: int) -> LearnedTimes:
@@ -225,7 +228,13 @@ def works_of(load: Workload, sm_count: int = 0, factor: float = 1.0) -> tuple[li
 def _work(recorder: Recorder, blocks: int, slots: int) -> LaunchEstimate:
     times = recorder.histogram()
     granularity_ns = granularity_of(times.mean, blocks, slots)
-    return estimate_launch(times.mean, times.quantile(0.9), times.quantile(0.99), granularity_ns)
+    free_ppm = free_part(blocks, slots)
+    return estimate_launch(times.mean, times.quantile(0.9), times.quantile(0.99), granularity_ns, free_ppm)
+
+
+def sm_step_of(sm_count: int) -> int | None:
+    """Return the smallest part of the SMs to which a launch can be limited, with so many SMs; None: not under MPS."""
+    return max(WHOLE_PPM // _SM_STEPS, WHOLE_PPM * 2 // sm_count) if sm_count else None
 
 
 def _rules(policy: GatePolicy, tenants: Sequence[Tenant], setting: RunSettings, *, sliced: bool) -> GateRules:

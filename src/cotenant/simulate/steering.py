@@ -19,7 +19,7 @@ from cotenant.node.model.tenant import Tenant, TenantSpec
 from cotenant.node.state.control import Control
 from cotenant.node.state.tenant_tables import TenantTables, user_limit_ppm
 from cotenant.node.state.windows import Occupant, Windows
-from cotenant.simulate.kernels import works_of
+from cotenant.simulate.kernels import sm_step_of, works_of
 from cotenant.simulate.sharing import (
     Guest,
     RunSpec,
@@ -78,6 +78,7 @@ class Steering:
                 (index, _GENERATION),
                 *works_of(guest.load, self._sms, self._estimate_factor),
                 guest.slo_ns,
+                sm_step_ppm=sm_step_of(self._sms),
             )
             for index, guest in enumerate(self._guests)
         ]

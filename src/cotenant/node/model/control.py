@@ -44,6 +44,10 @@ class TenantWindow(Value, frozen=True):
     """Time for which its launches waited at the gate."""
     lost_ns: Duration = 0
     """Delay that it caused to tenants of higher priority."""
+    delayed_ns: Duration = 0
+    """Delay of its host's waits by other tenants, as its process measured them."""
+    undelayed_ns: Duration = 0
+    """What the same waits would have taken alone."""
     oldest_ns: Duration = 0
     """Age of its oldest unfinished request at the end of the window; 0: none."""
     priority: int = 0
@@ -82,6 +86,7 @@ class AdjustCause(enum.Enum):
     UNREACHABLE = "objective unreachable"
     DIVIDED = "shares divided"
     OBJECTIVE = "objective changed"
+    TRIMMED = "trimmed"
 
 
 class Adjustment(Value, frozen=True):

@@ -11,6 +11,8 @@ import math
 from collections import deque
 from typing import Final
 
+import msgspec
+
 from cotenant.node.model.control import ControlLimits, DeviceWindow, TenantWindow
 from cotenant.predict.load import Load
 from cotenant.predict.share_need import AloneLatency, Objective, alone_of, need_ppm, tolerable_ppm
@@ -33,6 +35,11 @@ _PEAK_WINDOWS: Final = 3
 """Number of windows in a peak; a shorter burst is attributed to chance."""
 _PEAK_HALF_NS: Final = 20 * SECOND_NS
 """Half-life of the excess of a peak over the mean."""
+_DELAY_KEPT: Final = 0.95
+"""Part of the earlier measurements of the delay that remains after a window."""
+_MIN_PERMITTED_NS: Final = SECOND_NS // 20
+"""Until so much delay was permitted, a tenant is taken to suffer all of it."""
+_MIN_EFFECT: Final = 0.05
 _MAX_REQUESTS: Final = 2000
 """Beyond this number the sums are halved, because programs change."""
 
@@ -42,12 +49,13 @@ class _TenantSums:
 
     __slots__ = (
         *("peak_key", "active_ns", "at_peak_ppm", "generation", "needs", "lost_ns", "mean", "tolerable_ppm"),
-        *("peak", "recent", "requests", "variance", "windows"),
+        *("delayed_ns", "peak", "permitted_ns", "recent", "requests", "variance", "windows"),
     )
 
     def __init__(self, generation: int) -> None:
         self.generation = generation
         self.requests = self.active_ns = self.lost_ns = 0
+        self.delayed_ns = self.permitted_ns = 0.0
         self.windows, self.mean, self.variance = 0, 0.0, 0.0
         self.recent: deque[int] = deque(maxlen=_PEAK_WINDOWS)
         self.peak = 0.0
@@ -68,6 +76,18 @@ class _TenantSums:
         deviation = requests - self.mean
         self.mean += weight * deviation
         self.variance = (1 - weight) * (self.variance + weight * deviation * deviation)
+
+    def add_delay(self, delayed_ns: int, undelayed_ns: int, online_ppm: int) -> None:
+        """Add the measured delay at an online share, and what the share permits."""
+        self.delayed_ns = _DELAY_KEPT * self.delayed_ns + delayed_ns
+        self.permitted_ns = _DELAY_KEPT * self.permitted_ns + undelayed_ns * (WHOLE_PPM - online_ppm) / online_ppm
+
+    @property
+    def effect(self) -> float:
+        """Part of the permitted delay that the tenant really suffers: work on other SMs delays it by less than that."""
+        if self.permitted_ns < _MIN_PERMITTED_NS:
+            return 1.0
+        return min(max(self.delayed_ns / self.permitted_ns, _MIN_EFFECT), 1.0)
 
     @property
     def dispersion(self) -> float:
@@ -135,11 +155,14 @@ class ShareNeeds:
         alone = alone_of(use, *measured)
         if alone is None:
             return None
+        sums.add_delay(tenant.delayed_ns, tenant.undelayed_ns, online_ppm)
+        alone = msgspec.structs.replace(alone, duty=alone.duty * sums.effect)
         busy = max(sums.peak, sums.mean) * alone.mean_ns / span_ns
         sums.tolerable_ppm = tolerable_ppm(alone.mean_ns, tenant.slo_ns, busy, self._max_online_ppm)
         objective = Objective(*self._objective, sums.dispersion, self._min_share)
         per_second = expected.times(SECOND_NS / span_ns)
-        key = (tenant.slo_ns, *map(_coarse, (alone.mean_ns, per_second.point, per_second.high, objective.dispersion)))
+        rates = (per_second.point, per_second.high, objective.dispersion)
+        key = (tenant.slo_ns, *map(_coarse, (alone.mean_ns, alone.duty, *rates)))
         if key not in sums.needs:  # the estimate costs a thousand lookups, and loads recur
             if len(sums.needs) >= _NEEDS_LIMIT:
                 sums.needs.clear()
@@ -158,7 +181,7 @@ class ShareNeeds:
 
     def _at_peak(self, sums: _TenantSums, alone: AloneLatency, slo_ns: int, per_second: float) -> None:
         """Estimate the need at a peak with a dispersion of 1 (random arrivals): the peak itself contains the burst."""
-        key = (slo_ns, *map(_coarse, (alone.mean_ns, per_second)))
+        key = (slo_ns, *map(_coarse, (alone.mean_ns, alone.duty, per_second)))
         if sums.peak_key != key:
             sums.peak_key = key
             rate = Estimate(per_second, per_second, per_second)

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from typing import Final
 
 from cotenant.gate.grant import Kind
-from cotenant.gate.rules import ENTRIES_LIMIT, GateEntry, GateRules, Limit
+from cotenant.gate.rules import ENTRIES_LIMIT, GateEntry, GatePolicy, GateRules, Limit
 from cotenant.node.model.action import Action, RemoveEntry, SetTenantTable, UpsertEntry
 from cotenant.node.model.control import OnlineShareSetpoint
 from cotenant.node.model.protection import ExitPhase
 from cotenant.node.model.tenant import PRIORITY_LOWEST, Tenant
-from cotenant.node.policy.limit.share import delay_of
+from cotenant.node.policy.limit.share import ALL_SMS_PPM, delay_of, offline_sms_of
 
 _NO_LAUNCH: Final = frozenset(
     {
@@ -135,14 +135,16 @@ class TenantTables:
         return sorted(gpu for gpu, entries in self._entries.items() if entries)
 
     def table(self, gpu: int, rules: GateRules) -> GateRules:
-        """Return the rules with the entries of a device; its online share determines the delay budget."""
+        """Return the rules with the entries of a device; its online share determines delay budget and offline SMs."""
         setpoint = self.setpoints.get(gpu)
+        is_open = setpoint is not None and setpoint.online_ppm <= ALL_SMS_PPM and rules.policy is GatePolicy.FILL
         return GateRules(
-            rules.policy,
+            GatePolicy.OPEN if is_open else rules.policy,
             rules.bound_ns,
             rules.delay_ppm if setpoint is None else delay_of(setpoint.online_ppm),
             rules.patience_ns,
             rules.switch_ns,
             rules.spin_ppm,
             self.entries(gpu)[:ENTRIES_LIMIT],
+            rules.sm_ppm if setpoint is None else offline_sms_of(setpoint.online_ppm),
         )

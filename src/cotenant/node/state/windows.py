@@ -15,12 +15,17 @@ Page: TypeAlias = Mapping[str, int | list[int]]
 """A tenant's gate page, by field name."""
 STRAY_NS: Final = 60 * SECOND_NS
 """A request that began longer ago than this belongs to a process that died, or is not an instant."""
+_ASKS_WITHIN_NS: Final = SECOND_NS
+"""A waiting process asks every few milliseconds; one that has not asked for this long was stopped or has died."""
 _MAX_INCREASE: Final = 1 << 56
 """Upper bound of the increase between two reads (two years in ns); a larger one is corrupt data."""
 _SUMS: Final = (
     *("requests_ended", "requests_over", "requests_sum_ns"),
     *("active_ns", "device_ns", "waited_ns", "overrun_ns"),
 )
+
+
+_DELAYS: Final = ("delayed_ns", "undelayed_ns")
 
 
 class Occupant(NamedTuple):
@@ -38,6 +43,7 @@ class _Sums(NamedTuple):
     generation: int
     slo_ns: int
     counts: tuple[int, ...]
+    delays: tuple[int, ...]
     buckets: list[int]
 
 
@@ -61,7 +67,10 @@ class Windows:
                 tenants.append(_idle_window(occupant))
                 continue
             sums = after[occupant.slot] = _sums_of(page, occupant)
-            tenants.append(_tenant_window(occupant, self._before.get(occupant.slot), sums, _oldest_ns(page, now)))
+            tenant = _tenant_window(occupant, self._before.get(occupant.slot), sums, _oldest_ns(page, now))
+            if _is_waiting(page, now):  # a wait is counted when it ends
+                tenant = msgspec.structs.replace(tenant, waited_ns=max(tenant.waited_ns, now - self._begin_ns))
+            tenants.append(tenant)
         self._before = after
         window = DeviceWindow(self._gpu, self._begin_ns, now, tuple(tenants))
         self._begin_ns = now
@@ -70,8 +79,9 @@ class Windows:
 
 def _sums_of(page: Page, occupant: Occupant) -> _Sums:
     counts = tuple(value if isinstance(value := page[name], int) else 0 for name in _SUMS)
+    delays = tuple(value if isinstance(value := page[name], int) else 0 for name in _DELAYS)
     buckets = page["request_buckets"]
-    return _Sums(occupant.generation, occupant.slo_ns, counts, buckets if isinstance(buckets, list) else [])
+    return _Sums(occupant.generation, occupant.slo_ns, counts, delays, buckets if isinstance(buckets, list) else [])
 
 
 def _tenant_window(occupant: Occupant, before: _Sums | None, after: _Sums, oldest_ns: int) -> TenantWindow:
@@ -80,6 +90,7 @@ def _tenant_window(occupant: Occupant, before: _Sums | None, after: _Sums, oldes
     if before is None or before.generation != after.generation or min(increase) < 0 or max(increase) > _MAX_INCREASE:
         return _idle_window(occupant, oldest_ns)
     ended, over, sum_ns, active_ns, device_ns, waited_ns, lost_ns = increase
+    delayed_ns, undelayed_ns = _delay_increase(before.delays, after.delays)
     latencies = _bucket_increase(before.buckets, after.buckets) if ended else ()
     if before.slo_ns != after.slo_ns:  # some were counted against the previous objective
         over = min(round(count_above(latencies, after.slo_ns)), ended)
@@ -93,7 +104,17 @@ def _tenant_window(occupant: Occupant, before: _Sums | None, after: _Sums, oldes
         device_ns=device_ns,
         waited_ns=waited_ns,
         lost_ns=lost_ns,
+        delayed_ns=delayed_ns,
+        undelayed_ns=undelayed_ns,
     )
+
+
+def _delay_increase(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, int]:
+    """Return delay and undelayed time of a window; the measured delay of few waits may be negative."""
+    delayed_ns, undelayed_ns = (now - was for was, now in zip(before, after, strict=True))
+    if not 0 < undelayed_ns <= _MAX_INCREASE or delayed_ns > _MAX_INCREASE:
+        return 0, 0
+    return max(delayed_ns, 0), undelayed_ns
 
 
 def _idle_window(occupant: Occupant, oldest_ns: int = 0) -> TenantWindow:
@@ -106,6 +127,12 @@ def _bucket_increase(before: list[int], after: list[int]) -> Sparse:
     """Return the increase of each bucket; buckets are 32-bit words that wrap around."""
     pairs = enumerate(zip(before, after, strict=True))
     return tuple((bucket, (now - was) % 2**32) for bucket, (was, now) in pairs if now != was)
+
+
+def _is_waiting(page: Page, now: Instant) -> bool:
+    """Return whether a launch of the tenant waits at the gate."""
+    wanted_ns, asked_ns = page["wanted_ns"], page["asked_ns"]
+    return isinstance(asked_ns, int) and bool(wanted_ns) and abs(now - asked_ns) <= _ASKS_WITHIN_NS
 
 
 def _oldest_ns(page: Page, now: Instant) -> int:

@@ -18,7 +18,7 @@ from cotenant.units.instant import SECOND_NS, Instant
 _NEVER: Final = (1 << 64) - 1  # CT_GATE_NEVER
 _LATEST_NS: Final = 3600 * SECOND_NS
 """No hook announces work or a wait further ahead; its predictions reach 60 s (native/gate/gate.h)."""
-_INSTANTS: Final = ("at_ns", "busy_ns", "waits_ns", "asked_ns", "unsure_ns", "requests_began_ns")
+_INSTANTS: Final = ("at_ns", "busy_ns", "waits_ns", "asked_ns", "unknown_ns", "requests_began_ns")
 _GATE_COUNTERS: Final = ("sequence", "waits", "overruns", "forecasts", "requests_ended", "spun_ns", "slept_ns")
 """Counters that only increase while the generation of the page stays; that of launches does not."""
 _LEDGER_COUNTERS: Final = ("begun", "ended", "denied", "own_version")

@@ -23,7 +23,7 @@ _WINDOWS: Final = 40
 class FailureMemoryParameters(Value, frozen=True):
     """Parameters chosen by the project; docs/concepts/control.md gives the reasons."""
 
-    margin_ppm: int = 20_000
+    margin_ppm: int = 10_000
     """Distance above the failed share at which it stays; a new attempt goes twice as far down."""
     wait_ns: Duration = 10 * SECOND_NS
     """Wait before a failed share is tried again; doubles with each failure."""

@@ -35,7 +35,11 @@ class FeedbackParameters(Value, frozen=True):
     enough: int = 20
     """Minimum number of requests of each tenant before the share is lowered."""
     min_change_ppm: int = 2 * _PERCENT_PPM
-    """Smaller changes are not made."""
+    """Smaller changes are not made, except for trimming."""
+    trim_ppm: int = _PERCENT_PPM
+    """First step of trimming; doubles with each consecutive step down, up to `trim_most` of them."""
+    trim_most: int = 5
+    """Largest number of steps at once."""
     plainly: float = 0.6
     """If the tail is below this fraction of the target, the forecast is trusted for a larger step."""
     most_down: float = 0.6
@@ -79,6 +83,7 @@ class Feedback:
         self._violated_since_ns: Instant = NEVER
         self._failures = FailureMemory(memory_parameters or FailureMemoryParameters())
         self._consecutive_raises = 0
+        self._trims = 0
         self._is_unreachable = False
         self._tenant_left = False
         self._why = "no window measured yet"
@@ -102,7 +107,7 @@ class Feedback:
             return self._set_share(self._limits.max_online_ppm, AdjustCause.JOINED, "offline work began", now)
         elif stricter is not None and (decision := self._raise_for_objective(stricter, now)):
             return decision
-        return self._raise_share(now) or self._lower_share(now)
+        return self._raise_share(now) or self._lower_share(now) or self._trim_share(now)
 
     def needs(self) -> dict[int, int]:
         """Return the device time of each tenant, weighted by how close the tenant is to missing its objective.
@@ -175,7 +180,9 @@ class Feedback:
                 continue
             if tenant.device_ns or tenant.waited_ns:
                 self._offline_active_ns = now
-            if (tenant.device_ns or is_resumed) and self._offline.get(tenant.slot) != tenant.generation:
+            if (tenant.device_ns or tenant.waited_ns or is_resumed) and self._offline.get(
+                tenant.slot
+            ) != tenant.generation:
                 self._offline[tenant.slot] = tenant.generation
                 began = not is_resumed
         return began
@@ -247,6 +254,7 @@ class Feedback:
             self._why = f"{detail}, although the online share is at its maximum"
             return AdjustDecision(self.online_ppm, AdjustCause.UNREACHABLE, self._why, track.slot, track.generation)
         self._record_failure(now)
+        self._trims = 0
         self._consecutive_raises += 1
         online_ppm = self.online_ppm + (steps.up_ppm << min(self._consecutive_raises - 1, 5))
         if track.is_severe():
@@ -272,7 +280,7 @@ class Feedback:
     def _raise_for_load(self, track: LatencyTracker, now: Instant) -> AdjustDecision | None:
         """Raise the share if more requests arrive or are forecast than it was measured with."""
         growth = self._growth.get(track.slot, 1.0)
-        if growth <= 1 or not self._is_offline_active(now):
+        if growth <= 1 or track.is_closed_loop or not self._is_offline_active(now):
             return None
         ratio = track.assess().ratio if track.requests >= self._steps.enough else 1.0
         need_ppm = min(round(track.need(self.online_ppm, min(ratio, 1.0), growth)), self._tolerable_ppm())
@@ -289,6 +297,7 @@ class Feedback:
         """Raise the share if a tenant is active all the time and its queue grows, before requests are late."""
         if (
             not track.is_saturated()
+            or track.is_closed_loop
             or not self._is_offline_active(now)
             or self.online_ppm >= self._limits.max_online_ppm
         ):
@@ -345,13 +354,53 @@ class Feedback:
             online_ppm, cause, _latency_text(strictest, strictest.assess().tail.estimate_ns), now, strictest.slot
         )
 
+    # -- trimming ----------------------------------------------------------------------------------------------------
+
+    def _trim_share(self, now: Instant) -> AdjustDecision | None:
+        """Move in small steps towards the share at which about half of the permitted misses occur.
+
+        Each request in time earns a little, each miss costs one, as in a stochastic approximation of the quantile. A
+        share with too many misses has failed and is not tried again soon.
+        """
+        steps = self._steps
+        tracks = [track for track in self._tracks.values() if not track.is_quiet(now)]
+        if now < self._unsettled_until_ns or not tracks or not self._is_offline_active(now):
+            return None
+        worst = max(tracks, key=lambda track: track.debt)
+        count = worst.debt / worst.parameters.trim_debt
+        if count >= 1 and self.online_ppm < self._limits.max_online_ppm:
+            self._record_failure(now)
+            self._trims = 0
+            up_ppm = self.online_ppm + steps.trim_ppm * min(int(count) + 1, steps.trim_most)
+            return self._set_share(up_ppm, AdjustCause.TRIMMED, self._describe(worst), now, worst.slot)
+        worst = min(tracks, key=lambda track: track.credit)
+        if (
+            worst.credit < worst.parameters.trim_credit
+            or now - self._changed_ns < steps.dwell_ns
+            or any(track.is_surging() for track in tracks)
+        ):
+            return None
+        down_ppm = steps.trim_ppm * min(1 << self._trims, steps.trim_most)
+        wanted_ppm = max(
+            self.online_ppm - down_ppm, min(self._peak_ppm(tracks), self.online_ppm), self._limits.min_online_ppm
+        )
+        requests = min(track.requests for track in tracks)
+        online_ppm, is_probe = self._failures.limit_decrease(wanted_ppm, self.online_ppm, self._loads(), requests, now)
+        if online_ppm >= self.online_ppm:
+            return None
+        self._trims = min(self._trims + 1, steps.trim_most)
+        cause = AdjustCause.PROBE if is_probe else AdjustCause.TRIMMED
+        return self._set_share(online_ppm, cause, self._describe(worst), now, worst.slot)
+
     def _peak_ppm(self, tracks: Sequence[LatencyTracker]) -> int:
         """Return the need of recent peaks, which may recur faster than the share could be raised again.
 
-        It is the forecast need, and at least the device time that the peaks used.
+        It is the forecast need, and at least the device time that the peaks used. In a closed loop no more requests
+        arrive than are answered.
         """
-        used_ppm = round(WHOLE_PPM * sum(track.peak for track in tracks))
+        tracks = [track for track in tracks if not track.is_closed_loop]
         forecasts = [self._forecasts[track.slot].peak_ppm for track in tracks if track.slot in self._forecasts]
+        used_ppm = round(WHOLE_PPM * sum(track.peak for track in tracks))
         return max([used_ppm, *(min(ppm, self._tolerable_ppm()) for ppm in forecasts if ppm is not None)])
 
     def _tolerable_ppm(self) -> int:

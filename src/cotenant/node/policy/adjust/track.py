@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final, NamedTuple
 
+from cotenant.gate.request_buckets import count_above
 from cotenant.node.model.control import ControlLimits, TenantWindow
 from cotenant.node.policy.adjust.tail import Latencies, TailEstimate
 from cotenant.units.estimate import Estimate
@@ -20,7 +21,10 @@ _SURE: Final = 1.645
 _FULL: Final = 0.9
 """A tenant that is active for this fraction of a window counts as always active."""
 _BUSIEST: Final = 0.9
-"""A closed-loop client keeps its tenant active all the time."""
+_CLOSED_WINDOWS: Final = 10
+"""Windows after which the clients of a tenant may be taken to wait for their answers."""
+_CLOSED_SPREAD: Final = 0.2
+"""Largest relative deviation of the number of requests in the system, and of its mean from a whole number."""
 
 
 class TrackerParameters(Value, frozen=True):
@@ -63,6 +67,12 @@ class TrackerParameters(Value, frozen=True):
     """A request that lasts this multiple of the objective is a violation by itself."""
     lost: int = 50
     """A request that lasts this multiple of the objective is ignored: its end was not reported."""
+    trim_misses: float = 0.4
+    """Multiple of the allowed misses that is wanted."""
+    trim_credit: float = 0.4
+    """With this many fewer misses than wanted, the share is lowered by a step."""
+    trim_debt: float = 8.0
+    """With this many more misses than allowed, it is raised by a step."""
 
 
 class LatencyAssessment(NamedTuple):
@@ -98,20 +108,26 @@ class LatencyTracker:
         self.load_decreased = False
         self.oldest_ns = 0
         self.last_ns = now
-        self._sense = sense
+        self.parameters = sense
         self._latencies = Latencies(sense.keep)
         self._recent = Latencies(0)
         self._recent_over = 0.0
         self._latest_counts = (0, 0)
         self._misses_together = sense.together
         self._is_new = True
+        self._windows = 0
+        self._in_system = self._in_system_variance = 0.0
+        # Since the last change of the share: fewer misses of the target than wanted, and more misses of the objective
+        # than allowed.
+        self.credit = self.debt = 0.0
+        self._missed = 0.0
         miss = 1 - self.fraction
         self._miss_evidence = math.log(sense.harmed / sense.fine)
         self._hit_evidence = -math.log((1 - min(sense.harmed * miss, 0.99)) / (1 - sense.fine * miss))
 
     def add_window(self, tenant: TenantWindow, span_ns: Duration, now: Instant, *, counts: bool) -> None:
         """Add a window; `counts` is false for requests that began before the last change."""
-        sense = self._sense
+        sense = self.parameters
         weight = 1.0 if self._is_new else 1 - 0.5 ** (span_ns / 1e9)
         self._is_new = False
         self.priority = tenant.priority
@@ -131,10 +147,15 @@ class LatencyTracker:
         self._recent_over += tenant.over
         if tenant.requests or tenant.oldest_ns:
             self.last_ns = now
+        self._follow_system(tenant.sum_ns / span_ns)
         if counts:
             self._latencies.fade(0.5 ** (span_ns / sense.half_life_ns))
             self._latencies.add(tenant.latencies)
             met = max(tenant.requests - tenant.over, 0)
+            allowed, missed = (1 - self.fraction) * tenant.requests, self._beyond_target(tenant)
+            self._missed += missed
+            self.credit += sense.trim_misses * allowed - missed
+            self.debt += tenant.over - allowed
             evidence = (tenant.over * self._miss_evidence - met * self._hit_evidence) / self._misses_together
             self.evidence = max(self.evidence + evidence, -sense.credit)
             if tenant.over:
@@ -143,9 +164,30 @@ class LatencyTracker:
 
     def _follow_peak(self, demand: float, span_ns: Duration) -> None:
         """Update the recent peak of the device demand."""
-        self._short_demand += (demand - self._short_demand) * (1 - 0.5 ** (span_ns / self._sense.moment_ns))
-        excess = (self.peak - self.demand) * 0.5 ** (span_ns / self._sense.peak_ns)
+        self._short_demand += (demand - self._short_demand) * (1 - 0.5 ** (span_ns / self.parameters.moment_ns))
+        excess = (self.peak - self.demand) * 0.5 ** (span_ns / self.parameters.peak_ns)
         self.peak = max(self._short_demand, self.demand + max(excess, 0.0))
+
+    def _follow_system(self, in_system: float) -> None:
+        """Update the mean number of requests in the system, which is their rate times their latency."""
+        self._windows += 1
+        weight = max(1 / self._windows, 1 / _CLOSED_WINDOWS)
+        deviation = in_system - self._in_system
+        self._in_system += weight * deviation
+        self._in_system_variance = (1 - weight) * (self._in_system_variance + weight * deviation * deviation)
+
+    @property
+    def is_closed_loop(self) -> bool:
+        """Return whether a fixed number of clients keeps the tenant busy, each sending when it has its answer.
+
+        Then the number of requests in the system is constant, whatever they take. Their rate follows the latency, so
+        that no queue can grow.
+        """
+        mean = self._in_system
+        if self._windows < _CLOSED_WINDOWS or mean < 1 - _CLOSED_SPREAD:
+            return False
+        is_whole = abs(mean - round(mean)) <= _CLOSED_SPREAD
+        return is_whole and math.sqrt(self._in_system_variance) <= _CLOSED_SPREAD * mean
 
     def set_forecast(self, load: Estimate | None, span_ns: Duration) -> None:
         """Set the forecast of the next window; after a large decrease, earlier measurements are dropped."""
@@ -153,21 +195,21 @@ class LatencyTracker:
         if load is None:
             return
         self.load = self.load or load.point
-        if load.high * self._sense.differs < self.load:
+        if load.high * self.parameters.differs < self.load:
             self.reset()
             self.load = load.point
             self.load_decreased = True
-        self.load += (load.point - self.load) * (1 - 0.5 ** (span_ns / self._sense.load_ns))
+        self.load += (load.point - self.load) * (1 - 0.5 ** (span_ns / self.parameters.load_ns))
 
     def growth(self, expected: Estimate | None) -> float:
         """Return the expected or observed increase of the load as a factor; 1: none."""
         if not self.load:
             return 1.0
         factor = self._latest_counts[1] / self.load if self.is_flooded() else 1.0
-        if self.forecast is not None and self.forecast.low > self._sense.differs * self.load:
+        if self.forecast is not None and self.forecast.low > self.parameters.differs * self.load:
             factor = self.forecast.point / self.load
         if expected is not None:
-            spread = self._sense.surprise * (expected.high - expected.point) / _SURE
+            spread = self.parameters.surprise * (expected.high - expected.point) / _SURE
             for requests, windows in ((self._latest_counts[1], 1), (sum(self._latest_counts), 2)):
                 if requests > windows * expected.point + spread * math.sqrt(2) + 1:
                     certain = requests - _SURE * math.sqrt(requests)
@@ -193,7 +235,8 @@ class LatencyTracker:
         self.slo_ns, self.target_ns = slo_ns, slo_ns * self._target_fraction
         self.evidence = 0.0
         self._recent_over = self._recent.above(slo_ns)
-        self._misses_together = self._sense.together
+        self._misses_together = self.parameters.together
+        self.credit = self.debt = self._missed = 0.0
 
     def reset(self) -> None:
         """Drop the measurements after a change of the share."""
@@ -201,6 +244,7 @@ class LatencyTracker:
         self._recent.clear()
         self._recent_over = 0.0
         self.evidence = 0.0
+        self.credit = self.debt = self._missed = 0.0
 
     @property
     def requests(self) -> float:
@@ -209,36 +253,47 @@ class LatencyTracker:
 
     def is_quiet(self, now: Instant) -> bool:
         """Return whether the tenant has been idle for so long that it is ignored."""
-        return now - self.last_ns > self._sense.quiet_ns
+        return now - self.last_ns > self.parameters.quiet_ns
 
     def _is_pending(self) -> bool:
-        return self.slo_ns < self.oldest_ns < self._sense.lost * self.slo_ns
+        return self.slo_ns < self.oldest_ns < self.parameters.lost * self.slo_ns
 
     def is_stuck(self) -> bool:
         """Return whether a request does not end; one whose end was never reported does not count."""
-        return self._sense.stuck * self.slo_ns < self.oldest_ns < self._sense.lost * self.slo_ns
+        return self.parameters.stuck * self.slo_ns < self.oldest_ns < self.parameters.lost * self.slo_ns
 
     def is_violated(self) -> bool:
         """Return whether the objective is violated beyond chance."""
         pending = self._miss_evidence if self._is_pending() else 0.0
-        return self.is_stuck() or self.evidence + pending / self._misses_together >= self._sense.alarm
+        return self.is_stuck() or self.evidence + pending / self._misses_together >= self.parameters.alarm
 
     def is_severe(self) -> bool:
         """Return whether a violation is too severe for a small step."""
         requests = max(self._recent.requests, 1.0)
-        many = self._recent_over >= self._sense.grave_requests and self._recent_over >= self._sense.grave * requests
+        many = (
+            self._recent_over >= self.parameters.grave_requests
+            and self._recent_over >= self.parameters.grave * requests
+        )
         return many or self.is_stuck()
 
     def is_saturated(self) -> bool:
         """Return whether it has long been always active and a request waits longer than usual."""
         usual_ns = self._latencies.quantile(self.fraction)
         waits = self.oldest_ns > max(_LATE * usual_ns, _WAITS * self.slo_ns)
-        return self._full_windows > 2 and waits and not self.oldest_ns >= self._sense.lost * self.slo_ns
+        return self._full_windows > 2 and waits and not self.oldest_ns >= self.parameters.lost * self.slo_ns
 
     def is_near(self) -> bool:
         """Return whether more requests than allowed exceed the target, beyond chance."""
         allowed = (1 - self.fraction) * self.requests
-        return self._latencies.above(self.target_ns) > max(allowed + 2 * math.sqrt(allowed) + 1, 4.0)
+        counted = self.target_ns < self.slo_ns  # misses of the objective itself are known exactly
+        beyond = self._latencies.above(self.target_ns) if counted else min(self._missed, self.requests)
+        return beyond > max(allowed + 2 * math.sqrt(allowed) + 1, 4.0)
+
+    def _beyond_target(self, tenant: TenantWindow) -> float:
+        """Return how many requests of a window exceeded the target; only those beyond the objective are exact."""
+        if self.target_ns >= self.slo_ns:
+            return float(tenant.over)
+        return count_above(tenant.latencies, self.target_ns)
 
     def is_calm(self) -> bool:
         """Return whether no more requests than allowed missed the objective recently."""
@@ -247,7 +302,7 @@ class LatencyTracker:
 
     def assess(self) -> LatencyAssessment:
         """Return the tail latency since the last change of the share, and its ratios to the target."""
-        tail = self._latencies.tail(self.fraction, self._sense.sure, self._misses_together)
+        tail = self._latencies.tail(self.fraction, self.parameters.sure, self._misses_together)
         recent_ns = max(self._recent.quantile(self.fraction), self.oldest_ns if self.is_stuck() else 0)
         return LatencyAssessment(tail, tail.upper_ns / self.target_ns, recent_ns / self.target_ns)
 
@@ -255,7 +310,8 @@ class LatencyTracker:
         """Return the share at which the tail would equal the target, from its current ratio and load growth.
 
         A share N' changes the active time by at most N / N', and waiting in a queue grows as the free time shrinks:
-        N' = N (a + (1 - a) r), with a the fraction of the time that the tenant is active now.
+        N' = N (a + (1 - a) r), with a the fraction of the time that the tenant is active now. In a closed loop no queue
+        grows.
         """
-        active = min(self.active, _BUSIEST)
+        active = 0.0 if self.is_closed_loop else min(self.active, _BUSIEST)
         return online_ppm * (active * growth + (1 - active) * ratio)

@@ -13,6 +13,8 @@ from cotenant.units.share import WHOLE_PPM
 
 MIN_ONLINE_PPM: Final = 10_000
 """The smallest online share: (1 - N) / N is unbounded."""
+ALL_SMS_PPM: Final = 100_000
+"""The online share at which offline work may use all SMs next to online work, and need not ask the gate."""
 
 MIN_OFFLINE_PERCENT: Final = 10
 
@@ -21,6 +23,14 @@ def delay_of(online_ppm: int) -> int:
     """Return the delay budget of an online share, in ppm; above 1,000,000 for shares below one half."""
     kept_ppm = min(max(online_ppm, MIN_ONLINE_PPM), WHOLE_PPM)
     return ((WHOLE_PPM - kept_ppm) * WHOLE_PPM + kept_ppm // 2) // kept_ppm
+
+
+def offline_sms_of(online_ppm: int) -> int:
+    """Return the part of the SMs that offline work may occupy next to active online work, in ppm.
+
+    It is none where online work keeps everything, and all of them at an online share of a tenth.
+    """
+    return min((WHOLE_PPM - min(online_ppm, WHOLE_PPM)) * WHOLE_PPM // (WHOLE_PPM - ALL_SMS_PPM), WHOLE_PPM)
 
 
 def share_of(delay_ppm: int) -> int:
