@@ -325,9 +325,9 @@ static struct ct_gate_answer admit_limited(struct ct_gate *gate, struct ct_launc
     struct ct_launch_request limited = *request;
     if (!ct_space_limit(gate, &limited, now_ns))
         return otherwise;
-    if (snapshot->submitted_ns > CT_GATE_LEAD_NS &&
-        sat_add_u64(snapshot->submitted_ns, limited.expect_ns) > ct_space_bound(gate))
-        return wait_for(CT_GATE_BOUND, sat_add_u64(now_ns, snapshot->submitted_ns - CT_GATE_LEAD_NS));
+    const uint64_t bound_ns = ct_space_bound(gate), lead_ns = max_u64(bound_ns / 2, CT_GATE_LEAD_NS);
+    if (snapshot->submitted_ns > lead_ns && sat_add_u64(snapshot->submitted_ns, limited.expect_ns) > bound_ns)
+        return wait_for(CT_GATE_BOUND, sat_add_u64(now_ns, snapshot->submitted_ns - lead_ns));
     const struct ct_gate_answer answer = pass_if_unchanged(gate, &limited, CT_GATE_SPACE, snapshot, now_ns);
     if (answer.pass)
         *request = limited;
@@ -346,8 +346,10 @@ static struct ct_gate_answer admit_space(struct ct_gate *gate, struct ct_launch_
         const uint64_t until_ns = is_due || !request->may_fill ? snapshot->quiet_ns : snapshot->next_gap_ns;
         return admit_limited(gate, request, snapshot, wait_for(is_due ? CT_GATE_DUE : CT_GATE_TIGHT, until_ns), now_ns);
     }
-    if (ct_cost_reaches_bound(gate, request, snapshot, now_ns))
-        return wait_for(CT_GATE_BOUND, sat_add_u64(now_ns, snapshot->submitted_ns - CT_GATE_LEAD_NS / 2));
+    if (ct_cost_reaches_bound(gate, request, snapshot, now_ns)) {
+        const uint64_t until_ns = sat_add_u64(now_ns, snapshot->submitted_ns - CT_GATE_LEAD_NS / 2);
+        return admit_limited(gate, request, snapshot, wait_for(CT_GATE_BOUND, until_ns), now_ns);
+    }
     return pass_if_unchanged(gate, request, CT_GATE_GAP, snapshot, now_ns);
 }
 

@@ -5,6 +5,7 @@
 #include "gate/account.h"
 #include "gate/debt.h"
 #include "gate/cost.h"
+#include "gate/space.h"
 #include "gate/internal.h"
 
 /* ---- accounting --------------------------------------------------------------------------------------------------- */
@@ -218,7 +219,8 @@ int ct_limit_is_full(const struct ct_gate *gate, const struct ct_launch_request 
     if (gate->is_ending)
         return gate->unconfirmed || tenant_is_busy(gate, now_ns);
     if (gate->higher_count)
-        return gate->unconfirmed > 1 && sat_add_u64(gate->unconfirmed_ns, weight_ns) > ct_cost_bound(gate, request);
+        return gate->unconfirmed > 1 && sat_add_u64(gate->unconfirmed_ns, weight_ns) >
+            max_u64(ct_cost_bound(gate, request), gate->space.sm_ppm ? ct_space_bound(gate) : 0);
     /* A tenant that is alone is limited by its own share only. */
     const uint64_t part_ppm = max_u64(sat_sub_u64(CT_LIMIT_WHOLE_PPM, request->free_ppm), CT_LIMIT_MIN_PART_PPM);
     return gate->peer_count > gate->sibling_count && gate->unconfirmed > 1 &&
@@ -233,7 +235,7 @@ uint64_t ct_limit_retry_at(const struct ct_gate *gate, const struct ct_launch_re
     if (gate->higher_count || gate->is_ending) {
         /* The device should not idle during the wake-up, but work submitted ahead delays a higher-priority tenant that
          * returns. */
-        const uint64_t ahead_ns = gate->is_ending ? 0 : ct_cost_fraction(CT_GATE_LEAD_NS, gate->delay_ppm);
+        const uint64_t ahead_ns = gate->is_ending ? 0 : CT_GATE_LEAD_NS;
         return max_u64(sat_sub_u64(plausible(load_relaxed(&gate->mine->busy_ns), now_ns), ahead_ns),
                        sat_add_u64(now_ns, RETRY_NS));
     }

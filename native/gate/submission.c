@@ -11,13 +11,14 @@ static void remove_submitted(struct ct_gate *gate, uint64_t expect_ns, uint64_t 
     gate->unconfirmed--;
     gate->ended_ns = now_ns;
     gate->unconfirmed_ns -= min_u64(weight_of(gate, expect_ns), gate->unconfirmed_ns);
-    if (gate->unconfirmed)
-        return;
-    gate->unconfirmed_ns = 0;
-    if (load_relaxed(&gate->mine->busy_ns) > now_ns)
-        store_release(&gate->mine->busy_ns, now_ns);
-    if (gate->charged_until_ns > now_ns && !gate->holder_returned)
-        gate->charged_until_ns = now_ns; /* it ended earlier than predicted: the rest is not charged */
+    if (!gate->unconfirmed)
+        gate->unconfirmed_ns = 0;
+    /* What is left cannot take longer than predicted for it alone: earlier work may have ended before its prediction. */
+    const uint64_t until_ns = sat_add_u64(now_ns, gate->unconfirmed_ns);
+    if (load_relaxed(&gate->mine->busy_ns) > until_ns)
+        store_release(&gate->mine->busy_ns, until_ns);
+    if (gate->charged_until_ns > until_ns && !gate->holder_returned)
+        gate->charged_until_ns = until_ns; /* the time that was predicted and not used is not charged */
 }
 
 void ct_gate_submitted(struct ct_gate *gate, const struct ct_launch_request *request, int is_submitted, uint64_t now_ns)

@@ -6,6 +6,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import msgspec
+
 from cotenant.gate.grant import Grant, Kind
 from cotenant.gate.rules import GateEntry, GatePolicy, GateRules
 from tests.support.fake_node import FakeNode, NodePages
@@ -45,15 +47,15 @@ class Gate:
         paused: bool = False,
         static_ppm: int = 0,
         patience_ns: int = GateRules().patience_ns,
+        rules: GateRules | None = None,
     ) -> None:
         """Write the tenant table; `online` None: there is no online tenant."""
         offline_entry = GateEntry(
             OFFLINE, GENERATION, offline, False, paused, limit_ppm=static_ppm, static=static_ppm > 0
         )
         online_entries = () if online is None else (GateEntry(ONLINE, GENERATION, online, online=True),)
-        self._pages.write_rules(
-            GateRules(self.policy, patience_ns=patience_ns, entries=(*online_entries, offline_entry))
-        )
+        rules = GateRules(self.policy, patience_ns=patience_ns) if rules is None else rules
+        self._pages.write_rules(msgspec.structs.replace(rules, entries=(*online_entries, offline_entry)))
 
     def environ(self, environ: dict[str, str], slot: int) -> dict[str, str]:
         """Return the environment of a program in a slot, which joins the node by itself."""
@@ -66,6 +68,11 @@ class Gate:
         if name == "requests_began_ns":
             return min(filter(None, values), default=0)
         return max(values, default=0) if name in _LARGEST else sum(values)
+
+    def passed(self, slot: int, reason: int) -> int:
+        """Return how many launches of a tenant passed for this reason."""
+        lists = [process.words()["passed"] for process in self.node.processes(slot)]
+        return sum(counts[reason] for counts in lists if isinstance(counts, list))
 
     def buckets(self, slot: int) -> list[int]:
         """Return the latency histogram of a tenant's requests."""

@@ -289,10 +289,10 @@ class Tenant(Shares):
         self.unconfirmed -= 1
         self.ended = now
         self.unconfirmed_ns = max(self.unconfirmed_ns - self.weight(expect), 0) if self.unconfirmed else 0
-        if not self.unconfirmed:
-            self.page["busy_ns"] = min(self.page["busy_ns"], now)
-            if not self.is_back:
-                self.charged_until = min(self.charged_until, now)
+        until = now + self.unconfirmed_ns
+        self.page["busy_ns"] = min(self.page["busy_ns"], until)
+        if not self.is_back:
+            self.charged_until = min(self.charged_until, until)
 
     def submitted(self, request: LaunchRequest, is_submitted: bool, now: int) -> None:
         if not self.unconfirmed:

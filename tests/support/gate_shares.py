@@ -118,7 +118,7 @@ class Shares(Ledger):
 
     def room_at(self, request: LaunchRequest, now: int) -> int:
         if self.above or self.is_ending:
-            ahead = 0 if self.is_ending else part_of(LEAD, self.rules.delay_ppm)
+            ahead = 0 if self.is_ending else LEAD
             return max(self.page["busy_ns"] - ahead, now + AGAIN)
         taken = min(self.unconfirmed_ns, FAR) * max(PPM - request[7], 0) // PPM if request[0] else 0
         return now + max(taken // 2, LIMIT_POLL)

@@ -13,6 +13,7 @@ enum {
     CUDA_ERROR_OUT_OF_MEMORY = 2,
     CUDA_ERROR_NOT_INITIALIZED = 3,
     CUDA_ERROR_NO_DEVICE = 100,
+    CUDA_ERROR_INVALID_CONTEXT = 201,
     CUDA_ERROR_MAP_FAILED = 205,
     CUDA_ERROR_INVALID_HANDLE = 400,
     CUDA_ERROR_NOT_FOUND = 500,
@@ -57,6 +58,10 @@ typedef int CUmemAllocationType;
 typedef int CUmemPool_attribute;
 typedef int CUjit_option;
 typedef int CUlibraryOption;
+typedef int CUdevResourceType;
+enum { CU_DEV_RESOURCE_TYPE_SM = 1 };
+enum { CU_GREEN_CTX_DEFAULT_STREAM = 1 };
+enum { CU_STREAM_NON_BLOCKING = 1, CU_EVENT_DISABLE_TIMING = 2 };
 
 /* Opaque structures that the hook only passes through. */
 typedef struct CUuuid_st CUuuid;
@@ -74,6 +79,19 @@ typedef struct CUctxCreateParams_st CUctxCreateParams;
 typedef struct CUmemAccessDesc_st CUmemAccessDesc;
 typedef struct CUmemPoolPtrExportData_st CUmemPoolPtrExportData;
 typedef struct CUmemcpyAttributes_st CUmemcpyAttributes;
+
+typedef struct CUdevSmResource_st {
+    unsigned int smCount, minSmPartitionSize, smCoscheduledAlignment;
+} CUdevSmResource;
+
+typedef struct CUdevResource_st {
+    CUdevResourceType type;
+    unsigned char _internal_padding[92];
+    union {
+        CUdevSmResource sm;
+        unsigned char _oversize[48];
+    };
+} CUdevResource;
 
 typedef struct CUDA_ARRAY_DESCRIPTOR_st {
     size_t Width, Height;

@@ -2,7 +2,7 @@
  * driver. */
 #include "hook/memory/context.h"
 #include "hook/entry/parameters.h"
-#include "hook/launch/work.h"
+#include "hook/launch/partition.h"
 
 /* -- symbols and the table of hooks --------------------------------------------------------------------------------- */
 
@@ -115,8 +115,10 @@ static struct ct_memory *end_contexts(void)
     struct ct_memory *memory = ct_memory();
     if (session)
         ct_timing_drop(session);
-    if (session && session->gateway)
+    if (session && session->gateway) {
         ct_completions_drop(session);
+        ct_partition_close();
+    }
     ct_memory_begin(memory);
     return memory;
 }

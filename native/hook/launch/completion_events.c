@@ -11,7 +11,6 @@
 /* A kernel of LONG_NS or more gets its own event; at most SHARED_MAX short ones share one. Less than an eighth of the
  * bound that was launched into a stream no longer in use is assumed to have ended after EXPIRY_NS. */
 enum { LONG_NS = 50 * 1000, SHARED_MAX = 64, BOUND_DIVISOR = 8, EXPIRY_NS = 20 * 1000 * 1000 };
-enum { CU_EVENT_DISABLE_TIMING = 2 };
 
 static int has_launches(const struct ct_batch *batch)
 {

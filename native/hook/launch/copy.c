@@ -27,7 +27,7 @@ static void begin(struct ct_launch *launch, enum engine engine, size_t bytes, CU
         ct_function_note(session, handle_of(engine), CT_ENGINES, NAMES[engine]);
     ct_launch_begin(launch, engine == MEMSET ? CT_WORK_MEMSET : CT_WORK_COPY, handle_of(engine), shape, stream,
                     is_per_thread,
-                   stream != NO_STREAM);
+                    stream != NO_STREAM ? CT_MAY_TIME : CT_MAY_NOTHING);
     if (stream == NO_STREAM && engine != MEMSET)
         launch->sync_ticks = ct_sync_begin();
 }

@@ -40,6 +40,8 @@ static struct ct_gate_answer admit(struct ct_session *session, struct ct_launch 
     if (gateway->gate.unconfirmed && is_stuck(&gateway->completions, now_ns) &&
         gateway->completions.ended_ns < since_ns)
         since_ns = gateway->completions.ended_ns;
+    /* A stream that is being captured anywhere forbids calls that create contexts. */
+    gateway->gate.sm_step_ppm = launch->may_limit && !load_relaxed(&session->captures) ? gateway->sm_step_ppm : 0;
     return ct_gate_admit(&gateway->gate, &launch->request, since_ns, now_ns);
 }
 

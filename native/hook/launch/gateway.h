@@ -32,6 +32,7 @@ struct ct_gateway {
     uint64_t awaited_ns; /* predicted completion of the work that the host waits for; 0: it was already due */
     struct ct_completions completions;
     struct ct_requests requests;
+    uint32_t sm_step_ppm; /* launches of a kernel can be limited to multiples of this part of the SMs; 0: they cannot */
 };
 
 /* Returns NULL if the process is unmanaged (NULL), or the node has no device for it. */

@@ -1,5 +1,5 @@
 /* Launches of kernels and graphs. Each hook calls the driver's function of the same symbol with the same arguments. */
-#include "hook/launch/work.h"
+#include "hook/launch/partition.h"
 
 #define SHAPE {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes}
 
@@ -10,9 +10,14 @@
     {                                                                                                                  \
         const struct ct_shape shape = SHAPE;                                                                           \
         struct ct_launch launch;                                                                                       \
-        ct_launch_begin(&launch, CT_WORK_KERNEL, (uintptr_t)function, &shape, stream, is_per_thread, 1);               \
+        ct_launch_begin(&launch, CT_WORK_KERNEL, (uintptr_t)function, &shape, stream, is_per_thread,                   \
+                       CT_MAY_TIME_AND_LIMIT);                                                                         \
+        const CUstream target = ct_partition_stream(&launch, stream);                                                  \
         CUresult result = CT_NEXT(symbol)(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes,   \
-                                          stream, params, extra);                                                      \
+                                          target, params, extra);                                                      \
+        if (CT_UNLIKELY(target != stream) && !ct_partition_leave(&launch, result))                                     \
+            result = CT_NEXT(symbol)(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes,        \
+                                     stream, params, extra);                                                           \
         return ct_launch_end(&launch, CT_WORK_KERNEL, (uintptr_t)function, &shape, result);                            \
     }
 
@@ -23,22 +28,22 @@
     {                                                                                                                  \
         const struct ct_shape shape = SHAPE;                                                                           \
         struct ct_launch launch;                                                                                       \
-        ct_launch_begin(&launch, CT_WORK_KERNEL, (uintptr_t)function, &shape, stream, is_per_thread, 1);               \
+        ct_launch_begin(&launch, CT_WORK_KERNEL, (uintptr_t)function, &shape, stream, is_per_thread,                   \
+                       CT_MAY_TIME);                                                                                   \
         CUresult result = CT_NEXT(symbol)(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes,   \
                                           stream, params);                                                             \
         return ct_launch_end(&launch, CT_WORK_KERNEL, (uintptr_t)function, &shape, result);                            \
     }
 
-/* An event between two launches that may overlap would serialize them. */
-static int may_be_timed(const CUlaunchConfig *config)
+static enum ct_permission permission_of(const CUlaunchConfig *config)
 {
     for (unsigned i = 0; config->attrs && i < config->numAttrs; i++) {
         int id = config->attrs[i].id;
         if (id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION ||
             id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT || id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT)
-            return 0;
+            return CT_MAY_NOTHING;
     }
-    return 1;
+    return config->numAttrs ? CT_MAY_TIME : CT_MAY_TIME_AND_LIMIT;
 }
 
 #define LAUNCH_EX(symbol, is_per_thread)                                                                               \
@@ -51,8 +56,13 @@ static int may_be_timed(const CUlaunchConfig *config)
                                        config->sharedMemBytes};                                                        \
         struct ct_launch launch;                                                                                       \
         ct_launch_begin(&launch, CT_WORK_KERNEL, (uintptr_t)function, &shape, config->hStream, is_per_thread,          \
-                       may_be_timed(config));                                                                          \
-        CUresult result = CT_NEXT(symbol)(config, function, params, extra);                                            \
+                       permission_of(config));                                                                         \
+        const CUstream target = ct_partition_stream(&launch, config->hStream);                                         \
+        CUlaunchConfig changed = *config;                                                                              \
+        changed.hStream = target;                                                                                      \
+        CUresult result = CT_NEXT(symbol)(&changed, function, params, extra);                                          \
+        if (CT_UNLIKELY(target != config->hStream) && !ct_partition_leave(&launch, result))                            \
+            result = CT_NEXT(symbol)(config, function, params, extra);                                                 \
         return ct_launch_end(&launch, CT_WORK_KERNEL, (uintptr_t)function, &shape, result);                            \
     }
 
@@ -64,7 +74,7 @@ static int may_be_timed(const CUlaunchConfig *config)
         struct ct_growth growth;                                                                                       \
         if (!ct_graph_reserve(graph, &growth)) /* it may wait, and an admitted launch must not */                      \
             return CUDA_ERROR_OUT_OF_MEMORY;                                                                           \
-        ct_launch_begin(&launch, CT_WORK_GRAPH, (uintptr_t)graph, &shape, stream, is_per_thread, 1);                   \
+        ct_launch_begin(&launch, CT_WORK_GRAPH, (uintptr_t)graph, &shape, stream, is_per_thread, CT_MAY_TIME);         \
         CUresult result = CT_NEXT(symbol)(graph, stream);                                                              \
         ct_graph_settle(&growth, result);                                                                              \
         return ct_launch_end(&launch, CT_WORK_GRAPH, (uintptr_t)graph, &shape, result);                                \

@@ -28,6 +28,8 @@ struct ct_launch {
     int must_check;       /* its time is measured, to correct what was charged to the share */
     int may_record_event; /* whether an event may be recorded after it */
     int must_watch;       /* its completion must be seen by an event, see ct_completions_watch() */
+    int may_limit;        /* it may run on a part of the SMs */
+    CUstream partition;   /* the stream that it is launched into instead, see ct_partition_enter() */
     enum ct_passed passed;
     uint64_t sync_ticks; /* when it began to wait for its own completion, if it does */
     struct ct_launch_request request;
@@ -58,9 +60,14 @@ void ct_unidentified_end(struct ct_launch *launch, CUresult result);
 /* Identifies a launch that must ask before it is executed for the first time, so that its profile can be used. */
 void ct_launch_identify(struct ct_launch *launch, enum ct_work work, uintptr_t handle, const struct ct_shape *shape);
 
+/* What may be done to a launch. An event between two launches that are meant to overlap would serialize them. */
+enum ct_permission { CT_MAY_NOTHING, CT_MAY_TIME, CT_MAY_TIME_AND_LIMIT };
+
 static inline void ct_launch_begin(struct ct_launch *launch, enum ct_work work, uintptr_t handle,
-                                  const struct ct_shape *shape, CUstream stream, int is_per_thread, int may_time)
+                                  const struct ct_shape *shape, CUstream stream, int is_per_thread,
+                                  enum ct_permission permission)
 {
+    const int may_time = permission != CT_MAY_NOTHING;
     struct ct_session *session = launch->session = ct_session();
     launch->pair = NULL;
     if (CT_UNLIKELY(!session))
@@ -69,6 +76,8 @@ static inline void ct_launch_begin(struct ct_launch *launch, enum ct_work work, 
     launch->stream = stream;
     launch->is_per_thread = is_per_thread;
     launch->is_counted = launch->must_time = launch->must_check = launch->must_watch = 0;
+    launch->may_limit = permission == CT_MAY_TIME_AND_LIMIT;
+    launch->request.sm_ppm = 0;
     launch->may_record_event = may_time || stream == CT_NO_STREAM;
     launch->passed = CT_PASSED_UNGATED;
     if (CT_UNLIKELY(session->is_measuring) && may_time)
@@ -78,7 +87,9 @@ static inline void ct_launch_begin(struct ct_launch *launch, enum ct_work work, 
             ct_launch_identify(launch, work, handle, shape);
         ct_launch_admit(launch);
     }
-    if (CT_UNLIKELY(launch->must_time || launch->must_check || load_relaxed(&session->time_next)) && may_time)
+    /* On a part of the SMs it takes longer than its profile says. */
+    if (CT_UNLIKELY(launch->must_time || launch->must_check || load_relaxed(&session->time_next)) && may_time &&
+        !launch->request.sm_ppm)
         ct_launch_time(launch);
     if (!launch->is_counted || launch->pair)
         launch->ticks = ct_clock_ticks(&session->clock);

@@ -6,7 +6,7 @@
 #include "hook/timing/timing.h"
 
 #include "hook/launch/capture_mode.h"
-#include "hook/launch/gateway.h"
+#include "hook/launch/partition.h"
 #include "hook/timing/pairs.h"
 
 #include <errno.h>
@@ -334,10 +334,13 @@ void ct_timing_name_device(struct ct_session *session)
         return; /* there is no context yet: the next launch tries again */
     const int is_mps = is_under_mps(device);
     const struct ct_sms sms = sms_of(device, is_mps);
+    const uint32_t sm_step_ppm = is_mps && session->gateway ? ct_partition_step(device) : 0;
     ct_lock(session);
     session->sms = sms;
-    if (session->gateway)
+    if (session->gateway) {
         session->gateway->gate.is_mps = is_mps;
+        session->gateway->sm_step_ppm = sm_step_ppm;
+    }
     memcpy(session->record.header->device, name, sizeof name);
     ct_unlock(session);
     store_release(&session->is_device_named, 1);

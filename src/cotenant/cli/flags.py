@@ -50,7 +50,7 @@ SECTION_TITLES: Final = {
 """The heading in the help for the flags of each section."""
 _TOPICS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "node": {
-        "Launch gate": ("gate", "bound", "delay", "patience", "switch", "spin"),
+        "Launch gate": ("gate", "bound", "delay", "patience", "switch", "spin", "sms"),
         "Placement and admission": ("place", "admit", "unmet"),
     },
     "run": {

@@ -150,6 +150,7 @@ def describe_rules(rules: GateRules | GateChange) -> str:
         ("patience", rules.patience_ns, format_duration),
         ("switch", rules.switch_ns, format_duration),
         ("spin", rules.spin_ppm, format_share),
+        ("SMs next to an active tenant", rules.sm_ppm, format_share),
     ):
         words += [] if value is None else [f"{name} {format_value(value)}"]
     return ", ".join(words) or "no change"

@@ -35,6 +35,7 @@ class GateConfig(Section, frozen=True):
     delay: ShareOfWhole = ShareOfWhole(_RULES.delay_ppm)
     patience: DurationNs = DurationNs(_RULES.patience_ns)
     spin: ShareOfWhole = ShareOfWhole(_RULES.spin_ppm)
+    sms: ShareOfWhole = ShareOfWhole(0)
 
     def rules(self) -> GateRules:
         """Return the rules; policy, entries and switch cost are set for each run."""
@@ -43,6 +44,7 @@ class GateConfig(Section, frozen=True):
             delay_ppm=int(self.delay),
             patience_ns=int(self.patience),
             spin_ppm=int(self.spin),
+            sm_ppm=int(self.sms) or None,
         )
 
 

@@ -16,7 +16,7 @@ from cotenant.node.model.tenant import NAME_LIMIT, NAME_PATTERN
 from cotenant.node.state.program_exit import AT_ONCE_NS
 from cotenant.units.text import format_size, parse_duration
 
-RULES = ("gate", "bound", "delay", "patience", "switch", "spin")
+RULES = ("gate", "bound", "delay", "patience", "switch", "spin", "sms")
 """The fields of `[node]` that are the rules of the gate."""
 
 

@@ -86,6 +86,13 @@ class NodeConfig(Section, frozen=True):
     spin: Annotated[ShareOfWhole, Meta(description="fraction of a CPU that a waiting tenant may use for spinning")] = (
         ShareOfWhole(_GATE.spin_ppm)
     )
+    sms: Annotated[
+        ShareOfWhole,
+        Meta(
+            description="part of the SMs that lower-priority tenants may occupy next to an active higher one "
+            "under MPS; 0%: as much as the measured loss of the higher one permits"
+        ),
+    ] = ShareOfWhole(0)
     find: Annotated[
         str,
         Meta(pattern=r"^(yes|no)\Z", description="discover the GPUs of the machine if none is configured: yes or no"),
@@ -135,7 +142,10 @@ class NodeConfig(Section, frozen=True):
     def rules(self) -> GateRules:
         """Return the gate rules."""
         times = (int(self.patience), int(self.switch))
-        return GateRules(GatePolicy(self.gate), int(self.bound), int(self.delay), *times, int(self.spin))
+        return GateRules(
+            *(GatePolicy(self.gate), int(self.bound), int(self.delay), *times, int(self.spin)),
+            sm_ppm=int(self.sms) or None,
+        )
 
 
 class GpuConfig(Section, frozen=True):

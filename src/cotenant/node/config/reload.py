@@ -12,7 +12,21 @@ from cotenant.units.text import counted
 _SECTIONS: Final = ("directories", "node", "protect", "control", "operators")
 """The sections of a node; the others concern commands, which read the config at each start."""
 _LIVE_NODE_FIELDS: Final = frozenset(
-    ("gate", "bound", "delay", "patience", "switch", "spin", "grace", "idle_exit", "place", "admit", "unmet", "log")
+    (
+        "gate",
+        "bound",
+        "delay",
+        "patience",
+        "switch",
+        "spin",
+        "sms",
+        "grace",
+        "idle_exit",
+        "place",
+        "admit",
+        "unmet",
+        "log",
+    )
 )
 _FIXED_FIELDS: Final = frozenset(("protect.probe", "control.mps_share"))
 """Fields of the sections that otherwise change while the node runs."""

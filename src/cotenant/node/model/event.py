@@ -175,6 +175,8 @@ class GateChange(Value, frozen=True):
     patience_ns: Amount | None = None
     switch_ns: Amount | None = None
     spin_ppm: SharePpm | None = None
+    sm_ppm: SharePpm | None = None
+    """0: as much as the measured loss of holders permits."""
 
     def applied(self, rules: GateRules) -> GateRules:
         """Return the rules with this change applied."""
@@ -185,6 +187,7 @@ class GateChange(Value, frozen=True):
             rules.patience_ns if self.patience_ns is None else self.patience_ns,
             rules.switch_ns if self.switch_ns is None else self.switch_ns,
             rules.spin_ppm if self.spin_ppm is None else self.spin_ppm,
+            sm_ppm=rules.sm_ppm if self.sm_ppm is None else self.sm_ppm or None,
         )
 
 
