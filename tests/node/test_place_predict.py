@@ -118,7 +118,8 @@ def test_no_tenant_has_more_goodput_with_others_than_alone(
 ) -> None:
     alone = forecast_sharing([newcomer], sharing)
     before, after = forecast_sharing(co_tenants, sharing), forecast_sharing([*co_tenants, newcomer], sharing)
-    assert after.goodput - before.goodput <= alone.goodput + 1e-6
+    rounding = 2e-6 * (len(co_tenants) + 1)  # the parts of the device are whole ppm, rounded once for each tenant
+    assert after.goodput - before.goodput <= alone.goodput + rounding
     assert after.needs_ppm - before.needs_ppm >= (alone.needs_ppm if sharing.policy is not GatePolicy.OPEN else 0)
 
 
