@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from cotenant_lab.bench.attack.attacks import ATTACKS
 from cotenant_lab.bench.attack.bench import MODES, PHASES, AttackRun, summarize
 from cotenant_lab.bench.attack.stalls import corrected, stalled_ns
+from tests.support.node_processes import until
 
 DOCS = Path(__file__).parents[2] / "docs"
 QUIET = AttackRun(
@@ -88,3 +94,31 @@ def test_stalls_of_processors_do_not_count_as_latency() -> None:
     assert latencies == {1: 40 - 11, 2: 10, 3: 5}
     waiting = corrected({1: 40, 2: 35}, {1: 0, 2: 25}, stalls, 10)
     assert waiting == {1: 40 - 11, 2: 35 - 11}, "the second request waits for the first"
+
+
+def processes_marked(mark: str) -> list[str]:
+    """Return the processes whose environment contains the mark: they were started by the marked one."""
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in environ.read_bytes():
+                found.append((environ.parent / "cmdline").read_text().replace("\0", " "))
+    return found
+
+
+@pytest.mark.live
+def test_terminated_bench_leaves_no_process_behind(tmp_path: Path) -> None:
+    mark = f"STARTED_BY={tmp_path}"
+    command = [sys.executable, "-m", "cotenant_lab", "bench", "attack", "--attack", "leak", "--json"]
+    with (tmp_path / "errors").open("wb") as errors:
+        bench = subprocess.Popen(
+            command,
+            env={**os.environ, "STARTED_BY": str(tmp_path)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+        )
+    until(lambda: len(processes_marked(mark)) > 4 or bench.poll() is not None)
+    bench.terminate()
+    assert bench.wait() == 130, (tmp_path / "errors").read_text()
+    until(lambda: not processes_marked(mark))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -17,7 +18,12 @@ COMMANDS: Final = ("bench", "study")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    return run_command(parser_for(words), words)
+    # A bench that is terminated ends the processes that it has started, as with Ctrl-C.
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return run_command(parser_for(words), words)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def parser_for(words: Sequence[str]) -> Parser:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -164,22 +165,34 @@ def bench_attack(
 ) -> AttackReport:
     """Run each attack `rounds` times under each mode, while a service runs without pause."""
     attacks = [attack for attack in ATTACKS if not only or attack.name in only]
+    interrupted = threading.Event()
     # Both modes run concurrently: most of the time is waiting for processes to start.
     with (
         tempfile.TemporaryDirectory(prefix="cotenant-stalls-") as home,
         StallRecorder(Path(home)) as recorder,
         ThreadPoolExecutor(len(modes)) as pool,
     ):
-        parts = [pool.submit(_run_mode, attacks, rounds, AttackSites(mode, PHASES, recorder), report) for mode in modes]
-        runs = [run for part in parts for run in part.result()]
+        parts = [
+            pool.submit(_run_mode, attacks, rounds, AttackSites(mode, PHASES, recorder), report, interrupted)
+            for mode in modes
+        ]
+        try:
+            runs = [run for part in parts for run in part.result()]
+        except BaseException:
+            interrupted.set()  # the threads end their processes before the pool is left
+            raise
     return summarize(attacks, runs, rounds, modes)
 
 
-def _run_mode(attacks: Sequence[Attack], rounds: int, sites: AttackSites, report: ReportLine) -> list[AttackRun]:
+def _run_mode(
+    attacks: Sequence[Attack], rounds: int, sites: AttackSites, report: ReportLine, interrupted: threading.Event
+) -> list[AttackRun]:
     runs: list[AttackRun] = []
     try:
         for number in range(rounds):
             for place, attack in enumerate(attacks, 1):
+                if interrupted.is_set():
+                    return runs
                 is_last = place == len(attacks)
                 following = attacks[place % len(attacks)] if not is_last or number + 1 < rounds else None
                 run = sites.run_once(attack, number, following)
