@@ -49,10 +49,11 @@ class NodePolicy(msgspec.Struct, frozen=True, kw_only=True):
     gate: str = ""
     bound: str = ""
     delay: str = ""
+    sms: str = ""
 
     def flags(self) -> list[str]:
         """Return the flags for `cotenant node`."""
-        options = {"--gate": self.gate, "--bound": self.bound, "--delay": self.delay}
+        options = {"--gate": self.gate, "--bound": self.bound, "--delay": self.delay, "--sms": self.sms}
         return [word for flag, value in options.items() if value for word in (flag, value)]
 
     def rules(self) -> GateRules:
@@ -63,6 +64,7 @@ class NodePolicy(msgspec.Struct, frozen=True, kw_only=True):
             policy=GatePolicy(self.gate) if self.gate else defaults.policy,
             bound_ns=parse_duration(self.bound) if self.bound else defaults.bound_ns,
             delay_ppm=parse_share(self.delay) if self.delay else defaults.delay_ppm,
+            sm_ppm=(parse_share(self.sms) or None) if self.sms else defaults.sm_ppm,
         )
 
 
@@ -143,6 +145,8 @@ class SharingHarness:
         """
         self.directories = Directories(home / "run", home / "state")
         self.gpus = self.directories.runtime / "softgpu"
+        self.offline_environ: Mapping[str, str] = {}
+        """Added to the environment of the offline program, such as its limits under MPS."""
         self._home = home
         self._detail = ["--detail"] if detail else []
         self._node: subprocess.Popen[str] | None = None
@@ -234,8 +238,9 @@ class SharingHarness:
         sample = ["--sample", "0"] if mode == "unsampled" else []
         environ = self._environ(mps=mps)
         with contextlib.ExitStack() as players:
-            offline_environ = self._environ(mps=mps, gpu=_SECOND) if mode == "apart" else environ
-            second = self._start(players, offline, offline_environ, ["--offline"] if as_tenants else None)
+            second_environ = self._environ(mps=mps, gpu=_SECOND) if mode == "apart" else environ
+            second_environ = {**second_environ, **self.offline_environ}
+            second = self._start(players, offline, second_environ, ["--offline"] if as_tenants else None)
             online_options = ["--online", *sample, *online_flags] if as_tenants else None
             first = self._start(players, online, environ, online_options, ["--tell"] if reports_latency else [])
             if second is not None and offline is not None:

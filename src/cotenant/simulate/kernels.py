@@ -29,11 +29,14 @@ from cotenant.units.share import WHOLE_PPM
 from cotenant.workload.kernel import KernelIdentity
 from cotenant.workload.load import Workload
 
-Policy: TypeAlias = Literal["open-slice", "open-mps", "strict", "strict-slice", "fill", "fill-slice"]
+Policy: TypeAlias = Literal[
+    "open-slice", "open-mps", "open-gate", "open-gate-slice", "strict", "strict-slice", "fill", "fill-slice"
+]
+"""How tenants share: by the driver alone, or with the gate, which is open, strict, or fills gaps."""
 Knowledge: TypeAlias = Literal["exact", "profiled", "none"]
 """What the gate of a program knows of its kernel times: all of them, a profile, or nothing; the latter two are
 corrected by what it measures."""
-_GATES: Final = {"strict": GatePolicy.STRICT, "fill": GatePolicy.FILL}
+_GATES: Final = {"open-gate": GatePolicy.OPEN, "strict": GatePolicy.STRICT, "fill": GatePolicy.FILL}
 _FIRST: Final = -1
 """Stream priority of the first tenant. Under MPS, offline programs run below normal priority; here the first runs
 above."""

@@ -144,7 +144,10 @@ def _bench_fill(options: argparse.Namespace) -> int:
     directory = data_directory(options.data or "", os.environ)
     rounds = options.rounds or (1 if options.quick else ROUNDS)
     report = bench_fill(
-        directory, rounds, policy, print_line, quick=bool(options.quick), sweep=bool(options.sweep_bound)
+        *(directory, rounds, policy, print_line),
+        quick=bool(options.quick),
+        sweep=bool(options.sweep_bound),
+        workers=os.cpu_count() or 1,
     )
     if options.json:
         print_json(report)

@@ -17,8 +17,34 @@ from cotenant.softgpu.costs import hardware
 from cotenant.units.instant import MILLISECOND_NS
 from cotenant.workload.load import Workload
 from cotenant_lab.bench.fill.compare import PairComparison, agreement, compare_pairs, ranges_of_comparisons
+from cotenant_lab.bench.fill.frontier import (
+    RUN_NS as FRONTIER_RUN_NS,
+)
+from cotenant_lab.bench.fill.frontier import (
+    CellSummary,
+    FrontierCase,
+    ObjectiveSummary,
+    PairFrontier,
+    PhysicsSummary,
+    objectives_of,
+    perturbed_cases,
+    physics_summary,
+    promise_kept,
+    run_cases,
+    summary_of,
+    targets_met,
+)
+from cotenant_lab.bench.fill.live import (
+    QUICK_SPREAD_RUNS,
+    SPREAD_RUNS,
+    LiveFrontier,
+    measure_idle_holder,
+    measure_live_cells,
+    measure_spread,
+)
+from cotenant_lab.bench.fill.live import TARGETS as LIVE_TARGETS
 from cotenant_lab.bench.fill.metrics import COTENANT, PairMetrics, Range, Round, pair_metrics, ranges_of
-from cotenant_lab.bench.fill.pairs import PLANS, RUN_NS, MissingPair, Pair, PairPlan, read_pairs
+from cotenant_lab.bench.fill.pairs import PLANS, RUN_NS, MissingPair, Pair, PairPlan, plan_name, read_pairs
 from cotenant_lab.study.data_files import missing_data
 
 ROUNDS: Final = 3
@@ -50,10 +76,21 @@ class BoundPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FillReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of `bench fill`."""
+    """The results of `bench fill`: of settings chosen with hindsight in simulated time, then live."""
 
     bench: str = "fill"
     costs: str = "hardware"
+    vs_best_simple: CellSummary
+    cells_without_alternative: int
+    promise_kept: float
+    objective: ObjectiveSummary
+    """The same cells with the limit as the latency objective, so that the node's controller chooses."""
+    perturbed: list[PhysicsSummary]
+    live: LiveFrontier
+    offline_spread: float
+    idle_holder_offline: float
+    met: dict[str, bool]
+    frontiers: list[PairFrontier]
     rounds: int
     policy: NodePolicy
     metrics: dict[str, Range]
@@ -66,7 +103,14 @@ class FillReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bench_fill(
-    directory: Path, rounds: int, policy: NodePolicy, report: ReportLine, *, quick: bool = False, sweep: bool = False
+    directory: Path,
+    rounds: int,
+    policy: NodePolicy,
+    report: ReportLine,
+    *,
+    quick: bool = False,
+    sweep: bool = False,
+    workers: int = 1,
 ) -> FillReport:
     """Measure every pair whose files exist; a quick run takes one pair of each family for a shorter time."""
     plans = first_of_each_family(PLANS) if quick else PLANS
@@ -75,11 +119,34 @@ def bench_fill(
         report(f"left out: {missing_pair.name}: {missing_pair.why}")
     if not pairs:
         raise missing_data(directory / "kernel_timelines")
+    setting = RunSettings(device=hardware(PRESET), rules=policy.rules())
+    frontiers, perturbed = simulate_frontiers(directory, plans, setting, workers, report, quick=quick)
+    nominal = summary_of([cell for frontier in frontiers for cell in frontier.cells])
+    kept = promise_kept([result for frontier in frontiers for result in frontier.results])
     with tempfile.TemporaryDirectory(prefix="cotenant-fill-") as home, SharingHarness(Path(home)) as harness:
         metrics = measure_pairs(harness, pairs, rounds, policy, report)
+        few = [pair for pair in pairs if pair.name in {plan_name(plan) for plan in first_of_each_family(PLANS)}]
+        live = measure_live_cells(harness, few[-1:] if quick else few, rounds, report)
+        spread = measure_spread(harness, few[-1], QUICK_SPREAD_RUNS if quick else SPREAD_RUNS, report)
+        idle = measure_idle_holder(harness, few[-1], rounds, report)
         curve = sweep_bounds(harness, pairs_to_sweep(pairs), rounds, policy, report) if sweep else []
-    comparisons = compare_pairs(pairs, metrics, RunSettings(device=hardware(PRESET), rules=policy.rules()), report)
+    comparisons = compare_pairs(pairs, metrics, setting, report)
     return FillReport(
+        vs_best_simple=nominal,
+        cells_without_alternative=nominal.cells_without_alternative,
+        promise_kept=kept,
+        objective=objectives_of(frontiers),
+        perturbed=perturbed,
+        live=live,
+        offline_spread=spread,
+        idle_holder_offline=idle,
+        met={
+            **targets_met(nominal, kept),
+            "live.min": live.min >= LIVE_TARGETS["live_min"],
+            "offline_spread": spread <= LIVE_TARGETS["offline_spread"],
+            "idle_holder_offline": idle >= LIVE_TARGETS["idle_holder_offline"],
+        },
+        frontiers=frontiers,
         rounds=rounds,
         policy=policy,
         metrics=ranges_of(metrics) | ranges_of_comparisons(comparisons),
@@ -89,6 +156,29 @@ def bench_fill(
         left_out=missing,
         curve=curve,
     )
+
+
+def simulate_frontiers(
+    directory: Path,
+    plans: Sequence[PairPlan],
+    setting: RunSettings,
+    workers: int,
+    report: ReportLine,
+    *,
+    quick: bool = False,
+) -> tuple[list[PairFrontier], list[PhysicsSummary]]:
+    """Run every pair in every setting; one pair of each family also with the physics wrong, but not in a quick run."""
+    pairs, _ = read_pairs(directory, plans, QUICK_RUN_NS if quick else FRONTIER_RUN_NS)
+    cases = [FrontierCase(pair=pair, has_objectives=not quick) for pair in pairs]
+    frontiers = run_cases(cases, setting, workers, report)
+    if quick:
+        return frontiers, []
+    few, _ = read_pairs(directory, first_of_each_family(plans), FRONTIER_RUN_NS)
+    perturbed = []
+    for cell, members in perturbed_cases(few).items():
+        report(f"physics: {cell}")
+        perturbed.append(physics_summary(cell, run_cases(members, setting, workers, report)))
+    return frontiers, perturbed
 
 
 def first_of_each_family(plans: Sequence[PairPlan]) -> list[PairPlan]:

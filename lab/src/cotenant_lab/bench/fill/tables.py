@@ -16,6 +16,7 @@ _NAME_MOST = 40
 
 def show_fill(console: Console, report: FillReport) -> None:
     """Print the report of `cotenant-lab bench fill`."""
+    show_frontier(console, report)
     for sharing, mode in COTENANT.items():
         rows = [_row(pair, sharing, mode) for pair in report.pairs]
         headers = [
@@ -50,6 +51,48 @@ def show_fill(console: Console, report: FillReport) -> None:
     for pair in report.pairs:
         for failure in pair.failed:
             console.print(f"failed: {pair.name}: {failure}", highlight=False)
+
+
+def show_frontier(console: Console, report: FillReport) -> None:
+    """Print the comparison with the simple modes."""
+    rows = [
+        [
+            cell.pair,
+            f"{cell.limit:g}",
+            cell.simple or "none",
+            f"{cell.simple_offline:.0%}",
+            cell.cotenant or "none",
+            f"{cell.cotenant_offline:.0%}",
+            _UNKNOWN if cell.vs_best_simple is None else f"{cell.vs_best_simple:.2f}",
+        ]
+        for frontier in report.frontiers
+        for cell in frontier.cells
+    ]
+    headers = ["PAIR", "P99 LIMIT", "BEST SIMPLE MODE", "OFFLINE", "BEST COTENANT SETTING", "OFFLINE", "RATIO"]
+    console.print(table("offline speed within a limit of the online p99, in simulated time", headers, rows, fold=True))
+    simulated, chosen = report.vs_best_simple, report.objective
+    summary = [
+        ["cotenant over the best simple mode", f"{simulated.min:.2f}", f"{simulated.median:.2f}"],
+        [
+            "with the limit as objective",
+            f"{chosen.vs_best_simple_min:.2f}",
+            f"{chosen.vs_best_simple_median:.2f}",
+        ],
+        ["live", f"{report.live.min:.2f}", f"{report.live.median:.2f}"],
+        *(
+            [f"physics: {each.cell}", f"{each.vs_best_simple.min:.2f}", f"{each.vs_best_simple.median:.2f}"]
+            for each in report.perturbed
+        ),
+    ]
+    console.print(table("over all cells", ["COMPARISON", "MIN", "MEDIAN"], summary))
+    console.print(
+        f"cells without a simple mode within the limit: {report.cells_without_alternative}; delay budgets kept: "
+        f"{report.promise_kept:.0%}; objectives kept: {chosen.kept:.0%}; spread of offline speed: "
+        f"{report.offline_spread:.0%}; offline speed next to an idle holder: {report.idle_holder_offline:.0%}",
+        highlight=False,
+    )
+    missed = [name for name, is_met in report.met.items() if not is_met]
+    console.print(f"targets missed: {', '.join(missed) or 'none'}", highlight=False)
 
 
 def _row(pair: PairMetrics, sharing: str, mode: str) -> list[str]:
