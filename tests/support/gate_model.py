@@ -10,6 +10,9 @@ from tests.support.gate_sums import (
     BOUND,
     BURST,
     BUSY,
+    CLEAN,
+    CLEAN_FOR,
+    CLEAN_LOOK,
     DEBT,
     DELAY_MOST,
     DEPTH,
@@ -224,7 +227,9 @@ class Tenant(Shares):
     def decide(self, request: LaunchRequest, since: int, now: int) -> tuple[int, int]:
         """Return the reason, and until when to wait if the launch must wait."""
         expect = request[0]
-        _, expected, busy = self.look(now)
+        pages, expected, busy = self.look(now)
+        if any(page["clean_wanted_ns"] and now - page["clean_wanted_ns"] <= CLEAN_FOR for page in pages):
+            return CLEAN, now + CLEAN_LOOK
         quiet = max([busy, *(page["quiet_ns"] for page in expected)])
         if not expected and busy == now:
             return self.decide_free(request, self.submitted_ns(now), now)
