@@ -44,6 +44,7 @@ _ONLINE_PRIORITY: Final = 1
 _OFFLINE_PRIORITY: Final = 7
 _LONGEST_NS: Final = 600 * SECOND_NS
 _PROMISED: Final[dict[Policy, str]] = {"fill-slice": "cotenant slices", "fill": "cotenant mps"}
+_WITH_PARTS: Final[dict[Policy, str]] = {"fill": "cotenant mps", "open-gate": "cotenant mps, gate open"}
 TARGETS: Final = {"min": 0.98, "median": 1.0, "promise_kept": 1.0}
 Progress = Callable[[str], None]
 
@@ -312,7 +313,8 @@ def _cotenant_results(baseline: _Baseline) -> list[SettingResult]:
         for delay_ppm in DELAYS_PPM
     ]
     results += [
-        baseline.result(f"cotenant mps, sms {format_share(part_ppm)}", played("fill", sm_ppm=part_ppm))
+        baseline.result(f"{name}, sms {format_share(part_ppm)}", played(policy, sm_ppm=part_ppm))
+        for policy, name in _WITH_PARTS.items()
         for part_ppm in PARTS_PPM
     ]
     results += [
