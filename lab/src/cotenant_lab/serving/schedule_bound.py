@@ -13,9 +13,10 @@ outcome takes; q(r, s, o) is the expected number of its rows that are in time.
 
 - *Units*: a run that begins in slot s holds its units at the first instant of the slots s + 1 ... s + floor(d / slot).
   The units held at one instant never exceed those of the device.
-- *Space-time*: all runs begin and end within the horizon, and the mean time of a run is known, so the sum of
-  y x area never exceeds the units times the horizon. Where concurrent runs slow each other down by a factor c, a run
-  takes c times as long, or has the device for itself: min(c x units, all units) x time is the least it uses.
+- *Space-time*: all runs begin and end within the horizon, and the mean time of a run is that of the profile, so the
+  sum of y x area never exceeds the units times the horizon (without the part that other programs take). Where
+  concurrent runs slow each other down by a factor c, a run takes c times as long, or has the device for itself:
+  min(c x units, all units) x time is the least it uses.
 - *Rows*: a row in time arrived before its run began, and not earlier than its run's end minus the objective. At most
   min(rows, number of such arrivals) x p(o) x y are in time.
 - *Order*: let k(j) be the probability that request j is in time. Rows that begin until the end of slot s are of
@@ -52,18 +53,17 @@ Numbers = npt.NDArray[np.float64]
 
 
 class Outcome(NamedTuple):
-    """A possible duration of runs, relative to the time in the profile."""
+    """A possible duration of runs, relative to the time in the profile; the mean of all durations is that time."""
 
     chance: float
     factor: float
     """The smallest of this outcome's durations."""
 
 
-def outcomes_of(factors: Sequence[float], count: int = 4) -> tuple[Outcome, ...]:
-    """Return outcomes of equal chance for durations observed relative to the profile."""
-    ordered = sorted(factors)
-    parts = [part for part in np.array_split(np.array(ordered), count) if len(part)]
-    return tuple(Outcome(len(part) / len(ordered), float(part[0])) for part in parts)
+def normal_outcomes(deviation: float) -> tuple[Outcome, ...]:
+    """Return outcomes for durations with this relative standard deviation, cut at three of them as in the simulator."""
+    edges = (-3.0, -0.675, 0.0, 0.675)
+    return tuple(Outcome(0.25, max(1 + deviation * edge, 0.0)) for edge in edges) if deviation else CERTAIN
 
 
 CERTAIN: Final = (Outcome(1.0, 1.0),)
@@ -111,7 +111,7 @@ class _Program:
         self.equal = _Rows()
         self.at_most = _Rows()
         self._area = self.at_most.new(units * slots * slot_ns)
-        self._held = [self.column(units) for _ in range(slots)]
+        self._held = [self.column(setting.all_units) for _ in range(slots)]
         self._balance = [self.equal.new() for _ in range(slots)]
         for slot, row in enumerate(self._balance):
             self.equal.add(row, self._held[slot], 1.0)
@@ -162,9 +162,8 @@ class _ModelPart:
         self._instants = instants
         self._slo_ns = model.slo_ns
         self._outcomes = outcomes
-        mean = sum(outcome.chance * outcome.factor for outcome in outcomes)
         self._kinds = [
-            _Kind(rows, units, speeds.run_ns(rows, units) * max(mean, 1.0))
+            _Kind(rows, units, speeds.run_ns(rows, units))
             for rows in range(1, model.batch_limit + 1)
             for units in speeds.widths
             if units <= program.setting.all_units
@@ -224,10 +223,9 @@ class _ModelPart:
 
     def _least_times(self, kind: _Kind) -> list[tuple[float, float]]:
         """Return chances and least durations, one for each number of slots."""
-        speeds_ns = kind.mean_ns / max(sum(outcome.chance * outcome.factor for outcome in self._outcomes), 1.0)
         merged: dict[int, tuple[float, float]] = {}
         for chance, factor in self._outcomes:
-            took_ns = speeds_ns * factor
+            took_ns = kind.mean_ns * factor
             slots = math.ceil(took_ns / self._program.slot_ns)
             before_chance, before_ns = merged.get(slots, (0.0, math.inf))
             merged[slots] = (before_chance + chance, min(before_ns, took_ns))
@@ -243,7 +241,7 @@ def most_in_schedule(
     min_fairness: float = 0.0,
     outcomes: Mapping[str, Sequence[Outcome]] | None = None,
 ) -> float:
-    """Return the most requests per second in time; `units` are those of the device that runs may use."""
+    """Return the most requests per second in time; `units` are those that other programs leave to runs on average."""
     first, last = setting.warm_ns, setting.warm_ns + setting.for_ns
     chosen = {
         model.name: np.array([when - first for when in arrivals[model.name] if first <= when < last], dtype=np.float64)

@@ -111,7 +111,8 @@ class ValueOrder:
             for cursor in cursors
             if not cursor.state.instances or cursor.state.queue.running < cursor.state.instances
         ]
-        patient, others = [], []
+        patient: list[QueueCursor] = []
+        others: list[QueueCursor] = []
         candidates: list[tuple[float, Instant, RunChoice]] = []
         for cursor in startable:
             head = cursor.waiting[0]
