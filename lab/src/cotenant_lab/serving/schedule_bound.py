@@ -44,10 +44,12 @@ from cotenant.units.instant import SECOND_NS
 from cotenant_lab.errors import RunFailedError
 from cotenant_lab.serving.simulated import Arrivals, ServedModel, Setting
 
-_CUTS: Final = 12
+_CUTS: Final = 4
 """Maximum number of tangents of the fairness constraint; with fewer, the bound is higher but holds."""
-_SLOTS_PER_OBJECTIVE: Final = 12
+_SLOTS_PER_OBJECTIVE: Final = 8
 _TOLERANCE: Final = 1e-6
+_EQUAL: Final = 0.002
+"""Relative difference up to which run times count as equal."""
 
 Numbers = npt.NDArray[np.float64]
 
@@ -62,8 +64,8 @@ class Outcome(NamedTuple):
 
 def normal_outcomes(deviation: float) -> tuple[Outcome, ...]:
     """Return outcomes for durations with this relative standard deviation, cut at three of them as in the simulator."""
-    edges = (-3.0, -0.675, 0.0, 0.675)
-    return tuple(Outcome(0.25, max(1 + deviation * edge, 0.0)) for edge in edges) if deviation else CERTAIN
+    edges = (-3.0, -0.43, 0.43)
+    return tuple(Outcome(1 / 3, max(1 + deviation * edge, 0.0)) for edge in edges) if deviation else CERTAIN
 
 
 CERTAIN: Final = (Outcome(1.0, 1.0),)
@@ -75,6 +77,21 @@ class _Kind(NamedTuple):
     units: int
     mean_ns: float
     """The mean time if no other run is active."""
+
+
+def _kinds(speeds: RunSpeeds, rows: int, widths: Sequence[int]) -> list[_Kind]:
+    """Return the kinds of runs of these rows; a width that is hardly faster than one with fewer units is merged.
+
+    The fewer units then have the shorter time: no schedule becomes worse by that.
+    """
+    kinds: list[_Kind] = []
+    for units in widths:
+        run_ns = speeds.run_ns(rows, units)
+        if kinds and run_ns >= kinds[-1].mean_ns * (1 - _EQUAL):
+            kinds[-1] = kinds[-1]._replace(mean_ns=run_ns)
+        else:
+            kinds.append(_Kind(rows, units, run_ns))
+    return kinds
 
 
 class _Rows:
@@ -162,12 +179,8 @@ class _ModelPart:
         self._instants = instants
         self._slo_ns = model.slo_ns
         self._outcomes = outcomes
-        self._kinds = [
-            _Kind(rows, units, speeds.run_ns(rows, units))
-            for rows in range(1, model.batch_limit + 1)
-            for units in speeds.widths
-            if units <= program.setting.all_units
-        ]
+        widths = [units for units in speeds.widths if units <= program.setting.all_units]
+        self._kinds = [kind for rows in range(1, model.batch_limit + 1) for kind in _kinds(speeds, rows, widths)]
         equal = program.equal
         self.kept = [program.column(1.0, 1.0) for _ in instants]
         self._due = [equal.new() for _ in instants]

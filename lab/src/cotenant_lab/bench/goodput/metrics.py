@@ -34,7 +34,7 @@ class LoadTrial(msgspec.Struct, frozen=True):
     front_part: float = 0.0
     """Fraction of one core that the server's front end used."""
     slower: float = 1.0
-    """How many times as long runs took right before as when they were profiled."""
+    """How many times as long runs took right before or right after, the less of both, as when they were profiled."""
     left_bound_rps: float | None = None
     """As `bound_rps`, for the core time that both did not use, at the measured speed; None: runs use another device."""
     most_rps: float | None = None
@@ -83,7 +83,7 @@ class GoodputCell(msgspec.Struct, frozen=True):
     front_core_part: float
     """Fraction of one core that receiving and answering requests used, which runs could not use."""
     slower: float
-    """How many times as long runs took right before as when they were profiled."""
+    """How many times as long runs took right before or right after, the less of both, as when they were profiled."""
     vs_bound: float | None
     """Over the most that any schedule as fair answers in time; None: not computed for this contender and load."""
     goodput_vs_left_bound: float | None
