@@ -44,7 +44,7 @@ from cotenant.units.instant import SECOND_NS
 from cotenant_lab.errors import RunFailedError
 from cotenant_lab.serving.simulated import Arrivals, ServedModel, Setting
 
-_CUTS: Final = 4
+_CUTS: Final = 2
 """Maximum number of tangents of the fairness constraint; with fewer, the bound is higher but holds."""
 _SLOTS_PER_OBJECTIVE: Final = 8
 _TOLERANCE: Final = 1e-6

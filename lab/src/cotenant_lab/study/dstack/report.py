@@ -30,7 +30,6 @@ from cotenant_lab.study.dstack.cases import (
 from cotenant_lab.study.dstack.claims import claims_of, evaluate_perturbed
 from cotenant_lab.study.dstack.law import evaluate_law
 from cotenant_lab.study.dstack.run import (
-    CAPACITY,
     MODES,
     OFFERED_LOADS,
     POISSON,
@@ -192,7 +191,7 @@ def report_of(
         perturbed=list(perturbed),
         claims=claims_of(
             next(result for result in results if result.mode == TEMPORAL and result.models == ALL),
-            next(load for load in loads if load.mode == OURS and load.load == CAPACITY),
+            of_ideal,
             perturbed,
         ),
         met=_targets(results, loads, hold, of_ideal, rivals),
