@@ -41,7 +41,7 @@ _KERNELS: Final = {"online": (4, 100_000), "offline": (8, 500_000)}
 """Number and duration of the kernels that a tenant launches in each period."""
 _WARM_S: Final = 1.5
 _RENDERS: Final = 5
-_WEB: Final = Path(__file__).resolve().parents[4] / "web"
+WEB: Final = Path(__file__).resolve().parents[4] / "web"
 
 
 class WebSize(msgspec.Struct, frozen=True):
@@ -79,7 +79,7 @@ class WebReport(msgspec.Struct, frozen=True, kw_only=True):
     """Targets of the full bench that were measured; empty in a quick run."""
 
 
-class _Phase(msgspec.Struct, frozen=True):
+class Phase(msgspec.Struct, frozen=True):
     """Processor time in one phase of a round, in percent of one core."""
 
     node_pct: float
@@ -91,7 +91,7 @@ def bench_web(rounds: int, report: Callable[[str], None], *, quick: bool) -> Web
     """Measure a node of software GPUs with tenants that launch a few kernels twice a second."""
     size = QUICK if quick else FULL
     home = Path(tempfile.mkdtemp(prefix="cotenant-bench-"))
-    phases: dict[str, list[_Phase]] = {"alone": [], "closed": [], "open": []}
+    phases: dict[str, list[Phase]] = {"alone": [], "closed": [], "open": []}
     try:
         with NodeSite(home, PRESET, ("--slots", str(size.tenants)), size.gpus) as site:
             report(f"starting {size.tenants} tenants on {size.gpus} software GPUs")
@@ -108,7 +108,7 @@ def bench_web(rounds: int, report: Callable[[str], None], *, quick: bool) -> Web
 
 
 def summarize(
-    size: WebSize, phases: dict[str, list[_Phase]], render_ms: float | None, *, has_targets: bool
+    size: WebSize, phases: dict[str, list[Phase]], render_ms: float | None, *, has_targets: bool
 ) -> WebReport:
     """Return the medians; the cost without a page is compared within each round, because a machine's speed varies."""
     pairs = zip(phases["closed"], phases["alone"], strict=True)
@@ -157,7 +157,7 @@ def _tenants(site: NodeSite, size: WebSize) -> Iterator[None]:
             program.end()
 
 
-def _round(site: NodeSite, size: WebSize, number: int) -> dict[str, _Phase]:
+def _round(site: NodeSite, size: WebSize, number: int) -> dict[str, Phase]:
     """Measure the phases of one round; the order alternates, so that a drift of the machine affects all of them."""
     found = {}
     for name in ("alone", "closed", "open") if number % 2 else ("open", "closed", "alone"):
@@ -165,12 +165,12 @@ def _round(site: NodeSite, size: WebSize, number: int) -> dict[str, _Phase]:
     return found
 
 
-def _measure_phase(site: NodeSite, size: WebSize, name: str) -> _Phase:
+def _measure_phase(site: NodeSite, size: WebSize, name: str) -> Phase:
     node = site.tenants().pid
     if name == "alone":
         pause(_WARM_S)
         (node_pct,) = _cpu_pct(site, (node,), size.phase_s)
-        return _Phase(node_pct)
+        return Phase(node_pct)
     with (
         _console(site) as (process, authority),
         _Page(authority) if name == "open" else contextlib.nullcontext() as page,
@@ -181,7 +181,7 @@ def _measure_phase(site: NodeSite, size: WebSize, name: str) -> _Phase:
         after = 0 if page is None else page.received_bytes
         if page is not None and after == before and size.phase_s > 1:
             raise RunFailedError("the open page received nothing: nothing was measured")
-        return _Phase(node_pct, console_pct, (after - before) / size.phase_s)
+        return Phase(node_pct, console_pct, (after - before) / size.phase_s)
 
 
 def _cpu_pct(site: NodeSite, pids: Sequence[int], seconds: float) -> list[float]:
@@ -246,7 +246,7 @@ def _render_ms(site: NodeSite, size: WebSize, report: Callable[[str], None]) -> 
     with _console(site) as (_, authority):
         words = [node, "render.mjs", f"http://{authority}/", str(size.tenants), str(_RENDERS)]
         environ = {**os.environ, "COTENANT_CHROMIUM": chromium}
-        done = subprocess.run(words, cwd=_WEB / "tests", env=environ, capture_output=True, text=True, check=False)
+        done = subprocess.run(words, cwd=WEB / "tests", env=environ, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise WorldError(f"Chromium did not show the tenants: {last}")
@@ -259,7 +259,7 @@ def _missing(node: str | None, chromium: str | None) -> str:
         return NOT_BUILT
     if chromium is None:
         return "no browser is installed: apt-get install chromium"
-    if node is None or not (_WEB / "node_modules" / "playwright-core").is_dir():
+    if node is None or not (WEB / "node_modules" / "playwright-core").is_dir():
         return "Playwright is not installed: run `make web` in a checkout of the project (needs Node 20)"
     return ""
 
