@@ -27,6 +27,7 @@ def test_the_cost_without_a_page_is_compared_within_each_round() -> None:
     report = summarize(FULL, measured, 900.0, has_targets=True)
     assert report.closed_cpu_pct == pytest.approx(0.2)
     assert (report.node_cpu_pct, report.node_alone_cpu_pct, report.console_cpu_pct) == (5.0, 4.0, 2.0)
+    assert report.page_adds_cpu_pct == pytest.approx(3.0)
     assert report.met == {"node_cpu_pct": True, "closed_cpu_pct": True, "render_ms": True}
     without_browser = summarize(FULL, measured, None, has_targets=True)
     assert without_browser.render_ms is None

@@ -69,6 +69,8 @@ class WebReport(msgspec.Struct, frozen=True, kw_only=True):
     """Node and console without a page, minus the node without a console."""
     render_ms: float | None
     """From opening the page in Chromium until all tenants are visible; None without a browser."""
+    page_adds_cpu_pct: float
+    """Node and console with an open page, minus the node without a console."""
     node_alone_cpu_pct: float
     """The node's process without a console."""
     console_cpu_pct: float
@@ -123,6 +125,10 @@ def summarize(
         node_cpu_pct=node_pct,
         closed_cpu_pct=closed_pct,
         render_ms=render_ms,
+        page_adds_cpu_pct=statistics.median(
+            opened.node_pct + opened.console_pct - alone.node_pct
+            for opened, alone in zip(phases["open"], phases["alone"], strict=True)
+        ),
         node_alone_cpu_pct=statistics.median(phase.node_pct for phase in phases["alone"]),
         console_cpu_pct=statistics.median(phase.console_pct for phase in phases["open"]),
         page_bytes_per_s=statistics.median(phase.bytes_per_s for phase in phases["open"]),
@@ -271,6 +277,7 @@ def show_web(console: Console, report: WebReport) -> None:
         ("node with an open page", f"{report.node_cpu_pct:.2f} %", _target("node_cpu_pct", report)),
         ("added without a page", f"{report.closed_cpu_pct:.2f} %", _target("closed_cpu_pct", report)),
         ("time until the page shows the tenants", render, _target("render_ms", report)),
+        ("added by an open page", f"{report.page_adds_cpu_pct:.2f} %", ""),
         ("node without a console", f"{report.node_alone_cpu_pct:.2f} %", ""),
         ("console with an open page", f"{report.console_cpu_pct:.2f} %", ""),
         ("data of an open page", f"{report.page_bytes_per_s / 1000:.0f} kB/s", ""),
