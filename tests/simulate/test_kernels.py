@@ -300,13 +300,13 @@ def test_models_are_tenants_of_a_scenario(tmp_path: Path) -> None:
     file = tmp_path / "models.toml"
     file.write_text(MODEL_SCENARIO)
     outcome = simulate_kernels(decode_kernels(MODEL_SCENARIO, str(file)), file, lambda _: None)
-    assert (outcome.device, outcome.online) == ("a100", "service")
+    assert outcome.device.startswith("NVIDIA A100")
+    assert outcome.online == "service"
     found = {policy.policy: policy for policy in outcome.policies}
     assert set(found) == {"open-mps", "fill"}
     assert all(policy.offline_kernel_ms > 0 for policy in outcome.policies)
-    assert all(
-        policy.latency_p99_ms >= policy.latency_p50_ms >= outcome.online_alone_ms * 0.99 for policy in outcome.policies
-    )
+    assert all(0 < policy.latency_p50_ms <= policy.latency_p99_ms <= policy.online_ms for policy in outcome.policies)
+    assert all(policy.online_ms >= outcome.online_alone_ms for policy in outcome.policies)
     larger = MODEL_SCENARIO.replace("requests = 3", "requests = 3\nbatch = 64")
     slower = simulate_kernels(decode_kernels(larger, str(file)), file, lambda _: None)
     assert slower.online_alone_ms > outcome.online_alone_ms, "the batch size of the model counts"
