@@ -76,11 +76,19 @@ def console(node_harness: NodeHarness, tmp_path: Path) -> Iterator[dict[str, str
     harness = node_harness
     assert harness.run("softgpu", "create", "--gpu", "v100", "--count", "2").returncode == 0
     harness.node()
-    loop = ("--", sys.executable, str(EXAMPLE))
+    loop = (
+        "--",
+        Path(sys.executable).name,
+        str(EXAMPLE.relative_to(ROOT)),
+    )  # screenshots show it: no path of a machine
     options = ("--memory", "4GiB", "--gpu")
-    harness.tenant("web", "--online", "--slo", "50ms", *options, "soft:0", *loop, "service", "--seconds", "1200")
-    harness.tenant("train", *options, "soft:0", *loop, "training", "--seconds", "1200")
-    harness.tenant("batch", *options, "soft:1", *loop, "training", "--seconds", "1200")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    place: dict[str, Any] = {"cwd": ROOT, "env": {**harness.environ, "PATH": path}}
+    harness.tenant(
+        "web", "--online", "--slo", "50ms", *options, "soft:0", *loop, "service", "--seconds", "1200", **place
+    )
+    harness.tenant("train", *options, "soft:0", *loop, "training", "--seconds", "1200", **place)
+    harness.tenant("batch", *options, "soft:1", *loop, "training", "--seconds", "1200", **place)
     models = tmp_path / "models"
     models.mkdir()
     write_callables(models)

@@ -249,13 +249,15 @@ def _render_ms(site: NodeSite, size: WebSize, report: Callable[[str], None]) -> 
     if missing or node is None or chromium is None:
         report(f"render_ms is not measured: {missing}")
         return None
+    if (present := len(site.tenants().tenants)) != size.tenants:
+        raise RunFailedError(f"{present} of {size.tenants} tenants are left: nothing was measured")
     with _console(site) as (_, authority):
         words = [node, "render.mjs", f"http://{authority}/", str(size.tenants), str(_RENDERS)]
         environ = {**os.environ, "COTENANT_CHROMIUM": chromium}
         done = subprocess.run(words, cwd=WEB / "tests", env=environ, capture_output=True, text=True, check=False)
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise WorldError(f"Chromium did not show the tenants: {last}")
+        errors = [line.strip() for line in done.stderr.splitlines() if "Error" in line] or ["no message"]
+        raise WorldError(f"Chromium did not show the tenants: {errors[0]}")
     return statistics.median(msgspec.json.decode(done.stdout, type=list[float]))
 
 
