@@ -56,7 +56,7 @@ def test_logs_follows_the_output_until_the_program_ends(node_harness: NodeHarnes
     code, said = detach(node_harness, "job", sys.executable, "-c", WAITS_FOR_FILES, str(node_harness.home))
     assert code == 0, said
     follower = node_harness.start("logs", "job", "-f")
-    interrupted = node_harness.start("logs", "job", "--follow", "--lines", "0")
+    interrupted = node_harness.start("logs", "job", "--follow")
     assert follower.stdout is not None
     assert interrupted.stdout is not None
     found: list[str] = []

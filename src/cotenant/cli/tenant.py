@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 from pathlib import Path
 from typing import Any, Final
 
@@ -114,10 +115,9 @@ def configure_self(parser: Parser) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     example = "cotenant run --online --slo 50ms -- python serve.py"
-    if options.detach:
+    if options.detach and shutil.which(program_of(options, example)[0]):  # otherwise it fails here, at once
         from cotenant.cli.logs import start_detached
 
-        program_of(options, example)
         return start_detached(options, find(options)[0].run.name)
     return run_program(options, example)[0]
 

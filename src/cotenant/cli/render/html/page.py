@@ -89,6 +89,8 @@ def check_report(flag: str, file: str) -> Path:
     """Return the path of a report; raise ConfigError, before the run, if it cannot be written."""
     try:
         check_replaceable(Path(file))
+    except FileNotFoundError:
+        raise ConfigError(flag, file, "its directory does not exist; choose another path") from None
     except OSError as error:
         raise ConfigError(flag, file, f"cannot be written: {error.strerror}; choose another file") from None
     return Path(file)
