@@ -6,6 +6,7 @@
 #include "gate/limit.h"
 #include "gate/loss.h"
 #include "gate/cost.h"
+#include "gate/slice.h"
 #include "gate/space.h"
 #include "gate/internal.h"
 
@@ -419,18 +420,14 @@ static void publish_request(struct ct_gate *gate, const struct ct_launch_request
     store_release(&gate->mine->asked_ns, now_ns);
 }
 
-struct ct_gate_answer ct_gate_admit(struct ct_gate *gate, struct ct_launch_request *request, uint64_t since_ns,
-                                  uint64_t now_ns)
+/* Decides about a launch, or about its next part, for a process that must ask. */
+static struct ct_gate_answer decide(struct ct_gate *gate, struct ct_launch_request *request, uint64_t since_ns,
+                                    uint64_t now_ns)
 {
     struct snapshot snapshot;
-    request->sm_ppm = 0;
-    if (!ct_gate_must_ask(gate)) {
-        ct_gate_announce(gate, request, now_ns);
-        store_relaxed(&gate->mine->wanted_ns, 0);
-        add_single_writer(&gate->mine->counts.passed[CT_GATE_TOP], 1);
-        return (struct ct_gate_answer){.pass = 1, .reason = CT_GATE_TOP, .until_ns = now_ns};
-    }
     ct_account_update(gate, now_ns);
+    if (request->blocks && gate->higher_count && gate->policy != CT_GATE_OPEN)
+        ct_slice_cut(request, ct_slice_bound(gate, now_ns));
     const int is_full = ct_limit_is_full(gate, request, now_ns);
     publish_request(gate, request, request->may_fill && !is_full && !gate->is_paused, now_ns);
     ct_gate_settle(gate, now_ns);
@@ -462,5 +459,23 @@ struct ct_gate_answer ct_gate_admit(struct ct_gate *gate, struct ct_launch_reque
         take_snapshot(gate, now_ns, &snapshot);
         return pass(gate, request, CT_GATE_MIN_SHARE, &snapshot, now_ns);
     }
+    return answer;
+}
+
+struct ct_gate_answer ct_gate_admit(struct ct_gate *gate, struct ct_launch_request *request, uint64_t since_ns,
+                                  uint64_t now_ns)
+{
+    request->sm_ppm = 0;
+    request->part_blocks = 0;
+    if (!ct_gate_must_ask(gate)) {
+        ct_gate_announce(gate, request, now_ns);
+        store_relaxed(&gate->mine->wanted_ns, 0);
+        add_single_writer(&gate->mine->counts.passed[CT_GATE_TOP], 1);
+        return (struct ct_gate_answer){.pass = 1, .reason = CT_GATE_TOP, .until_ns = now_ns};
+    }
+    struct ct_launch_request admitted = *request; /* unchanged if it must wait: the next part may be another one */
+    const struct ct_gate_answer answer = decide(gate, &admitted, since_ns, now_ns);
+    if (answer.pass)
+        *request = admitted;
     return answer;
 }

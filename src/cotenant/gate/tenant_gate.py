@@ -80,7 +80,7 @@ class TenantGate:
             gate.announce(request, now_ns)
             self.sm_ppm = 0
             return self._pass(now_ns)
-        passes, reason, until_ns, expect_ns, self.sm_ppm = gate.admit(request, since_ns, now_ns)
+        passes, reason, until_ns, expect_ns, self.sm_ppm, _ = gate.admit(request, since_ns, now_ns)
         if passes:
             self._request = (expect_ns, *request[1:])
             if now_ns > since_ns:
