@@ -156,7 +156,9 @@ class TenantGate:
 
     def _continue(self, since_ns: int) -> None:
         """Handle the rest of a launch of which a part has passed."""
-        expect_ns, sure_ns, low_ns, high_ns, may_fill, granularity_ns, count, free_ppm, doubtful, blocks, wave = self._whole
+        expect_ns, sure_ns, low_ns, high_ns, may_fill, granularity_ns, count, free_ppm, doubtful, blocks, wave = (
+            self._whole
+        )
         rest = self._rest_blocks
         expect_ns, sure_ns = (_native.slice_time(length_ns, blocks, rest, wave) for length_ns in (expect_ns, sure_ns))
         if granularity_ns:

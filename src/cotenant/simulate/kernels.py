@@ -56,6 +56,8 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     knowledge: Knowledge = "exact"
     cycle: int = 1
     """The launches of the load are those of this many requests in turn."""
+    sm_cap: int = 0
+    """Limit of the program's SMs, as with CUDA_MPS_ACTIVE_THREAD_PERCENTAGE; 0: none."""
     process_of: int = -1
     """The index of the tenant of which it is another process; -1: of none."""
 
@@ -123,6 +125,7 @@ def play(
             _host_seed(setting, index),
             setting.warm if index == 0 else 0,
             _FIRST if base in _GATES and (index == 0 or tenant.process_of == 0) else 0,
+            sm_cap=tenant.sm_cap,
             cycle=tenant.cycle,
         )
         for index, tenant in enumerate(tenants)

@@ -18,8 +18,8 @@ _SM_REGISTERS: Final = 65536
 _SM_SHARED_BYTES: Final = 96 * 1024
 
 
-# Parts of the names of kernels from libraries for matrix products and convolutions (cuBLAS, cuDNN, CUTLASS in the former
-# two), which contain machine code only.
+# Parts of the names of kernels from libraries for matrix products and convolutions (cuBLAS, cuDNN), which contain
+# machine code only.
 _LIBRARY: Final = re.compile(
     r"gemm|gemv|cutlass|cublas|cudnn|xmma|conv(?!ert)|wgrad|dgrad|winograd|implicit_|s\d*884|s\d*1688|s\d*16816|fft|magma",
     re.IGNORECASE,
