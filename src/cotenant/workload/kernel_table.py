@@ -77,8 +77,8 @@ def _list(text: str, where: str, *, has_column: bool) -> list[Activity]:
         if not row.strip():
             continue
         try:
-            row, ptx = row.rsplit(",", 1) if has_column else (row, "")
-            name, bound, _, sms, duration = row.rsplit(",", 4)  # names contain commas and are not quoted
+            fields, _, ptx = row.rpartition(",") if has_column else (row, "", "")
+            name, bound, _, sms, duration = fields.rsplit(",", 4)  # names contain commas and are not quoted
             duration_ns, blocks = _count(duration), max(_count(sms), 1)
             kernel = KernelIdentity(name, (blocks, 1, 1), (_LIST_THREADS, 1, 1))
             # This many registers make one block fill an SM, so that an SM of the list is one block.
