@@ -1,6 +1,7 @@
 /* Waiting for admission: sleeping on the wake word of the arbitration page until shortly before the gate may open, then
  * polling; and waking the processes that sleep. */
 #define _GNU_SOURCE
+#include "gate/space.h"
 #include "hook/launch/work.h"
 
 #include <errno.h>
@@ -31,6 +32,20 @@ static int is_stuck(const struct ct_completions *completions, uint64_t now_ns)
         now_ns - completions->ended_ns >= CT_GATE_STUCK_NS;
 }
 
+/* Tells the gate in which steps this launch can be limited. A stream that is being captured anywhere forbids calls that
+ * create contexts. */
+static void set_step(struct ct_session *session, const struct ct_launch *launch)
+{
+    struct ct_gateway *gateway = session->gateway;
+    gateway->gate.sm_step_ppm = launch->may_limit && !load_relaxed(&session->captures) ? gateway->sm_step_ppm : 0;
+}
+
+void ct_gate_limit_open(struct ct_session *session, struct ct_launch *launch)
+{
+    set_step(session, launch);
+    ct_space_limit_open(&session->gateway->gate, &launch->request);
+}
+
 /* Asks the gate. If the earlier work is stuck, the launch counts as waiting since the last completion, so that each
  * following launch need not wait as long again. */
 static struct ct_gate_answer admit(struct ct_session *session, struct ct_launch *launch, uint64_t since_ns,
@@ -40,8 +55,7 @@ static struct ct_gate_answer admit(struct ct_session *session, struct ct_launch 
     if (gateway->gate.unconfirmed && is_stuck(&gateway->completions, now_ns) &&
         gateway->completions.ended_ns < since_ns)
         since_ns = gateway->completions.ended_ns;
-    /* A stream that is being captured anywhere forbids calls that create contexts. */
-    gateway->gate.sm_step_ppm = launch->may_limit && !load_relaxed(&session->captures) ? gateway->sm_step_ppm : 0;
+    set_step(session, launch);
     return ct_gate_admit(&gateway->gate, &launch->request, since_ns, now_ns);
 }
 
