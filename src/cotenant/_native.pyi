@@ -46,13 +46,9 @@ def measurement_write(
 ) -> None: ...
 def account_read(grant: Buffer, /) -> tuple[int, int, int, list[tuple[int, int, int, int]]]: ...
 
-_LaunchRequest: TypeAlias = (
-    tuple[int, int, int, int, int]
-    | tuple[int, int, int, int, int, int, int]
-    | tuple[int, int, int, int, int, int, int, int]
-    | tuple[int, int, int, int, int, int, int, int, int]
-    | tuple[int, int, int, int, int, int, int, int, int, int, int]
-)
+_LaunchRequest: TypeAlias = tuple[int, ...]
+"""Expected, upper, low and high time, and whether it may fill gaps; then, if known, preemption granularity, number of
+kernels, free part and whether it is doubtful; then, of a kernel that can be cut, its blocks and those of a wave."""
 
 class Forecast:
     low_ns: int

@@ -101,7 +101,7 @@ class WatchedGate:
 
     def admit(self, request: tuple[int, ...], since_ns: int, now_ns: int) -> tuple[int, int, int, int, int, int]:
         """Ask, and record expected time, part, remaining blocks and wave."""
-        answer = self.native.admit(request, since_ns, now_ns)  # type: ignore[arg-type]
+        answer = self.native.admit(request, since_ns, now_ns)
         if answer[0]:
             self.passed.append((answer[3], answer[5], request[9], request[10]))
         return answer
