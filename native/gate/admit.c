@@ -6,6 +6,7 @@
 #include "gate/limit.h"
 #include "gate/loss.h"
 #include "gate/cost.h"
+#include "gate/slice.h"
 #include "gate/space.h"
 #include "gate/internal.h"
 
@@ -264,18 +265,29 @@ static struct ct_gate_answer admit_idle(struct ct_gate *gate, const struct ct_la
     const uint64_t debt_ns = ct_gate_debt(gate, now_ns), lead_ns = min_u64(CT_GATE_LEAD_NS, gate->bound_ns);
     if (debt_ns > CT_GATE_BURST_NS)
         return wait_for(CT_GATE_DEBT, sat_add_u64(now_ns, debt_ns - CT_GATE_BURST_NS));
-    if (snapshot->submitted_ns > lead_ns && sat_add_u64(snapshot->submitted_ns,
-                                                        request->expect_ns) > ct_cost_bound(gate, request))
+    const uint64_t slice_ns = request->blocks ? ct_slice_bound(gate, now_ns) : 0;
+    const uint64_t bound_ns = slice_ns ? slice_ns : ct_cost_bound(gate, request);
+    if (snapshot->submitted_ns > lead_ns && sat_add_u64(snapshot->submitted_ns, request->expect_ns) > bound_ns)
         return wait_for(CT_GATE_BOUND, sat_add_u64(now_ns, snapshot->submitted_ns - lead_ns));
     return pass_if_unchanged(gate, request, CT_GATE_FREE, snapshot, now_ns);
 }
 
+/* Reduces a launch that can be cut to what is expected to fit into the rest of the gap. */
+static void cut_to_gap(const struct ct_gate *gate, struct ct_launch_request *request, const struct snapshot *snapshot,
+                       uint64_t now_ns)
+{
+    const uint64_t begin_ns = sat_add_u64(sat_add_u64(now_ns, snapshot->submitted_ns), 2 * ct_cost_switch(gate));
+    if (request->blocks && snapshot->gap_end_ns > begin_ns)
+        ct_slice_cut(request, snapshot->gap_end_ns - begin_ns);
+}
+
 /* Decides while a higher-priority tenant is expected to launch again: the kernel must end before that, or its expected
  * cost must be within the budget. */
-static struct ct_gate_answer admit_gap(struct ct_gate *gate, const struct ct_launch_request *request,
+static struct ct_gate_answer admit_gap(struct ct_gate *gate, struct ct_launch_request *request,
                                        const struct snapshot *snapshot,
                                      uint64_t since_ns, uint64_t now_ns)
 {
+    cut_to_gap(gate, request, snapshot, now_ns);
     const uint64_t submitted_ns = snapshot->submitted_ns, cost_ns = ct_cost_switch(gate);
     const uint64_t taken_ns = sat_add_u64(submitted_ns, sat_add_u64(cost_ns, cost_ns)),
         debt_ns = ct_gate_debt(gate, now_ns);
@@ -341,15 +353,18 @@ static struct ct_gate_answer admit_space(struct ct_gate *gate, struct ct_launch_
 {
     if (now_ns < snapshot->gap_begin_ns)
         return admit_limited(gate, request, snapshot, wait_for(CT_GATE_BUSY, snapshot->gap_begin_ns), now_ns);
-    if (!request->may_fill || ct_cost_gap(gate, request, snapshot, now_ns)) {
+    struct ct_launch_request fitting = *request;
+    cut_to_gap(gate, &fitting, snapshot, now_ns);
+    if (!request->may_fill || ct_cost_gap(gate, &fitting, snapshot, now_ns)) {
         const int is_due = now_ns >= snapshot->gap_end_ns;
         const uint64_t until_ns = is_due || !request->may_fill ? snapshot->quiet_ns : snapshot->next_gap_ns;
         return admit_limited(gate, request, snapshot, wait_for(is_due ? CT_GATE_DUE : CT_GATE_TIGHT, until_ns), now_ns);
     }
-    if (ct_cost_reaches_bound(gate, request, snapshot, now_ns)) {
+    if (ct_cost_reaches_bound(gate, &fitting, snapshot, now_ns)) {
         const uint64_t until_ns = sat_add_u64(now_ns, snapshot->submitted_ns - CT_GATE_LEAD_NS / 2);
         return admit_limited(gate, request, snapshot, wait_for(CT_GATE_BOUND, until_ns), now_ns);
     }
+    *request = fitting;
     return pass_if_unchanged(gate, request, CT_GATE_GAP, snapshot, now_ns);
 }
 
@@ -419,19 +434,14 @@ static void publish_request(struct ct_gate *gate, const struct ct_launch_request
     store_release(&gate->mine->asked_ns, now_ns);
 }
 
-struct ct_gate_answer ct_gate_admit(struct ct_gate *gate, struct ct_launch_request *request, uint64_t since_ns,
-                                  uint64_t now_ns)
+/* Decides about a launch, or about its next part, for a process that must ask. */
+static struct ct_gate_answer decide(struct ct_gate *gate, struct ct_launch_request *request, uint64_t since_ns,
+                                    uint64_t now_ns)
 {
     struct snapshot snapshot;
-    request->sm_ppm = 0;
-    if (!ct_gate_must_ask(gate)) {
-        ct_space_limit_open(gate, request);
-        ct_gate_announce(gate, request, now_ns);
-        store_relaxed(&gate->mine->wanted_ns, 0);
-        add_single_writer(&gate->mine->counts.passed[CT_GATE_TOP], 1);
-        return (struct ct_gate_answer){.pass = 1, .reason = CT_GATE_TOP, .until_ns = now_ns};
-    }
     ct_account_update(gate, now_ns);
+    if (request->blocks && gate->higher_count && gate->policy != CT_GATE_OPEN)
+        ct_slice_cut(request, ct_slice_bound(gate, now_ns));
     const int is_full = ct_limit_is_full(gate, request, now_ns);
     publish_request(gate, request, request->may_fill && !is_full && !gate->is_paused, now_ns);
     ct_gate_settle(gate, now_ns);
@@ -463,5 +473,24 @@ struct ct_gate_answer ct_gate_admit(struct ct_gate *gate, struct ct_launch_reque
         take_snapshot(gate, now_ns, &snapshot);
         return pass(gate, request, CT_GATE_MIN_SHARE, &snapshot, now_ns);
     }
+    return answer;
+}
+
+struct ct_gate_answer ct_gate_admit(struct ct_gate *gate, struct ct_launch_request *request, uint64_t since_ns,
+                                  uint64_t now_ns)
+{
+    request->sm_ppm = 0;
+    request->part_blocks = 0;
+    if (!ct_gate_must_ask(gate)) {
+        ct_space_limit_open(gate, request);
+        ct_gate_announce(gate, request, now_ns);
+        store_relaxed(&gate->mine->wanted_ns, 0);
+        add_single_writer(&gate->mine->counts.passed[CT_GATE_TOP], 1);
+        return (struct ct_gate_answer){.pass = 1, .reason = CT_GATE_TOP, .until_ns = now_ns};
+    }
+    struct ct_launch_request admitted = *request; /* unchanged if it must wait: the next part may be another one */
+    const struct ct_gate_answer answer = decide(gate, &admitted, since_ns, now_ns);
+    if (answer.pass)
+        *request = admitted;
     return answer;
 }

@@ -221,7 +221,11 @@ struct ct_launch_request {
                               * until it ends */
     uint32_t free_ppm;       /* fraction of the device that stays free while it runs; all of it for a copy */
     uint32_t is_doubtful;    /* the expected time may be wrong by much: the work counts until it is seen to complete */
+    uint64_t blocks;         /* of a kernel that can be launched in parts: the blocks not launched yet; 0: it cannot */
+    uint64_t wave_blocks;    /* how many of them the device runs at once; 0: unknown */
     uint32_t sm_ppm;         /* set by ct_gate_admit(): the part of the SMs to which the launch must be limited; 0: all */
+    uint64_t part_blocks;    /* set by ct_gate_admit(): how many blocks to launch now; 0: all. The rest is another
+                              * launch, with a request of its own */
 };
 
 /* Announces a launch that need not ask: stores to one cache line. A reader of the sequence number sees the earlier
@@ -253,8 +257,8 @@ struct ct_gate_answer {
 
 /* Decides whether a launch may go now; `since_ns` is when it first asked. A launch that passes is announced before the
  * function returns. The caller then submits it and calls ct_gate_submitted(), and ct_gate_confirmed() when an event
- * shows its completion. If the launch passes with a limit of its SMs, the request says so, and its times are those with
- * this limit. */
+ * shows its completion. If the launch passes with a limit of its SMs, or a part of its blocks passes, the request says so,
+ * and its times are those with this limit and of this part. */
 struct ct_gate_answer ct_gate_admit(struct ct_gate *gate, struct ct_launch_request *request, uint64_t since_ns,
                                   uint64_t now_ns);
 void ct_gate_submitted(struct ct_gate *gate, const struct ct_launch_request *request, int is_submitted,

@@ -7,6 +7,7 @@
 #include "gate/process.h"
 #include "gate/quiescence.h"
 #include "gate/request.h"
+#include "gate/slice.h"
 #include "python/module.h"
 
 #include <stdlib.h>
@@ -82,10 +83,10 @@ static void gate_dealloc(PyObject *self)
 
 static int parse_request(PyObject *item, struct ct_launch_request *request)
 {
-    ull expect, upper, low, high, granularity = 0;
+    ull expect, upper, low, high, granularity = 0, blocks = 0, wave_blocks = 0;
     unsigned int may_fill, kernel_count = 1, free_ppm = 0, is_doubtful = 0;
-    if (!PyArg_ParseTuple(item, "KKKKI|KIII:request", &expect, &upper, &low, &high, &may_fill, &granularity,
-                          &kernel_count, &free_ppm, &is_doubtful))
+    if (!PyArg_ParseTuple(item, "KKKKI|KIIIKK:request", &expect, &upper, &low, &high, &may_fill, &granularity,
+                          &kernel_count, &free_ppm, &is_doubtful, &blocks, &wave_blocks))
         return -1;
     *request = (struct ct_launch_request){.expect_ns = expect,
                                           .upper_ns = upper,
@@ -95,7 +96,9 @@ static int parse_request(PyObject *item, struct ct_launch_request *request)
                                           .kernel_count = kernel_count,
                                           .granularity_ns = granularity,
                                           .free_ppm = free_ppm,
-                                          .is_doubtful = is_doubtful};
+                                          .is_doubtful = is_doubtful,
+                                          .blocks = blocks,
+                                          .wave_blocks = wave_blocks};
     return 0;
 }
 
@@ -136,8 +139,8 @@ static PyObject *admit(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "OKK:admit", &item, &since_ns, &now_ns) || parse_request(item, &request) < 0)
         return NULL;
     struct ct_gate_answer answer = ct_gate_admit(gate_of(self), &request, since_ns, now_ns);
-    return Py_BuildValue("(IIKKI)", answer.pass, answer.reason, (ull)answer.until_ns, (ull)request.expect_ns,
-                         request.sm_ppm);
+    return Py_BuildValue("(IIKKIK)", answer.pass, answer.reason, (ull)answer.until_ns, (ull)request.expect_ns,
+                         request.sm_ppm, (ull)request.part_blocks);
 }
 
 static PyObject *submitted(PyObject *self, PyObject *args)
@@ -377,7 +380,31 @@ static PyObject *duration_for_grid(PyObject *module, PyObject *args)
     return PyLong_FromUnsignedLongLong(ct_duration_for_grid(expect_ns, blocks, other_blocks, slots));
 }
 
-static PyMethodDef functions[] = {METHOD(duration_for_grid, METH_VARARGS), {NULL, NULL, 0, NULL}};
+/* Returns how many blocks to launch next; 0: all. */
+static PyObject *slice_blocks(PyObject *module, PyObject *args)
+{
+    long long kernel_ns, bound_ns;
+    ull blocks, wave_blocks;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "LKLK:slice_blocks", &kernel_ns, &blocks, &bound_ns, &wave_blocks))
+        return NULL;
+    return PyLong_FromUnsignedLongLong(ct_slice_blocks(kernel_ns, blocks, bound_ns, wave_blocks));
+}
+
+/* Returns how long so many other blocks of a kernel take. */
+static PyObject *slice_time(PyObject *module, PyObject *args)
+{
+    ull kernel_ns, blocks, other_blocks, wave_blocks;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "KKKK:slice_time", &kernel_ns, &blocks, &other_blocks, &wave_blocks))
+        return NULL;
+    return PyLong_FromUnsignedLongLong(ct_slice_time(kernel_ns, blocks, other_blocks, wave_blocks));
+}
+
+static PyMethodDef functions[] = {METHOD(duration_for_grid, METH_VARARGS),
+                                  METHOD(slice_blocks, METH_VARARGS),
+                                  METHOD(slice_time, METH_VARARGS),
+                                  {NULL, NULL, 0, NULL}};
 
 static int add_type(PyObject *module, const char *name, PyType_Spec *spec)
 {

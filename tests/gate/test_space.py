@@ -30,7 +30,7 @@ class Shared:
     def launch(self, length_ns: int, free_ppm: int = 0) -> tuple[int, int, int]:
         """Ask for a launch; return the reason, the expected time and the limit."""
         request: LaunchRequest = (length_ns, length_ns, 0, 0, 1, 0, 1, free_ppm)
-        passes, reason, _, expect_ns, sm_ppm = self.low.admit(request, self.now, self.now)
+        passes, reason, _, expect_ns, sm_ppm, _ = self.low.admit(request, self.now, self.now)
         if passes:
             self.low.submitted((expect_ns, *request[1:]), True, self.now)
             self.running.append((self.now + expect_ns, expect_ns))
