@@ -112,7 +112,7 @@ D:"""
   match.any.sync.b32 %r3, %r1, -1; xor.b32 %r2, %r2, %r3;"""
     + STORE.format("%r2"),
     "local memory": """
-  .local .align 4 .b8 depot[32]; mov.u64 %d1, depot; and.b32 %r1, %n, 7; mul.wide.u32 %d2, %r1, 4; 
+  .local .align 4 .b8 depot[32]; mov.u64 %d1, depot; and.b32 %r1, %n, 7; mul.wide.u32 %d2, %r1, 4;
   add.u64 %d1, %d1, %d2; st.local.u32 [%d1], %i; ld.local.u32 %r2, [%d1]; add.u32 %r2, %r2, 1;"""
     + STORE.format("%r2"),
     "shared memory": """

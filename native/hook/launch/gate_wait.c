@@ -15,6 +15,9 @@
  * longer: less than the work submitted ahead, so that this alone delays nothing while no higher-priority tenant is
  * active. */
 enum { ASK_NS = 500, COLLECT_NS = 100 * 1000, EXTENSION_NS = CT_GATE_LEAD_NS / 2 };
+/* How often a thread asks whether another one has launched all parts of a kernel, and how long it waits at most. */
+enum { PARTS_RECHECK_NS = 50 * 1000 };
+#define PARTS_MAX_NS (UINT64_C(10) * 1000 * 1000 * 1000)
 enum { SEVERAL_THREADS_NS = 1000 * 1000 * 1000, LATE_MAX_NS = 1000 * 1000 };
 
 static uint64_t current_ns(struct ct_session *session)
@@ -37,6 +40,9 @@ static struct ct_gate_answer admit(struct ct_session *session, struct ct_launch 
                                  uint64_t now_ns)
 {
     struct ct_gateway *gateway = session->gateway;
+    const uintptr_t parts_thread = gateway->parts_thread;
+    if (parts_thread && parts_thread != (uintptr_t)__builtin_thread_pointer() && now_ns - since_ns < PARTS_MAX_NS)
+        return (struct ct_gate_answer){.reason = CT_GATE_OTHER, .until_ns = now_ns + PARTS_RECHECK_NS};
     if (gateway->gate.unconfirmed && is_stuck(&gateway->completions, now_ns) &&
         gateway->completions.ended_ns < since_ns)
         since_ns = gateway->completions.ended_ns;
@@ -202,7 +208,11 @@ void ct_gate_wait(struct ct_session *session, struct ct_launch *launch, uint64_t
                                   .slack = -1};
         wait_until_admitted(&waiting, &answer, wake_value);
     }
-    if (gateway->gate.limit_ppm && !gateway->gate.is_lent && launch->is_counted)
+    launch->is_stuck = answer.reason == CT_GATE_STUCK;
+    if (launch->request.part_blocks) {
+        gateway->parts_thread = (uintptr_t)__builtin_thread_pointer();
+        launch->must_check = 0; /* what is measured is the part, not the launch */
+    } else if (gateway->gate.limit_ppm && !gateway->gate.is_lent && launch->is_counted)
         ct_kernel_time_charge(&session->kernel_times[launch->identity->number], gateway->gate.bound_ns);
     ct_launch_trace(launch, gateway->instant.last_ns, answer.reason);
     ct_unlock(session);

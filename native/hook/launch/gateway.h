@@ -32,6 +32,9 @@ struct ct_gateway {
     uint64_t awaited_ns; /* predicted completion of the work that the host waits for; 0: it was already due */
     struct ct_completions completions;
     struct ct_requests requests;
+    /* The thread that launches a kernel in parts; 0: none does. The parts are one launch for the program, so other threads'
+     * launches wait meanwhile. */
+    uintptr_t parts_thread;
     uint32_t sm_step_ppm; /* launches of a kernel can be limited to multiples of this part of the SMs; 0: they cannot */
 };
 

@@ -35,7 +35,8 @@ const char *ct_ptx_reason(enum ct_ptx_reason reason);
 /* The names of variants begin with this; no other name may. */
 #define CT_PTX_PREFIX "__cotenant_part_"
 
-enum { CT_PTX_PARAMETER_BYTES_MAX = 4096 };
+/* The version changes with what is appended to a text: results of other versions are not read from the cache. */
+enum { CT_PTX_PARAMETER_BYTES_MAX = 4096, CT_PTX_VERSION = 1 };
 
 struct ct_ptx_kernel {
     char *name;

@@ -1,0 +1,112 @@
+"""Launch long kernels in every way that the hook may cut into parts, and print a digest of their results.
+
+With the argument `hold` keep launching short kernels instead, with pauses, until the standard input ends. Otherwise the
+argument is the number of rounds, and a line of the standard input ends the program after the digest.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import select
+import sys
+import time
+from typing import Any
+
+import numpy as np
+from cuda.bindings import driver
+from cuda_helpers import IMAGE, ok
+from ptx_kernels import HEAD, entry
+
+BLOCKS, THREADS = (40, 25, 8), 32
+COUNT = BLOCKS[0] * BLOCKS[1] * BLOCKS[2] * THREADS
+BODY = "ld.global.u32 %r1, [%o]; mad.lo.u32 %r1, %r1, 3, %i; red.global.add.u32 [total], 1; st.global.u32 [%o], %r1;"
+AREA = ".shared .align 4 .b8 area[40960]; mov.u32 %r9, area; st.shared.u32 [%r9], %n;"
+OUTSIDE = ".visible .global .align 4 .u32 total = 0;\n.extern .shared .align 16 .b8 dynamic[];\n"
+LARGE = "mov.u32 %r9, dynamic; add.u32 %r9, %r9, 65536; st.shared.u32 [%r9], %n;"
+TEXT = HEAD + OUTSIDE + entry(AREA + BODY) + entry(LARGE + BODY).replace(".entry k", ".entry large")
+U64 = ctypes.c_uint64
+
+
+def hold() -> None:
+    module = ok(driver.cuModuleLoadData(IMAGE))
+    spin = ok(driver.cuModuleGetFunction(module, b"spin"))
+    print("holding", flush=True)
+    while not select.select([sys.stdin], [], [], 0.001)[0]:
+        ok(driver.cuLaunchKernel(spin, 40, 1, 1, 256, 1, 1, 0, 0, ((100_000,), (U64,)), 0))
+        ok(driver.cuCtxSynchronize())
+
+
+class Program:
+    """A module and a library of the text, and the memory that their kernels change."""
+
+    def __init__(self) -> None:
+        self.module = ok(driver.cuModuleLoadData(TEXT.encode()))
+        self.library = ok(driver.cuLibraryLoadData(TEXT.encode(), [], [], 0, [], [], 0))
+        self.kernel = ok(driver.cuModuleGetFunction(self.module, b"k"))
+        self.large = ok(driver.cuModuleGetFunction(self.module, b"large"))
+        ok(driver.cuFuncSetAttribute(self.large, driver.CUfunction_attribute(8), 80000))
+        self.of_library = ok(driver.cuLibraryGetKernel(self.library, b"k"))
+        assert ok(driver.cuModuleGetFunctionCount(self.module)) == 2
+        names = {ok(driver.cuFuncGetName(one)) for one in ok(driver.cuModuleEnumerateFunctions(2, self.module))}
+        assert names == {b"k", b"large"}, names
+        assert ok(driver.cuLibraryGetKernelCount(self.library)) == 2
+        self.data = ok(driver.cuMemAlloc(COUNT * 4))
+        self.streams = [0, ok(driver.cuStreamCreate(0)), ok(driver.cuStreamCreate(1)), driver.CUstream(2)]
+        ok(driver.cuMemsetD32(self.data, 1, COUNT))
+
+    def launch(self, number: int) -> None:
+        """Launch in one of several ways, which all do the same."""
+        stream, ways = self.streams[number // 5 % 4], number % 5
+        values: Any = ((int(self.data), int(self.data)), (U64, U64))
+        if ways == 0:
+            ok(driver.cuLaunchKernel(self.kernel, *BLOCKS, THREADS, 1, 1, 0, stream, values, 0))
+        elif ways == 1:
+            ok(driver.cuLaunchKernel(self.large, *BLOCKS, THREADS, 1, 1, 70000, stream, values, 0))
+        elif ways == 2:
+            function = ok(driver.cuKernelGetFunction(self.of_library))
+            ok(driver.cuLaunchKernel(function, *BLOCKS, THREADS, 1, 1, 0, stream, values, 0))
+        elif ways == 3:
+            config = driver.CUlaunchConfig()
+            config.gridDimX, config.gridDimY, config.gridDimZ = BLOCKS
+            config.blockDimX, config.blockDimY, config.blockDimZ = THREADS, 1, 1
+            config.hStream = driver.CUstream(int(stream)) if isinstance(stream, int) else stream
+            ok(driver.cuLaunchKernelEx(config, self.kernel, values, 0))
+        else:
+            buffer = (U64 * 2)(int(self.data), int(self.data))
+            size = ctypes.c_size_t(16)
+            extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(buffer), 2, ctypes.addressof(size), 0)
+            ok(driver.cuLaunchKernel(self.kernel, *BLOCKS, THREADS, 1, 1, 0, stream, 0, ctypes.addressof(extra)))
+        if stream:
+            ok(driver.cuStreamSynchronize(stream))
+
+    def digest(self) -> str:
+        out = np.empty(COUNT, np.uint32)
+        ok(driver.cuCtxSynchronize())
+        ok(driver.cuMemcpyDtoH(out, self.data, out.nbytes))
+        totals = []
+        library, size = ok(driver.cuLibraryGetGlobal(self.library, b"total"))
+        for pointer in (ok(driver.cuModuleGetGlobal(self.module, b"total"))[0], library):
+            total = np.empty(1, np.uint32)
+            ok(driver.cuMemcpyDtoH(total, pointer, size))
+            totals.append(int(total[0]))
+        return f"{hashlib.sha256(out.tobytes()).hexdigest()} {totals}"
+
+
+def main() -> None:
+    ok(driver.cuInit(0))
+    ok(driver.cuCtxCreate(None, 0, ok(driver.cuDeviceGet(0))))
+    if sys.argv[1] == "hold":
+        hold()
+        return
+    program = Program()
+    for number in range(int(sys.argv[1])):
+        program.launch(number)
+        if number % 3 == 0:
+            ok(driver.cuCtxSynchronize())
+            time.sleep(0.002)
+    print(program.digest(), flush=True)
+    sys.stdin.readline()
+
+
+main()
