@@ -15,8 +15,7 @@ static const char *const opcodes[] = {
     "suq",       "bra",       "brx",      "call",      "ret",      "exit",     "bar",      "barrier",   "membar",
     "fence",     "atom",      "red",      "vote",      "match",    "activemask", "redux",  "elect",     "cp",
     "mbarrier",  "wmma",      "mma",      "ldmatrix",  "stmatrix", "movmatrix", "wgmma",   "setmaxnreg", "brkpt",
-    "nanosleep", "pmevent",   "trap",     "alloca",    "stacksave", "stackrestore", "vadd", "vsub",     "vabsdiff",
-    "vmin",      "vmax",      "vshl",     "vshr",      "vmad",     "vset"};
+    "nanosleep", "pmevent",   "trap",     "alloca",    "stacksave", "stackrestore"};
 
 /* Registers whose values do not depend on the grid that a block belongs to. */
 static const char *const specials[] = {

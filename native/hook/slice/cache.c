@@ -16,7 +16,7 @@ enum { FILE_BYTES_MAX = 512 * 1024 * 1024, KERNELS_MAX = 1 << 16 };
 static const uint64_t MAGIC = UINT64_C(0x3152505843544f43); /* "COTCXPR1" in little-endian bytes */
 
 struct header {
-    uint64_t magic, version;
+    uint64_t magic, version; /* version: a hash of the sources that rewrite texts */
     uint64_t hash[2], text_bytes; /* of the program's text */
     uint64_t kernel_count, appended_bytes;
     uint64_t checksum[2]; /* of what follows */
@@ -218,7 +218,7 @@ static void write_file(int directory, const char *name, const char *content, siz
 
 int ct_slice_cached(const char *text, size_t bytes, struct ct_ptx_module *module)
 {
-    struct header header = {.magic = MAGIC, .version = CT_PTX_VERSION, .text_bytes = bytes};
+    struct header header = {.magic = MAGIC, .version = CT_PTX_SOURCES, .text_bytes = bytes};
     char name[48];
     size_t file_bytes = 0;
     *module = (struct ct_ptx_module){0};

@@ -35,8 +35,7 @@ const char *ct_ptx_reason(enum ct_ptx_reason reason);
 /* The names of variants begin with this; no other name may. */
 #define CT_PTX_PREFIX "__cotenant_part_"
 
-/* The version changes with what is appended to a text: results of other versions are not read from the cache. */
-enum { CT_PTX_PARAMETER_BYTES_MAX = 4096, CT_PTX_VERSION = 1 };
+enum { CT_PTX_PARAMETER_BYTES_MAX = 4096 };
 
 struct ct_ptx_kernel {
     char *name;
