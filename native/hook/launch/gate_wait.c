@@ -209,6 +209,8 @@ void ct_gate_wait(struct ct_session *session, struct ct_launch *launch, uint64_t
         wait_until_admitted(&waiting, &answer, wake_value);
     }
     launch->is_stuck = answer.reason == CT_GATE_STUCK;
+    if (!launch->request.part_blocks)
+        ct_parts_count_whole(launch, gateway->instant.last_ns);
     if (launch->request.part_blocks) {
         gateway->parts_thread = (uintptr_t)__builtin_thread_pointer();
         launch->must_check = 0; /* what is measured is the part, not the launch */

@@ -10,6 +10,7 @@
 
 enum { PARAMETERS_MAX = 255, EXTRA_END = 0, EXTRA_BUFFER = 1, EXTRA_BYTES = 2, EXTRA_WORDS_MAX = 8 };
 enum { PARTS_LEARNED = 3 };
+_Static_assert((int)CT_GATE_WHOLE_TEXT + (int)CT_PTX_REASONS <= (int)CT_GATE_WHOLES, "each reason has a counter");
 
 /* ---- requests ----------------------------------------------------------------------------------------------------- */
 
@@ -45,6 +46,32 @@ void ct_parts_request(struct ct_launch *launch, uint64_t blocks_left)
     request->wave_blocks = kernel_time->slots;
     request->expect_ns = ct_slice_time(request->expect_ns, kernel_time->blocks, blocks_left, kernel_time->slots);
     request->upper_ns = ct_slice_time(request->upper_ns, kernel_time->blocks, blocks_left, kernel_time->slots);
+}
+
+/* Returns why a launch of a kernel was not cut. */
+static unsigned whole_reason(const struct ct_launch *launch)
+{
+    const struct ct_slice *slice = load_relaxed(&launch->identity->function->slice);
+    if (!slice)
+        return CT_GATE_WHOLE_CODE;
+    const int state = load_relaxed(&slice->state);
+    if (slice->kernel->reason)
+        return CT_GATE_WHOLE_TEXT + slice->kernel->reason;
+    if (state == CT_SLICE_REFUSED)
+        return CT_GATE_WHOLE_REFUSED;
+    if (state == CT_SLICE_SLOWER)
+        return CT_GATE_WHOLE_SLOWER;
+    return launch->slice ? CT_GATE_WHOLE_WAVE : CT_GATE_WHOLE_LAUNCH;
+}
+
+void ct_parts_count_whole(struct ct_launch *launch, uint64_t now_ns)
+{
+    const struct ct_gate *gate = &launch->session->gateway->gate;
+    if (!launch->is_counted || launch->is_rest || launch->work != CT_WORK_KERNEL)
+        return;
+    const uint64_t bound_ns = ct_slice_bound(gate, now_ns);
+    if (bound_ns && launch->request.expect_ns > bound_ns)
+        add_single_writer(&gate->mine->whole_launches[whole_reason(launch)], 1);
 }
 
 int ct_parts_measures_variant(struct ct_launch *launch)
@@ -92,6 +119,10 @@ static void admit_next(struct ct_launch *launch, uint64_t blocks_left)
 /* Ends a part that is followed by others. */
 static void finish_part(struct ct_launch *launch)
 {
+    struct ct_gate_page *page = launch->session->gateway->gate.mine;
+    fetch_add_relaxed(&page->parts, 1);
+    fetch_add_relaxed(&page->cut_launches, !launch->is_rest);
+    launch->is_rest = 1;
     if (launch->pair)
         ct_timing_end(launch->session, launch->pair, launch->identity, launch->ticks, launch->stream,
                       launch->is_per_thread);
@@ -238,6 +269,8 @@ CUresult ct_parts_launch(struct ct_launch *launch, const struct ct_shape *shape,
         }
         launched += count;
     }
+    if (launch->is_rest)
+        fetch_add_relaxed(&launch->session->gateway->gate.mine->parts, 1);
     if (is_cut)
         end_parts(launch->session);
     return result;

@@ -29,6 +29,8 @@ struct ct_launch {
     int may_record_event; /* whether an event may be recorded after it */
     int must_watch;       /* its completion must be seen by an event, see ct_completions_watch() */
     int may_limit;        /* it may run on a part of the SMs, or in parts */
+    int is_rest;          /* a part of it was launched before */
+    enum ct_work work;
     int is_stuck;         /* it passed because nothing ended for too long */
     int runs_variant;     /* the variant is launched whole, to measure it */
     struct ct_slice *slice; /* how to launch it in parts; NULL: it is launched whole */
@@ -74,6 +76,8 @@ void ct_launch_predict(struct ct_launch *launch);
 void ct_parts_prepare(struct ct_launch *launch);
 /* Lets the gate cut the rest of a launch. Called with the lock held, with the request of the whole launch. */
 void ct_parts_request(struct ct_launch *launch, uint64_t blocks_left);
+/* Counts a launch that is longer than a part may be and was not cut. Called with the lock held. */
+void ct_parts_count_whole(struct ct_launch *launch, uint64_t now_ns);
 /* Decides whether a launch that is timed runs the variant, so that it is compared with the kernel. */
 int ct_parts_measures_variant(struct ct_launch *launch);
 
@@ -96,7 +100,8 @@ static inline void ct_launch_begin(struct ct_launch *launch, enum ct_work work, 
     launch->may_limit = permission == CT_MAY_TIME_AND_LIMIT;
     launch->request.sm_ppm = 0;
     launch->request.part_blocks = 0;
-    launch->is_stuck = launch->runs_variant = 0;
+    launch->is_stuck = launch->is_rest = launch->runs_variant = 0;
+    launch->work = work;
     launch->slice = NULL;
     launch->may_record_event = may_time || stream == CT_NO_STREAM;
     launch->passed = CT_PASSED_UNGATED;

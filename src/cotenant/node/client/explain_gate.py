@@ -12,7 +12,7 @@ from cotenant.gate.hold_reason import HeldLaunch
 from cotenant.gate.ledger import LedgerSnapshot
 from cotenant.node import wire
 from cotenant.node.client.connection import read_activity
-from cotenant.node.client.explain_text import describe_hold
+from cotenant.node.client.explain_text import describe_hold, describe_whole
 from cotenant.node.client.tenants import NodeSnapshot
 from cotenant.node.directories import Directories
 from cotenant.node.model.tenant import Tenant
@@ -40,6 +40,7 @@ def gate_causes(directories: Directories, snapshot: NodeSnapshot, tenant: Tenant
     if first.gate is None or counts.generation != grant.generation:
         yield "free", "nothing holds it back: it has launched nothing on its device yet", ()
         return
+    yield from _part_causes(counts)
     holds = list(_check_repeatedly(directories, grant, first))
     details = _launch_counts(counts, first.gate.at_ns)
     if not holds:
@@ -86,6 +87,17 @@ def _ledger_causes(snapshot: LedgerSnapshot | None, grant: Grant) -> Iterator[Ga
         times = "once" if account.denied == 1 else f"{account.denied:,} times"
         denied = round_size(account.denied_bytes)
         yield "denied", f"it was denied device memory {times}, {denied} in total: that exceeds its quota", (holds,)
+
+
+def _part_causes(counts: GateCounts) -> Iterator[GateCause]:
+    """Yield whether long kernels are launched in parts next to tenants of higher priority."""
+    whole = sorted(enumerate(counts.whole_launches), key=lambda item: -item[1])
+    details = tuple(f"{count:,} long launches were whole: {describe_whole(reason)}" for reason, count in whole if count)
+    if counts.cut_launches:
+        launches = f"{counts.cut_launches:,} launches in {counts.parts:,} parts"
+        yield "parts", f"next to tenants of higher priority its long kernels are launched in parts: {launches}", details
+    elif details:
+        yield "parts", "its long kernels are launched whole, also next to tenants of higher priority", details
 
 
 def _launch_counts(counts: GateCounts, now: int) -> tuple[str, ...]:
