@@ -265,18 +265,29 @@ static struct ct_gate_answer admit_idle(struct ct_gate *gate, const struct ct_la
     const uint64_t debt_ns = ct_gate_debt(gate, now_ns), lead_ns = min_u64(CT_GATE_LEAD_NS, gate->bound_ns);
     if (debt_ns > CT_GATE_BURST_NS)
         return wait_for(CT_GATE_DEBT, sat_add_u64(now_ns, debt_ns - CT_GATE_BURST_NS));
-    if (snapshot->submitted_ns > lead_ns && sat_add_u64(snapshot->submitted_ns,
-                                                        request->expect_ns) > ct_cost_bound(gate, request))
+    const uint64_t slice_ns = request->blocks ? ct_slice_bound(gate, now_ns) : 0;
+    const uint64_t bound_ns = slice_ns ? slice_ns : ct_cost_bound(gate, request);
+    if (snapshot->submitted_ns > lead_ns && sat_add_u64(snapshot->submitted_ns, request->expect_ns) > bound_ns)
         return wait_for(CT_GATE_BOUND, sat_add_u64(now_ns, snapshot->submitted_ns - lead_ns));
     return pass_if_unchanged(gate, request, CT_GATE_FREE, snapshot, now_ns);
 }
 
+/* Reduces a launch that can be cut to what is expected to fit into the rest of the gap. */
+static void cut_to_gap(const struct ct_gate *gate, struct ct_launch_request *request, const struct snapshot *snapshot,
+                       uint64_t now_ns)
+{
+    const uint64_t begin_ns = sat_add_u64(sat_add_u64(now_ns, snapshot->submitted_ns), 2 * ct_cost_switch(gate));
+    if (request->blocks && snapshot->gap_end_ns > begin_ns)
+        ct_slice_cut(request, snapshot->gap_end_ns - begin_ns);
+}
+
 /* Decides while a higher-priority tenant is expected to launch again: the kernel must end before that, or its expected
  * cost must be within the budget. */
-static struct ct_gate_answer admit_gap(struct ct_gate *gate, const struct ct_launch_request *request,
+static struct ct_gate_answer admit_gap(struct ct_gate *gate, struct ct_launch_request *request,
                                        const struct snapshot *snapshot,
                                      uint64_t since_ns, uint64_t now_ns)
 {
+    cut_to_gap(gate, request, snapshot, now_ns);
     const uint64_t submitted_ns = snapshot->submitted_ns, cost_ns = ct_cost_switch(gate);
     const uint64_t taken_ns = sat_add_u64(submitted_ns, sat_add_u64(cost_ns, cost_ns)),
         debt_ns = ct_gate_debt(gate, now_ns);
@@ -342,15 +353,18 @@ static struct ct_gate_answer admit_space(struct ct_gate *gate, struct ct_launch_
 {
     if (now_ns < snapshot->gap_begin_ns)
         return admit_limited(gate, request, snapshot, wait_for(CT_GATE_BUSY, snapshot->gap_begin_ns), now_ns);
-    if (!request->may_fill || ct_cost_gap(gate, request, snapshot, now_ns)) {
+    struct ct_launch_request fitting = *request;
+    cut_to_gap(gate, &fitting, snapshot, now_ns);
+    if (!request->may_fill || ct_cost_gap(gate, &fitting, snapshot, now_ns)) {
         const int is_due = now_ns >= snapshot->gap_end_ns;
         const uint64_t until_ns = is_due || !request->may_fill ? snapshot->quiet_ns : snapshot->next_gap_ns;
         return admit_limited(gate, request, snapshot, wait_for(is_due ? CT_GATE_DUE : CT_GATE_TIGHT, until_ns), now_ns);
     }
-    if (ct_cost_reaches_bound(gate, request, snapshot, now_ns)) {
+    if (ct_cost_reaches_bound(gate, &fitting, snapshot, now_ns)) {
         const uint64_t until_ns = sat_add_u64(now_ns, snapshot->submitted_ns - CT_GATE_LEAD_NS / 2);
         return admit_limited(gate, request, snapshot, wait_for(CT_GATE_BOUND, until_ns), now_ns);
     }
+    *request = fitting;
     return pass_if_unchanged(gate, request, CT_GATE_GAP, snapshot, now_ns);
 }
 

@@ -52,13 +52,14 @@ uint64_t ct_slice_bound(const struct ct_gate *gate, uint64_t now_ns)
 void ct_slice_cut(struct ct_launch_request *request, uint64_t bound_ns)
 {
     const uint64_t all_ns = min_u64(request->expect_ns, CT_GATE_HORIZON_NS);
-    const uint64_t blocks = ct_slice_blocks((int64_t)all_ns, request->blocks,
-                                            (int64_t)min_u64(bound_ns, CT_GATE_HORIZON_NS), request->wave_blocks);
-    if (!blocks)
+    const uint64_t all = request->part_blocks ? request->part_blocks : request->blocks;
+    const uint64_t part = ct_slice_blocks((int64_t)all_ns, all, (int64_t)min_u64(bound_ns, CT_GATE_HORIZON_NS),
+                                          request->wave_blocks);
+    if (!part)
         return;
-    request->part_blocks = blocks;
-    request->expect_ns = ct_slice_time(all_ns, request->blocks, blocks, request->wave_blocks);
-    request->upper_ns = ct_slice_time(min_u64(request->upper_ns, CT_GATE_HORIZON_NS), request->blocks, blocks,
-                                      request->wave_blocks);
+    request->part_blocks = part;
+    request->expect_ns = ct_slice_time(all_ns, all, part, request->wave_blocks);
+    request->upper_ns =
+        ct_slice_time(min_u64(request->upper_ns, CT_GATE_HORIZON_NS), all, part, request->wave_blocks);
     request->low_ns = request->high_ns = 1; /* the host launches the rest as soon as it may */
 }

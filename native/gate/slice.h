@@ -21,7 +21,8 @@ uint64_t ct_slice_time(uint64_t kernel_ns, uint64_t blocks, uint64_t other_block
  * kernels then run whole. */
 uint64_t ct_slice_bound(const struct ct_gate *gate, uint64_t now_ns);
 
-/* Reduces the request to its next part, if its kernel can be cut and is longer than the bound. */
+/* Reduces the request to its next part, if its kernel can be cut and is longer than the bound; a part is reduced
+ * further. */
 void ct_slice_cut(struct ct_launch_request *request, uint64_t bound_ns);
 
 #endif

@@ -29,6 +29,10 @@ class LaunchEstimate(Value, frozen=True):
     kernel_count: int = 1
     free_ppm: int = 0
     """Part of the device that stays free while it runs; known under MPS."""
+    blocks: int = 0
+    """Blocks of a kernel that can be launched in parts; 0: it cannot."""
+    wave_blocks: int = 0
+    """How many of them the device runs at once."""
 
 
 def granularity_of(mean_ns: float, blocks: int, slots: int) -> int:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from cotenant import _native
-from cotenant.gate.launch_estimate import LaunchEstimate
+from cotenant.gate.launch_estimate import LaunchEstimate, free_part, granularity_of
 from cotenant.gate.learned_times import LearnedTimes
 from cotenant.gate.tenant_table import WritableBuffer
 
@@ -44,11 +44,13 @@ class TenantGate:
         self._slo_ns = slo_ns
         self._times = times
         self.learns = times is not None
-        self._admitted: list[deque[int]] = [deque() for _ in works]
+        self._admitted: list[deque[tuple[int, int]]] = [deque() for _ in works]
         self._works = [
             (work.expect_ns, work.sure_ns, (int(work.may_fill), work.granularity_ns, work.kernel_count, work.free_ppm))
             for work in works
         ]
+        self._grids = [(work.blocks, work.wave_blocks) for work in works]
+        self._rest_blocks = 0  # of a launch of which a part has passed
         self._steps = steps
         self._base = len(works) + 2
         self._wait = len(works) + 1
@@ -58,18 +60,21 @@ class TenantGate:
         self._since_ns = -1
         self._asked_ns = 0
         self._work = 0
-        self._request = (0, 0, 0, 0, 0, 0, 1, 0, 0)
-        self._passing = self._request
+        self._request = (0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0)
+        self._whole = self._passing = self._request
         self._must_ask = True
         self.sleeps = self.spins = False
-        self.sm_ppm = 0
+        self.sm_ppm = self.part_blocks = 0
         self.confirms = self._gate.must_ask()
 
     def ask(self, step: int, since_ns: int, now_ns: int) -> int:
         """Return `now_ns` if the launch passes; else the instant to ask again after sleeping (`sleeps`) or spinning."""
         gate = self._gate
         if since_ns != self._since_ns:
-            self._arrive(step, since_ns)
+            if self._rest_blocks:
+                self._continue(since_ns)
+            else:
+                self._arrive(step, since_ns)
         elif self.spins:
             gate.spun(now_ns - self._asked_ns, now_ns)
         elif self.sleeps:
@@ -78,9 +83,9 @@ class TenantGate:
         self._must_ask = self.confirms = gate.must_ask()
         if not self._must_ask:
             gate.announce(request, now_ns)
-            self.sm_ppm = 0
+            self.sm_ppm = self.part_blocks = 0
             return self._pass(now_ns)
-        passes, reason, until_ns, expect_ns, self.sm_ppm, _ = gate.admit(request, since_ns, now_ns)
+        passes, reason, until_ns, expect_ns, self.sm_ppm, self.part_blocks = gate.admit(request, since_ns, now_ns)
         if passes:
             self._request = (expect_ns, *request[1:])
             if now_ns > since_ns:
@@ -100,10 +105,14 @@ class TenantGate:
     def ended(self, step: int, length_ns: int, now_ns: int) -> None:
         """Report that a launch has ended, and how long it took."""
         work = self._steps[step]
+        expect_ns, part_blocks = self._admitted[work].popleft() if self._admitted[work] else (0, 0)
         if self._times is not None:
+            if part_blocks:
+                blocks, wave_blocks = self._grids[work]
+                length_ns = _native.slice_time(length_ns, part_blocks, blocks, wave_blocks)
             self._times.ended(work, length_ns, self._gate, now_ns)
         if self.confirms or self._must_ask:
-            self._gate.confirmed(self._admitted[work].popleft() if self._admitted[work] else 0, now_ns)
+            self._gate.confirmed(expect_ns, now_ns)
 
     def waits(self, now_ns: int) -> None:
         """Begin a call that waits for all work."""
@@ -137,20 +146,37 @@ class TenantGate:
         self._work = work
         if self._times is None:
             expect_ns, sure_ns, preemption = self._works[work]
-            self._request = (expect_ns, sure_ns, *self._forecast(), *preemption, 0)
+            doubtful = 0
         else:
             expect_ns, sure_ns, preemption, doubtful = self._times.estimate(work, self._gate.clock_ppm())
-            self._request = (expect_ns, sure_ns, *self._forecast(), *preemption, doubtful)
+        self._request = (expect_ns, sure_ns, *self._forecast(), *preemption, doubtful, *self._grids[work])
+        self._whole = self._request
         self._since_ns = now_ns
+        self.sleeps = self.spins = False
+
+    def _continue(self, since_ns: int) -> None:
+        """Handle the rest of a launch of which a part has passed."""
+        expect_ns, sure_ns, low_ns, high_ns, may_fill, granularity_ns, count, free_ppm, doubtful, blocks, wave = (
+            self._whole
+        )
+        rest = self._rest_blocks
+        expect_ns, sure_ns = (_native.slice_time(length_ns, blocks, rest, wave) for length_ns in (expect_ns, sure_ns))
+        if granularity_ns:
+            granularity_ns, free_ppm = granularity_of(expect_ns, rest, wave), free_part(rest, wave)
+        times = (expect_ns, sure_ns, low_ns, high_ns)
+        self._request = (*times, may_fill, granularity_ns, count, free_ppm, doubtful, rest, wave)
+        self._since_ns = since_ns
         self.sleeps = self.spins = False
 
     def _pass(self, now_ns: int) -> int:
         self._passing = self._request
         if self._must_ask:
-            self._admitted[self._work].append(self._request[0])
+            self._admitted[self._work].append((self._request[0], self.part_blocks))
+        self._rest_blocks = self._request[9] - self.part_blocks if self.part_blocks else 0
         if self._times is not None:
             self._times.launched(self._work, self._gate, now_ns)
         self._last_ns = now_ns
+        self._since_ns = -1
         self.sleeps = self.spins = False
         return now_ns
 

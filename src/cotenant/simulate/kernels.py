@@ -21,13 +21,13 @@ from cotenant.gate.tenant_table import (
 )
 from cotenant.simulate.oracle import OfflineKernels, Plan, plan_of
 from cotenant.softgpu.sim.device import DeviceConfig
-from cotenant.softgpu.sim.host import Client, Costs, LaunchGate, OpenGate
+from cotenant.softgpu.sim.host import Client, Costs, LaunchGate, OpenGate, device_op
 from cotenant.softgpu.sim.kernels import DeviceSimulation
 from cotenant.softgpu.sim.results import DeviceRun
 from cotenant.units.histogram import Recorder
 from cotenant.units.share import WHOLE_PPM
 from cotenant.workload.kernel import KernelIdentity
-from cotenant.workload.load import Workload
+from cotenant.workload.load import Launch, Workload
 
 Policy: TypeAlias = Literal[
     "open-slice", "open-mps", "open-gate", "open-gate-slice", "strict", "strict-slice", "fill", "fill-slice"
@@ -56,6 +56,8 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     knowledge: Knowledge = "exact"
     cycle: int = 1
     """The launches of the load are those of this many requests in turn."""
+    sm_cap: int = 0
+    """Limit of the program's SMs, as with CUDA_MPS_ACTIVE_THREAD_PERCENTAGE; 0: none."""
     process_of: int = -1
     """The index of the tenant of which it is another process; -1: of none."""
 
@@ -123,6 +125,7 @@ def play(
             _host_seed(setting, index),
             setting.warm if index == 0 else 0,
             _FIRST if base in _GATES and (index == 0 or tenant.process_of == 0) else 0,
+            sm_cap=tenant.sm_cap,
             cycle=tenant.cycle,
         )
         for index, tenant in enumerate(tenants)
@@ -132,8 +135,7 @@ def play(
     if base in _GATES:
         rules = _rules(_GATES[base], tenants, setting, sliced=sliced)
         write_tenant_table(memory, rules, _processes(tenants, rules))
-        sm_count = 0 if sliced else setting.device.sm_count
-        gates = [_gate(memory, index, tenant, sm_count, setting) for index, tenant in enumerate(tenants)]
+        gates = [_gate(memory, index, tenant, setting, is_mps=not sliced) for index, tenant in enumerate(tenants)]
     simulation = DeviceSimulation(setting.device, clients, gates, setting.costs, setting.seed)
     if change is not None:
         _change_clock(simulation, memory, change)
@@ -159,9 +161,10 @@ def _change_clock(simulation: DeviceSimulation, memory: WritableBuffer, change: 
 
 
 def _gate(
-    memory: WritableBuffer, index: int, tenant: Tenant, sm_count: int, setting: RunSettings
+    memory: WritableBuffer, index: int, tenant: Tenant, setting: RunSettings, *, is_mps: bool
 ) -> tenant_gate.TenantGate:
-    works, steps = works_of(tenant.load, sm_count, setting.estimate_factor)
+    works, steps = works_of(tenant.load, setting.device, setting.estimate_factor, is_mps=is_mps)
+    sm_count = setting.device.sm_count if is_mps else 0
     times = None if tenant.knowledge == "exact" else _learned_times(tenant, sm_count, setting.seed + index)
     return tenant_gate.TenantGate(memory, (index, 1), works, steps, times=times, sm_step_ppm=sm_step_of(sm_count))
 
@@ -206,12 +209,14 @@ def plan_oracle(alone: DeviceRun, offline: Workload, setting: RunSettings, allow
     return plan_of(alone.gaps_ns, kernels, allowance_ns, switch_ns, setting.costs)
 
 
-def works_of(load: Workload, sm_count: int = 0, factor: float = 1.0) -> tuple[list[LaunchEstimate], list[int]]:
+def works_of(
+    load: Workload, device: DeviceConfig, factor: float = 1.0, *, is_mps: bool
+) -> tuple[list[LaunchEstimate], list[int]]:
     """Return what a profile of the load would contain for each kernel, and the kernel of each launch.
 
-    With a number of SMs, also the preemption granularity of its blocks. `factor`: durations in the profile over the
-    true ones.
+    Under MPS, also the preemption granularity of its blocks. `factor`: durations in the profile over the true ones.
     """
+    sm_count = device.sm_count if is_mps else 0
     kernel_count = len(load.launches)
     if load.graph:
         device_ns = round(load.device_ns * factor)
@@ -223,9 +228,22 @@ def works_of(load: Workload, sm_count: int = 0, factor: float = 1.0) -> tuple[li
     for launch, number in zip(load.launches, steps, strict=True):
         times[number].record(round(launch.device_ns * factor))
     slots = {launch.kernel: launch.blocks_per_sm * sm_count for launch in load.launches}
-    return [
-        _work(recorder, kernel.blocks, slots[kernel]) for kernel, recorder in zip(numbers, times, strict=True)
-    ], steps
+    grids = {launch.kernel: sliceable_grid(launch, device) for launch in load.launches}
+    works = [
+        msgspec.structs.replace(
+            _work(recorder, kernel.blocks, slots[kernel]), blocks=grids[kernel][0], wave_blocks=grids[kernel][1]
+        )
+        for kernel, recorder in zip(numbers, times, strict=True)
+    ]
+    return works, steps
+
+
+def sliceable_grid(launch: Launch, device: DeviceConfig) -> tuple[int, int]:
+    """Return the blocks of a kernel that can be launched in parts and how many run at once; zeros if it cannot."""
+    if not launch.is_sliceable:
+        return 0, 0
+    blocks, *_, fits = device_op(launch, device)
+    return blocks, fits * device.sm_count
 
 
 def _work(recorder: Recorder, blocks: int, slots: int) -> LaunchEstimate:

@@ -45,6 +45,7 @@ class Steering:
         """Add an entry for every tenant."""
         self._watch = watch
         self._guests, self._sms = run.guests, 0 if sliced else run.setting.device.sm_count
+        self._device = run.setting.device
         self._estimate_factor = run.setting.estimate_factor
         self._tenants = [_tenant(guest, index) for index, guest in enumerate(run.guests)]
         self._occupants = [
@@ -76,7 +77,7 @@ class Steering:
             TenantGate(
                 self.memory,
                 (index, _GENERATION),
-                *works_of(guest.load, self._sms, self._estimate_factor),
+                *works_of(guest.load, self._device, self._estimate_factor, is_mps=self._sms > 0),
                 guest.slo_ns,
                 sm_step_ppm=sm_step_of(self._sms),
             )

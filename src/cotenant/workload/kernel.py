@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from typing import Final, TypeAlias
 
 from cotenant.units.value import Value
@@ -15,6 +16,14 @@ _SM_THREADS: Final = 2048
 _SM_BLOCKS: Final = 32
 _SM_REGISTERS: Final = 65536
 _SM_SHARED_BYTES: Final = 96 * 1024
+
+
+# Parts of the names of kernels from libraries for matrix products and convolutions (cuBLAS, cuDNN), which contain
+# machine code only.
+_LIBRARY: Final = re.compile(
+    r"gemm|gemv|cutlass|cublas|cudnn|xmma|conv(?!ert)|wgrad|dgrad|winograd|implicit_|s\d*884|s\d*1688|s\d*16816|fft|magma",
+    re.IGNORECASE,
+)
 
 
 class WorkKind(enum.Enum):
@@ -39,6 +48,11 @@ class KernelIdentity(Value, frozen=True):
     def blocks(self) -> int:
         """Return the number of thread blocks of one launch."""
         return self.grid[0] * self.grid[1] * self.grid[2]
+
+    @property
+    def is_of_library(self) -> bool:
+        """Return whether its name is that of a matrix product or convolution, which libraries ship as machine code."""
+        return _LIBRARY.search(self.function) is not None
 
     @property
     def threads_per_block(self) -> int:

@@ -28,6 +28,15 @@ class Launch(Value, frozen=True):
     registers: int = 0
     moved_bytes: int = 0
     memory_bound: bool | None = None
+    has_ptx: bool | None = None
+    """Whether its program contains PTX of it; None: unless it is a library's matrix product or convolution."""
+
+    @property
+    def is_sliceable(self) -> bool:
+        """Return whether the hook can launch it in parts, because it has PTX to rewrite."""
+        if self.kernel.work is not WorkKind.KERNEL:
+            return False
+        return not self.kernel.is_of_library if self.has_ptx is None else self.has_ptx
 
     @property
     def blocks_per_sm(self) -> int:
@@ -136,4 +145,5 @@ def _launch(activity: Activity, interval_ns: int) -> Launch:
         activity.registers,
         activity.moved_bytes,
         activity.memory_bound,
+        activity.has_ptx,
     )

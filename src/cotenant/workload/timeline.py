@@ -23,6 +23,8 @@ class Activity(Value, frozen=True):
     registers: int = 0
     moved_bytes: int = 0
     memory_bound: bool | None = None
+    has_ptx: bool | None = None
+    """Whether its program contains PTX of it; None: unknown."""
 
     @property
     def end_ns(self) -> int:

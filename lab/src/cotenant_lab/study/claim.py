@@ -77,7 +77,7 @@ def perturbed_setting(setting: RunSettings, cell: Perturbation) -> RunSettings:
         CONTENTION: {
             "cache_contention_ppm": round(device.cache_contention_ppm * factor),
             "dram_contention_ppm": round(device.dram_contention_ppm * factor),
-            "issue_full_ppm": min(round(device.issue_full_ppm / factor), _WHOLE_PPM),
+            "issue_full_ppm": min(round(device.issue_full_ppm / factor), _WHOLE_PPM) if factor else 0,
             "clock_drop_ppm": round(device.clock_drop_ppm * factor),
         },
         PRIORITY: {"priority_effect_ppm": min(round(device.priority_effect_ppm * factor), _WHOLE_PPM)},

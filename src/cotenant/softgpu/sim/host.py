@@ -40,6 +40,8 @@ class LaunchGate(Protocol):
     sm_ppm: int
     """Part of the SMs that the kernels of the launch just admitted may occupy, together with the host's other kernels
     with a limit; 0: all."""
+    part_blocks: int
+    """How many blocks of the launch just admitted to submit; 0: all. The host asks for the rest as for a launch."""
 
     def ask(self, step: int, since_ns: int, now_ns: int) -> int:
         """Return `now_ns` to admit the launch, or a later instant at which to ask again."""
@@ -50,7 +52,7 @@ class LaunchGate(Protocol):
         ...
 
     def ended(self, step: int, length_ns: int, now_ns: int) -> None:
-        """An event has shown the completion of a launch, which took this long on the device."""
+        """An event has shown the completion of a launch, or of a part, which took this long on the device."""
         ...
 
     def waits(self, now_ns: int) -> None:
@@ -74,7 +76,7 @@ class OpenGate:
     """Admits every launch at once."""
 
     sleeps = spins = confirms = learns = False
-    sm_ppm = 0
+    sm_ppm = part_blocks = 0
 
     def ask(self, step: int, since_ns: int, now_ns: int) -> int:
         """Admit the launch."""
@@ -141,6 +143,7 @@ class Host:
     """State of one process, in plain numbers because every launch updates it."""
 
     __slots__ = (
+        "asked_ns",
         "at_ns",
         "awaits",
         "begin_ns",
@@ -163,10 +166,13 @@ class Host:
         "last_step",
         "ops",
         "outstanding",
+        "part_number",
+        "part_times",
         "period",
         "request",
         "request_steps",
         "requests",
+        "rest_blocks",
         "rng",
         "runs",
         "since_ns",
@@ -221,6 +227,8 @@ class Host:
         self.gaps: list[tuple[int, int]] = []
         self.idle_from_ns = 0
         self.runs: list[tuple[int, int]] = []
+        self.rest_blocks = self.part_number = self.asked_ns = 0
+        self.part_times: dict[int, int] = {}
 
     def begin_request(self) -> None:
         """Go to the first launch of the next request."""

@@ -36,6 +36,7 @@ from cotenant.units.share import WHOLE_PPM
 _OPS: Final = 8192
 _STEP_BITS: Final = 24
 _STEP_MASK: Final = (1 << _STEP_BITS) - 1
+_PART_MASK: Final = (1 << 15) - 1
 _HOST_SHIFT: Final = 40
 
 
@@ -181,8 +182,10 @@ class DeviceSimulation:
                     host.state, host.at_ns, host.awaits = AT_LIMIT, NEVER_NS, True
                     return
             host.since_ns = now_ns
-            if not host.step % host.request_steps:
-                host.gate.began(host.due_ns)
+            if not host.rest_blocks:
+                host.asked_ns = now_ns
+                if not host.step % host.request_steps:
+                    host.gate.began(host.due_ns)
         gate = host.gate
         if gate.confirms or host.ended:
             self._confirm(host, now_ns)
@@ -217,6 +220,9 @@ class DeviceSimulation:
             self._collect()
             if not host.outstanding:
                 host.gaps.append((host.idle_from_ns, now_ns))
+        if host.gate.part_blocks or host.rest_blocks:
+            self._submit_part(host, now_ns, sm_cap)
+            return
         last = len(ops) - 1
         confirmed = last if host.gate.confirms or host.gate.learns else -1
         for index, (op, stream, _) in enumerate(ops):
@@ -226,8 +232,33 @@ class DeviceSimulation:
             else:
                 device.launch(now_ns, streams[stream], op, tag, sm_cap)  # type: ignore[arg-type]
         host.outstanding += last + 1
+        self._finish_submission(host, now_ns)
+
+    def _submit_part(self, host: Host, now_ns: int, sm_cap: int) -> None:
+        """Submit the next part of a kernel; after the last one, the launch is over for the host."""
+        ((kernel, stream, device_ns),) = host.ops[host.step]
+        blocks = host.rest_blocks or kernel[0]
+        rest_blocks = blocks - (host.gate.part_blocks or blocks)
+        # Of the kernel's time, which adds up to exactly that.
+        done_ns = device_ns * (kernel[0] - rest_blocks) // kernel[0] - device_ns * (kernel[0] - blocks) // kernel[0]
+        number = host.part_number = host.part_number % _PART_MASK + 1
+        host.part_times[number] = done_ns << 1 | (not rest_blocks)
+        is_confirmed = host.gate.confirms or host.gate.learns
+        tag = host.tag | is_confirmed << 39 | number << _STEP_BITS | host.step
+        part = (blocks - rest_blocks, *kernel[1:])
+        self._device.launch(now_ns, host.streams[stream], part, tag, sm_cap)  # type: ignore[arg-type]
+        host.outstanding += 1
+        host.rest_blocks = rest_blocks
+        if not rest_blocks:
+            self._finish_submission(host, now_ns)
+            return
         host.gate.submitted(now_ns)
-        host.at_ns = max(now_ns, host.since_ns + host.interval_ns())
+        host.state, host.at_ns = READY, now_ns
+
+    def _finish_submission(self, host: Host, now_ns: int) -> None:
+        step = host.step
+        host.gate.submitted(now_ns)
+        host.at_ns = max(now_ns, host.asked_ns + host.interval_ns())
         if step == host.last_step:
             host.state = ENTERING
         else:
@@ -298,10 +329,15 @@ class DeviceSimulation:
             tag, end_ns = record[1], record[10]
             host = hosts[tag >> _HOST_SHIFT]
             step = tag & _STEP_MASK
-            index = tag >> _STEP_BITS & 0x7FFF
+            index = tag >> _STEP_BITS & _PART_MASK
             host.outstanding -= 1
-            host.kernels += 1
-            host.done_ns += host.ops[step][index][2]
+            if index and index in host.part_times:
+                part_time, index = host.part_times.pop(index), 0
+                host.kernels += part_time & 1
+                host.done_ns += part_time >> 1
+            else:
+                host.kernels += 1
+                host.done_ns += host.ops[step][index][2]
             if self._records_gaps and host.gate.confirms:
                 host.runs.append((record[9], end_ns))
             if not index:

@@ -16,12 +16,23 @@ from cotenant.gate.rules import GateRules
 from cotenant.simulate.kernels import RunSettings
 from cotenant.softgpu.costs import hardware
 from cotenant.units.instant import MICROSECOND_NS
+from cotenant.workload.load import Workload
 from cotenant_lab.bench.fill.bench import pairs_to_sweep
-from cotenant_lab.bench.fill.metrics import COTENANT
+from cotenant_lab.bench.fill.metrics import COTENANT, Range, range_of
 from cotenant_lab.bench.fill.pairs import MissingPair, Pair
 from cotenant_lab.study.claim import PerturbedCell, StudyClaim
 from cotenant_lab.study.fikit.cases import catalogue, sweep, timelines
-from cotenant_lab.study.fikit.claims import claims_of, evaluate_perturbed
+from cotenant_lab.study.fikit.claims import FAST, OFFLINE_LEAST, claims_of, evaluate_perturbed
+from cotenant_lab.study.fikit.parts import OFFLINE_LEAST as PARTS_OFFLINE_LEAST
+from cotenant_lab.study.fikit.parts import (
+    P99_MOST,
+    UNSLICEABLE_P99_MOST,
+    PartsSummary,
+    evaluate_ends,
+    parts_setting,
+    services,
+    trainings,
+)
 from cotenant_lab.study.fikit.run import PAPER, FikitCase, FikitGroup, FikitResult, Progress, evaluate_all
 from cotenant_lab.study.progress import show_parts
 
@@ -46,6 +57,12 @@ class RulePoint(msgspec.Struct, frozen=True, kw_only=True):
     online_slowdown: float
     offline_vs_alone: float
     fill_vs_oracle: float
+
+
+class PairRange(Range, frozen=True, kw_only=True):
+    """Range of a metric over the pairs, and the fraction of pairs above 3.5."""
+
+    above_3_5: float
 
 
 class LiveAgreement(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +90,15 @@ class FikitReport(msgspec.Struct, frozen=True, kw_only=True):
     perturbed: list[PerturbedCell]
     """Medians over a few pairs with one quantity wrong."""
     claims: list[StudyClaim]
+    sliceable: PartsSummary | None
+    """A service next to trainings whose kernels can all be launched in parts; None without the data."""
+    library_unsliceable: PartsSummary | None
+    """The same, but matrix products and convolutions run whole."""
+    offline_ratio_vs_sharing: PairRange | None
+    """Over the pairs, against time slices; with suffix against MPS."""
+    online_speedup_vs_sharing: PairRange | None
+    offline_ratio_vs_sharing_mps: PairRange | None
+    online_speedup_vs_sharing_mps: PairRange | None
     met: dict[str, bool]
 
 
@@ -92,10 +118,19 @@ def curve_cases(pairs: Sequence[Pair], *, quick: bool) -> list[tuple[str, float,
     return cases
 
 
+class FikitPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to evaluate."""
+
+    groups: dict[str, Sequence[FikitCase]]
+    curve: Sequence[tuple[str, float, FikitCase]] = ()
+    services: Sequence[Workload] = ()
+    """Those next to trainings with long kernels; without both, that part is omitted."""
+    trainings: Sequence[Workload] = ()
+    left_out: Sequence[MissingPair] = ()
+
+
 def evaluate_fikit(
-    groups: dict[str, Sequence[FikitCase]],
-    curve: Sequence[tuple[str, float, FikitCase]],
-    left_out: Sequence[MissingPair],
+    plan: FikitPlan,
     setting: RunSettings,
     live: dict[str, Any] | None,
     workers: int,
@@ -104,11 +139,16 @@ def evaluate_fikit(
     quick: bool,
 ) -> FikitReport:
     """Evaluate all groups and the curve; `live` is the output of `cotenant-lab bench fill --json`."""
+    groups, curve = plan.groups, plan.curve
     name = "bounds and delays"
     results = evaluate_all({**groups, name: [case for _, _, case in curve]}, setting, workers, progress)
     swept_cases = results.pop(name).cases
     pairs = results.get("pairs")
     perturbed = [] if pairs is None else evaluate_perturbed(groups["pairs"], setting, workers, progress)
+    ends: tuple[PartsSummary | None, PartsSummary | None] = (None, None)
+    if plan.services and plan.trainings:
+        setting_of_parts = parts_setting(setting)
+        ends = evaluate_ends(plan.services, plan.trainings, setting_of_parts, workers, progress, quick=quick)
     points = [
         point
         for (rule, value, case), result in zip(curve, swept_cases, strict=True)
@@ -120,12 +160,27 @@ def evaluate_fikit(
         paper=PAPER,
         groups=results,
         curve=points,
-        left_out=list(left_out),
+        left_out=list(plan.left_out),
         agreement=agreement_of(live, pairs) if live is not None and pairs is not None else [],
         perturbed=perturbed,
         claims=[] if pairs is None else claims_of(pairs, perturbed),
-        met=_met(results),
+        sliceable=ends[0],
+        library_unsliceable=ends[1],
+        offline_ratio_vs_sharing=pair_range(pairs, "offline_ratio_vs_sharing", "slices"),
+        online_speedup_vs_sharing=pair_range(pairs, "online_speedup_vs_sharing", "slices"),
+        offline_ratio_vs_sharing_mps=pair_range(pairs, "offline_ratio_vs_sharing", "mps"),
+        online_speedup_vs_sharing_mps=pair_range(pairs, "online_speedup_vs_sharing", "mps"),
+        met=_met(results) | _met_parts(*ends),
     )
+
+
+def pair_range(pairs: FikitGroup | None, metric: str, sharing: str) -> PairRange | None:
+    """Return the range of a metric over the pairs; None without pairs."""
+    values = [] if pairs is None else [getattr(result.metrics, metric)[sharing] for result in pairs.cases]
+    if (found := range_of(values)) is None:
+        return None
+    above = sum(value > FAST for value in values) / len(values)
+    return PairRange(min=found.min, median=found.median, max=found.max, above_3_5=above)
 
 
 def _points(rule: str, value: float, case: FikitCase, result: FikitResult) -> list[RulePoint]:
@@ -158,6 +213,19 @@ def _met(groups: dict[str, FikitGroup]) -> dict[str, bool]:
         "online_delay_ratio_mps max <= 0.05": metrics["online_delay_ratio_mps"].max <= 0.05,
         "online_delay_of_wall_mps max <= 0.05": metrics["online_delay_of_wall_mps"].max <= 0.05,
         "fill_vs_oracle_slices median >= 0.9": metrics["fill_vs_oracle_slices"].median >= 0.9,
+        f"offline_ratio_vs_sharing median >= {OFFLINE_LEAST}": metrics["offline_ratio_vs_sharing_slices"].median
+        >= OFFLINE_LEAST,
+    }
+
+
+def _met_parts(sliceable: PartsSummary | None, unsliceable: PartsSummary | None) -> dict[str, bool]:
+    if sliceable is None or unsliceable is None:
+        return {}
+    return {
+        f"sliceable p99_ratio_max <= {P99_MOST}": sliceable.p99_ratio_max <= P99_MOST,
+        f"sliceable offline_median >= {PARTS_OFFLINE_LEAST}": sliceable.offline_median >= PARTS_OFFLINE_LEAST,
+        f"library_unsliceable p99_ratio_max <= {UNSLICEABLE_P99_MOST}": unsliceable.p99_ratio_max
+        <= UNSLICEABLE_P99_MOST,
     }
 
 
@@ -210,17 +278,21 @@ def run_fikit(
     for missing_pair in left_out:
         report(f"omitted: {missing_pair.name}: {missing_pair.why}")
     groups = {"pairs": pairs, "sweep": sweep(quick=quick), "timelines": traced}
+    setting = RunSettings(device=hardware(PRESET), seed=seed)
+    online, unknown = services(directory, parts_setting(setting))
+    offline, absent = trainings(directory)
+    for missing_pair in (*unknown, *absent):
+        report(f"omitted: {missing_pair.name}: {missing_pair.why}")
+    left_out += [*unknown, *absent]
     with show_parts(console, report, "to play") as progress:
-        return evaluate_fikit(
-            {name: cases for name, cases in groups.items() if cases},
-            curve_cases([case.pair for case in pairs], quick=quick),
-            left_out,
-            RunSettings(device=hardware(PRESET), seed=seed),
-            measured,
-            os.cpu_count() or 1,
-            progress,
-            quick=quick,
+        plan = FikitPlan(
+            groups={name: cases for name, cases in groups.items() if cases},
+            curve=curve_cases([case.pair for case in pairs], quick=quick),
+            services=() if unknown else online,
+            trainings=offline,
+            left_out=left_out,
         )
+        return evaluate_fikit(plan, setting, measured, os.cpu_count() or 1, progress, quick=quick)
 
 
 def _live(file: str) -> dict[str, Any]:
