@@ -135,7 +135,7 @@ void ct_functions_forget(struct ct_session *session, uintptr_t owner)
         }
     }
     ct_unlock(session);
-    ct_slice_unload(owner);
+    ct_slice_unload(owner); /* nothing refers to its kernels any more */
 }
 
 /* -- identities ----------------------------------------------------------------------------------------------------- */

@@ -76,10 +76,13 @@ void ct_parts_count_whole(struct ct_launch *launch, uint64_t now_ns)
 
 int ct_parts_measures_variant(struct ct_launch *launch)
 {
-    const struct ct_kernel_time *kernel_time = &launch->session->kernel_times[launch->identity->number];
+    struct ct_session *session = launch->session;
+    ct_lock(session);
+    const struct ct_kernel_time *kernel_time = &session->kernel_times[launch->identity->number];
     const int is_due = launch->pair && !launch->request.part_blocks && kernel_time->blocks <= CT_PTX_BLOCKS_MAX &&
                        kernel_time->duration.count >= PARTS_LEARNED && !kernel_time->varies &&
                        load_relaxed(&launch->slice->measured) < CT_SLICE_MEASUREMENTS;
+    ct_unlock(session);
     if (is_due)
         launch->pair->is_variant = 1;
     return is_due;
@@ -93,6 +96,8 @@ static void admit_next(struct ct_launch *launch, uint64_t blocks_left)
     const uint64_t ticks = ct_clock_ticks(&session->clock);
     const int was_stuck = launch->is_stuck;
     launch->must_time = launch->must_watch = 0;
+    if (!launch->request.expect_ns) /* earlier parts may have shown how long it takes */
+        ct_timing_collect(session);
     ct_lock(session);
     const uint64_t now_ns = ct_gateway_now(session, ticks);
     ct_launch_predict(launch);

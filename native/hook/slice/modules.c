@@ -121,12 +121,12 @@ void ct_slice_refused(struct ct_slice_text *text, void **jit_values)
     text->module.text = NULL;
 }
 
-/* Removes the entries of an owner, and of the modules of a library; owner 0: all. Called with the lock held. */
+/* Removes the entries of an owner, and of the modules of a library. Called with the lock held. */
 static void remove_entries(uintptr_t owner)
 {
     for (struct entry **at = &modules.first; *at;) {
         struct entry *entry = *at;
-        if (owner && entry->owner != owner && entry->library != owner) {
+        if (entry->owner != owner && entry->library != owner) {
             at = &entry->next;
             continue;
         }
@@ -155,6 +155,7 @@ void ct_slice_loaded(struct ct_slice_text *text, uintptr_t owner, int is_library
     if (!slices) {
         free(entry);
         ct_ptx_free(&text->module);
+        ct_slice_unload(owner); /* the handle may be that of a module which ended with its context */
         return;
     }
     const int has_variants = text->text != NULL;
@@ -190,10 +191,14 @@ void ct_slice_add_module(uintptr_t module, uintptr_t library)
     pthread_mutex_unlock(&modules.lock);
     if (entry)
         add_entry(entry);
+    else if (module != library)
+        ct_slice_unload(module);
 }
 
 void ct_slice_unload(uintptr_t owner)
 {
+    if (!owner)
+        return;
     pthread_mutex_lock(&modules.lock);
     remove_entries(owner);
     pthread_mutex_unlock(&modules.lock);

@@ -39,7 +39,7 @@ void ct_slice_loaded(struct ct_slice_text *text, uintptr_t owner, int is_library
 
 /* Records that the module is that of the library in a context. */
 void ct_slice_add_module(uintptr_t module, uintptr_t library);
-/* Forgets a module or library; 0: all. */
+/* Forgets a module or library. Modules that end with their context are forgotten when their handles are used again. */
 void ct_slice_unload(uintptr_t owner);
 
 /* Returns the kernel of this name; NULL: its text was not rewritten. */
