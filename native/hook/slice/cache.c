@@ -123,7 +123,7 @@ static size_t read_kernels(const char *at, size_t bytes, size_t count, struct ct
         memcpy(&read, at + taken, sizeof read);
         taken += sizeof read;
         if (bytes - taken < read.name_bytes || read.reason >= CT_PTX_REASONS ||
-            !memchr(read.variant, 0, sizeof read.variant) || !(kernel->name = strndup(at + taken, read.name_bytes)))
+            !memchr(read.variant, 0, sizeof read.variant) || !(kernel->name = ct_ptx_copy(at + taken, read.name_bytes)))
             return 0;
         taken += read.name_bytes;
         kernel->reason = read.reason;

@@ -148,6 +148,16 @@ int ct_ptx_rewrite(const char *text, size_t bytes, struct ct_ptx_module *module)
     return is_done;
 }
 
+char *ct_ptx_copy(const char *name, size_t bytes)
+{
+    char *copy = malloc(bytes + 1);
+    if (copy) {
+        memcpy(copy, name, bytes);
+        copy[bytes] = 0;
+    }
+    return copy;
+}
+
 void ct_ptx_free(struct ct_ptx_module *module)
 {
     for (size_t i = 0; i < module->count; i++)

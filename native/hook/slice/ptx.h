@@ -54,6 +54,8 @@ struct ct_ptx_module {
 /* Reads a text. Returns 0 if there is no memory for it; then, and otherwise by ct_ptx_free(), everything is freed. */
 int ct_ptx_rewrite(const char *text, size_t bytes, struct ct_ptx_module *module);
 void ct_ptx_free(struct ct_ptx_module *module);
+/* Returns a zero-terminated copy of a name; NULL: no memory. */
+char *ct_ptx_copy(const char *name, size_t bytes);
 
 /* The last parameter of a variant. Blocks are numbered with x changing fastest. */
 struct ct_ptx_part {

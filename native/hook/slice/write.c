@@ -219,7 +219,7 @@ static int list_kernels(const struct ptx *ptx, struct ct_ptx_module *module)
         if (!function->is_entry || !function->body)
             continue;
         struct ct_ptx_kernel *kernel = &module->kernels[module->count];
-        *kernel = (struct ct_ptx_kernel){.name = strndup(name->text, name->bytes), .reason = function->reason,
+        *kernel = (struct ct_ptx_kernel){.name = ct_ptx_copy(name->text, name->bytes), .reason = function->reason,
                                          .parameter_count = function->parameter_count,
                                          .parameter_bytes = function->parameter_bytes};
         if (!kernel->name)
