@@ -14,7 +14,7 @@ import pytest
 from cotenant.softgpu import manage
 from tests.support.gate_files import OFFLINE, ONLINE, Gate
 from tests.support.hook_runs import hook_before, run
-from tests.support.node_processes import until
+from tests.support.node_processes import NodeHarness, until
 from tests.support.software_gpus import PROGRAMS
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
@@ -184,3 +184,39 @@ def test_a_damaged_file_of_the_cache_is_replaced(shared: Shared, damage: str) ->
     assert shared.finish(shared.start(OFFLINE, "5"))[0] == expected
     assert [path.name for path in (shared.cache / "ptx").iterdir()] == [kept.name]
     assert damage == "directory" or kept.read_bytes() == content
+
+
+def test_a_tenant_of_a_node_is_explained_paused_evicted_and_started_again(node_harness: NodeHarness) -> None:
+    """The same through a node, whose operator looks at the parts and ends the program between two of them."""
+    assert node_harness.run("softgpu", "create", "--gpu", "v100").returncode == 0
+
+    def tenant(name: str, kind: str, argument: str) -> subprocess.Popen[str]:
+        options = ("run", kind, "--gpu", "soft:0", "--name", name, "--", *PROGRAM, argument)
+        return node_harness.start(*options, stdin=subprocess.PIPE)
+
+    def cause() -> Any:
+        causes = node_harness.json("explain", "job", "--json")["causes"]
+        return next((one for one in causes if one["kind"] == "parts"), None)
+
+    try:
+        web = tenant("web", "--online", "hold")
+        until(lambda: "web" in node_harness.names())
+        job = tenant("job", "--offline", "100000")
+        until(lambda: "job" in node_harness.names())
+        until(cause)
+        assert "launched in parts: " in cause()["text"]
+        assert node_harness.run("pause", "job").returncode == 0
+        assert node_harness.run("resume", "job").returncode == 0
+        before = cause()["text"]
+        until(lambda: cause()["text"] != before)
+        assert node_harness.run("evict", "job").returncode == 0
+        job.communicate()
+        assert job.returncode != 0
+        assert web.poll() is None
+        again = tenant("again", "--offline", str(ROUNDS))
+        out, err = again.communicate("\n", timeout=300)
+        assert again.returncode == 0, err
+        alone = node_harness.start("run", "--online", "--gpu", "soft:0", "--name", "alone", "--", *PROGRAM, str(ROUNDS))
+        assert alone.communicate()[0] == out
+    finally:
+        node_harness.run("softgpu", "destroy")
