@@ -40,12 +40,10 @@ def gate_causes(directories: Directories, snapshot: NodeSnapshot, tenant: Tenant
     if first.gate is None or counts.generation != grant.generation:
         yield "free", "nothing holds it back: it has launched nothing on its device yet", ()
         return
-    yield from _part_causes(counts)
     holds = list(_check_repeatedly(directories, grant, first))
     details = _launch_counts(counts, first.gate.at_ns)
     if not holds:
         yield "free", f"nothing holds it back: it did not wait at the gate in any of {CHECKS} checks", details
-        return
     tenants = {(view.tenant.grant.gpu, view.tenant.grant.slot): view.tenant for view in snapshot.tenants}
     for number, (hold, count) in enumerate(Counter(held.hold for held in holds).most_common()):
         slots = sorted({slot for held in holds if held.hold is hold for slot in held.active_slots})
@@ -53,6 +51,7 @@ def gate_causes(directories: Directories, snapshot: NodeSnapshot, tenant: Tenant
         higher = ", ".join(f"{other.name} (priority {other.grant.priority})" for other in higher_tenants)
         frequency = f"in {count} of {CHECKS} checks within {CHECKS * CHECK_PERIOD_S:.1f} s"
         yield "gate", describe_hold(hold, higher), (frequency, *(() if number else details))
+    yield from _part_causes(counts)
 
 
 def _read_gpu(directories: Directories, gpu: int) -> wire.GpuActivity:
