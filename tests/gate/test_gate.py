@@ -13,6 +13,7 @@ from cotenant import _native
 from cotenant.gate import tenant_table
 from cotenant.gate.rules import GateEntry, GatePolicy, GateRules
 from tests.support import gate_model as model
+from tests.support import gate_parts
 from tests.support import gate_sums as sums
 from tests.support.effort import examples
 from tests.support.gate_accounts import Device
@@ -40,7 +41,13 @@ kernels = st.builds(
     frees,
 )
 any_requests = st.tuples(few_ns, few_ns, few_ns, few_ns, st.integers(0, 1), grains_ns, counts, frees)
-requests = st.one_of(kernels, kernels, kernels, any_requests)
+sliceable = st.builds(
+    lambda request, blocks, wave: (*request, 0, blocks, wave),
+    st.one_of(kernels, any_requests),
+    st.sampled_from([1, 80, 84, 800, 2000, 100_000]),
+    st.sampled_from([80, 80, 160, 1, 0]),
+)
+requests = st.one_of(kernels, kernels, kernels, any_requests, sliceable, sliceable)
 short = st.builds(
     lambda expect, granularity: (expect, expect, 0, 0, 1, granularity, 1, 0),
     st.sampled_from([20 * US, 25 * US, 60 * US]),
@@ -112,8 +119,12 @@ class File:
         pair = self.pairs[slot]
         pair.since_ns = now if pair.since_ns is None else pair.since_ns
         pair.request = request
-        answer: Answer = pair.native.admit(request, pair.since_ns, now)[:3]
+        *decision, expect_ns, _, part_blocks = pair.native.admit(request, pair.since_ns, now)
+        answer: Answer = (decision[0], decision[1], decision[2])
         assert answer == pair.plain.admit(request, pair.since_ns, now)
+        part = pair.plain.asked
+        if answer[0]:
+            assert (expect_ns, part_blocks) == (part[0], part[-1] if len(part) > gate_parts.BLOCKS + 2 else 0)
         return answer
 
     def check_same(self) -> None:
@@ -208,6 +219,9 @@ class GateMachine(RuleBasedStateMachine):
         owes = [page for entry, page in before.items() if page in present and sums.rank(entry) <= own]
         debt_ns = max(max(page["owes_ns"] for page in [pair.plain.orphan, *owes]) - self.now, 0)
         passes, reason, until_ns = self.file.admit(slot, request, self.now)
+        if passes and reason != sums.TOP:
+            self.check_part(request, pair.plain.asked, present)
+            request = pair.plain.asked[: gate_parts.BLOCKS - 1]
         self.check_promises(slot, request, before, debt_ns, (passes, reason, until_ns))
         if passes:
             pair.pending = [*pair.pending, request] if reason != sums.TOP else []  # one at the top is not counted
@@ -278,6 +292,16 @@ class GateMachine(RuleBasedStateMachine):
             assert outstanding == 0
         if reason != sums.STUCK and not pair.is_rebound:
             assert len(pair.pending) < 2 or sum(w[0] for w in pair.pending) + expect <= sums.bound_of(rules, request[5])
+
+    def check_part(self, request: LaunchRequest, part: LaunchRequest, present: list[Page]) -> None:
+        """A part has whole waves, less blocks than the launch, and is within the bound or the shortest possible."""
+        if len(part) <= gate_parts.BLOCKS + 2:
+            return
+        blocks, wave = request[gate_parts.BLOCKS :]
+        assert 0 < part[-1] < blocks
+        assert part[-1] % max(wave, 1) == 0
+        assert part[0] <= min(sums.DEPTH, self.file.rules.bound_ns) or part[-1] == max(wave, 1)
+        assert any(page["sequence"] for page in present), "no tenant of higher priority has ever launched"
 
     def check_depth(self, request: LaunchRequest, outstanding: int) -> None:
         most = sums.depth_of(self.file.rules, request[5])

@@ -7,13 +7,17 @@ from hypothesis import strategies as st
 
 from cotenant.gate.rules import GateRules
 from cotenant.simulate.kernels import RunSettings
+from cotenant.softgpu.costs import hardware
 from cotenant.softgpu.sim.device import preset
 from cotenant.units.instant import MILLISECOND_NS
-from cotenant.workload.load import BACK_TO_BACK, TRAINING
+from cotenant.workload.kernel import KernelIdentity
+from cotenant.workload.load import BACK_TO_BACK, TRAINING, Launch, Workload
 from cotenant_lab.bench.fill.pairs import PLANS, Pair
 from cotenant_lab.cli import main
+from cotenant_lab.study.claim import KERNEL_CELLS, Perturbation, perturbed_setting
+from cotenant_lab.study.fikit import parts
 from cotenant_lab.study.fikit.cases import catalogue, sweep, synthetic
-from cotenant_lab.study.fikit.report import agreement_of, spearman
+from cotenant_lab.study.fikit.report import agreement_of, pair_range, spearman
 from cotenant_lab.study.fikit.run import FikitCase, FikitResult, evaluate, evaluate_all, group_of
 from tests.support.measurements import DATA, needs_data
 
@@ -94,3 +98,89 @@ def test_measured_loads_become_cases() -> None:
     pairs, missing = catalogue(DATA, quick=True)
     assert len(pairs) + len(missing) == len(PLANS)
     assert {pair.pair.family for pair in pairs} >= {"eager", "graph", "poisson"}
+
+
+def long_training(name: str, function: str) -> Workload:
+    """Return a training whose kernels take 2 ms in 40 waves."""
+    launch = Launch(KernelIdentity(function, (3200, 1, 1), (1024, 1, 1)), 2 * MILLISECOND_NS, 4000, registers=64)
+    return Workload(name, (launch,) * 4, TRAINING)
+
+
+@pytest.fixture(scope="module")
+def ends() -> tuple[parts.PartsSummary, parts.PartsSummary]:
+    setting = parts.parts_setting(SETTING)
+    service = synthetic("service", 20, 120_000, BACK_TO_BACK, 1)
+    busy = synthetic("busy", 120, 120_000, BACK_TO_BACK, 1)
+    online = [parts.at_half_load(load, setting, 3) for load in (service, busy)]
+    offline = [long_training("products", "sgemm"), long_training("sums", "elementwise")]
+    return parts.evaluate_ends(online, offline, setting, 1, lambda *_: None, quick=True)
+
+
+def test_both_ends_differ_in_the_kernels_of_libraries_alone(
+    ends: tuple[parts.PartsSummary, parts.PartsSummary],
+) -> None:
+    sliceable, unsliceable = ends
+    assert [case.training for case in sliceable.cases] == ["products", "sums"]
+    assert sliceable.cases[0].offline > 0
+    assert unsliceable.service == "service"
+    for end in ends:
+        assert end.p99_ratio_max == round(max(case.p99_ratio for case in end.cases), 4)
+        assert set(end.perturbed) == {"nominal", *(str(cell) for cell in parts.CELLS if cell)}
+        assert set(end.best_spatial_bound.sm_percent) == {"products", "sums"}
+    # Within the larger bound, at least as large a part of the SMs is best.
+    assert unsliceable.best_spatial_bound.offline_median >= sliceable.best_spatial_bound.offline_median
+
+
+def test_kernels_with_ptx_are_cut_where_those_of_libraries_run_whole() -> None:
+    setting = parts.parts_setting(SETTING)
+    service = parts.at_half_load(synthetic("service", 20, 120_000, BACK_TO_BACK, 1), setting, 3)
+    training = long_training("products", "sgemm")
+    case = parts.PartsCase(service=service, training=training, requests=150, p99_most=1.5, policy="fill-slice")
+    whole = parts.evaluate_parts(case, setting)
+    cut = parts.evaluate_parts(msgspec.structs.replace(case, training=parts.with_ptx(training)), setting)
+    assert cut.offline > whole.offline
+    assert cut == parts.evaluate_parts(msgspec.structs.replace(case, training=parts.with_ptx(training)), setting)
+
+
+def test_best_part_of_the_sms_is_the_fastest_within_the_bound() -> None:
+    def result(training: str, percent: int, p99_ratio: float, offline: float) -> parts.PartsResult:
+        return parts.PartsResult(
+            service="s",
+            training=training,
+            p99_ratio=p99_ratio,
+            mean_ratio=1.0,
+            offline=offline,
+            sm_percent=percent,
+        )
+
+    results = [result("a", 10, 1.1, 0.1), result("a", 20, 1.2, 0.3), result("a", 50, 1.3, 0.6)]
+    results += [result("b", 10, 1.5, 0.2), result("b", 20, 1.4, 0.4)]
+    bound = parts.bound_of(results, 1.25)
+    assert bound.sm_percent == {"a": 20, "b": 20}
+    assert bound.p99_ratio_max == 1.4
+    assert bound.offline_median == pytest.approx(0.35)
+
+
+@given(st.lists(st.integers(1, 100_000), min_size=1, max_size=300))
+def test_p99_is_exceeded_by_at_most_one_percent(values: list[int]) -> None:
+    found = parts.p99_of(values)
+    assert found in values
+    assert sum(value > found for value in values) <= 0.01 * len(values)
+    assert sum(value >= found for value in values) > 0.01 * len(values)
+
+
+def test_range_over_pairs_counts_those_above(results: list[FikitResult]) -> None:
+    group = group_of("pairs", results)
+    found = pair_range(group, "online_speedup_vs_sharing", "slices")
+    assert found is not None
+    speedups = [result.metrics.online_speedup_vs_sharing["slices"] for result in results]
+    assert (found.min, found.max) == (min(speedups), max(speedups))
+    assert found.above_3_5 == sum(value > 3.5 for value in speedups) / len(speedups)
+    assert pair_range(None, "online_speedup_vs_sharing", "slices") is None
+
+
+@pytest.mark.parametrize("cell", KERNEL_CELLS, ids=str)
+def test_every_perturbation_is_possible(cell: Perturbation) -> None:
+    changed = perturbed_setting(msgspec.structs.replace(SETTING, device=hardware("v100")), cell)
+    assert changed != SETTING
+    assert changed.device.sm_count == SETTING.device.sm_count

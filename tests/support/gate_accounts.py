@@ -108,7 +108,7 @@ class Ledger:
         page["active_counted_ns"] = now
 
     def announce(self, request: LaunchRequest, now: int) -> None:
-        expect, _, low, high, _, _, pieces, _ = request
+        expect, _, low, high, _, _, pieces, *_ = request
         page, far = self.page, now + FAR
         if page["at_ns"] and page["next_ns"] > page["at_ns"]:
             page["forecasts"] += 1

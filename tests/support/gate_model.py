@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from cotenant.gate.rules import GateEntry, GatePolicy
+from tests.support.gate_parts import BLOCKS, cut
 from tests.support.gate_shares import Shares
 from tests.support.gate_sums import (
     AGAIN,
@@ -50,11 +53,23 @@ from tests.support.gate_sums import (
     rank,
 )
 
+EXPECTED: Final = 1000 * MS
+"""How long after its last activity a higher priority is expected to launch again."""
+
 
 class Tenant(Shares):
     """One process of a tenant: decides whether it may launch, and accounts for the launch."""
 
     # ---- admission
+
+    asked: LaunchRequest
+    """The launch about which it decides, or the part of it that is to be launched."""
+
+    def part_bound(self, now: int) -> int:
+        """Return the bound of one part; 0: no higher priority was active recently."""
+        pages = [page for page in map(self.page_of, self.above) if page and page["sequence"]]
+        is_expected = any(now - max(page["at_ns"], page["busy_ns"]) <= EXPECTED for page in pages)
+        return min(DEPTH, self.rules.bound_ns) if is_expected else 0
 
     def is_asking(self, page: Page, now: int) -> bool:
         return bool(page["wanted_ns"]) and abs(now - page["asked_ns"]) <= LOOK
@@ -131,7 +146,8 @@ class Tenant(Shares):
         debt, lead = self.debt(now), min(LEAD, self.rules.bound_ns)
         if debt > BURST:
             return DEBT, now + debt - BURST
-        if submitted > lead and submitted + request[0] > self.bound_of(request):
+        bound = self.part_bound(now) if len(request) > BLOCKS and request[BLOCKS] else 0
+        if submitted > lead and submitted + request[0] > (bound or self.bound_of(request)):
             return BOUND, now + submitted - lead
         return FREE, now
 
@@ -223,7 +239,6 @@ class Tenant(Shares):
 
     def decide(self, request: LaunchRequest, since: int, now: int) -> tuple[int, int]:
         """Return the reason, and until when to wait if the launch must wait."""
-        expect = request[0]
         _, expected, busy = self.look(now)
         quiet = max([busy, *(page["quiet_ns"] for page in expected)])
         if not expected and busy == now:
@@ -233,7 +248,11 @@ class Tenant(Shares):
         elif self.rules.policy is not GatePolicy.FILL:
             reason, until = DUE, quiet
         else:
-            reason, until = self.decide_gap(request, min(expected, key=lambda page: page["next_ns"]), quiet, since, now)
+            holder = min(expected, key=lambda page: page["next_ns"])
+            gap = holder["next_ns"] - now - self.submitted_ns(now) - 2 * self.cost()
+            request = self.asked = cut(request, gap) if gap > 0 else request
+            reason, until = self.decide_gap(request, holder, quiet, since, now)
+        expect = request[0]
         if reason not in {BUSY, TIGHT, DUE}:
             return reason, until
         beside, at = self.decide_beside(request, since, now)
@@ -249,12 +268,15 @@ class Tenant(Shares):
         return RISK, now
 
     def admit(self, request: LaunchRequest, since: int, now: int) -> Answer:
-        expect, sure, _, _, may_fill, *_ = request
+        self.asked = request
         if not self.must_ask():
             self.announce(request, now)
             self.page["wanted_ns"] = 0
             self.page[f"passed {TOP}"] += 1
             return 1, TOP, now
+        if self.above and self.rules.policy is not GatePolicy.OPEN:
+            request = self.asked = cut(request, self.part_bound(now))
+        expect, sure, _, _, may_fill, *_ = request
         is_full = self.is_full(request, now)
         competes = may_fill and not is_full and not self.is_paused
         self.page["wanted_ns"] = max(sure, expect) + 1 if competes else NEVER
@@ -281,7 +303,7 @@ class Tenant(Shares):
         is_due = self.entry and self.entry.guaranteed_ppm and self.page["min_share_ns"] - now <= BURST
         if reason >= BUSY and is_due and self.page["busy_ns"] - now <= LEAD:
             reason = LEAST
-        return self.pass_with(reason, request, now) if reason < BUSY else (0, reason, until)
+        return self.pass_with(reason, self.asked, now) if reason < BUSY else (0, reason, until)
 
     # ---- after the answer
 

@@ -25,8 +25,8 @@ AHEAD, WINDOW, LIMIT_LOOK, LATE = 4 * MS, 100 * MS, MS, 10 * MS
 LIMIT_POLL, ASLEEP, LEAST_PART = 250 * US, 6 * MS, 250_000
 HELD_MOST, HELD_FOR, KEPT_OUT = 1000 * MS, 2000 * MS, 16
 
-LaunchRequest = tuple[int, int, int, int, int, int, int, int]
-"""expect, sure, low, high, may_fill, granularity, pieces, free"""
+LaunchRequest = tuple[int, ...]
+"""expect, sure, low, high, may_fill, granularity, pieces, free; of one that can be cut also doubtful, blocks, wave"""
 Page = dict[str, int]
 Answer = tuple[int, int, int]
 

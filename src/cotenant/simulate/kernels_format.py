@@ -75,6 +75,8 @@ class TenantConfig(Section, frozen=True):
     generator: GeneratorConfig | None = None
     host: DurationNs = DurationNs(0)
     scale: ShareOfWhole = ShareOfWhole(1_000_000)
+    ptx: Literal["recorded", "all", "none"] = "recorded"
+    """Which of its kernels the program has PTX of: as its file states, or by name where it does not; all; or none."""
     graph: bool = False
     batch: Count = Count(1)
     """Batch size of a model; so are the following, which recordings do not have."""

@@ -184,7 +184,12 @@ def _load(config: TenantConfig, scenario: KernelScenario, where: Path, data: str
         launches = _read(config, where, data)
     host_ns, scale = int(config.host), int(config.scale) / 1e6
     launches = tuple(
-        msgspec.structs.replace(launch, interval_ns=host_ns or round(launch.interval_ns * scale)) for launch in launches
+        msgspec.structs.replace(
+            launch,
+            interval_ns=host_ns or round(launch.interval_ns * scale),
+            has_ptx=launch.has_ptx if config.ptx == "recorded" else config.ptx == "all",
+        )
+        for launch in launches
     )
     load = Workload(config.name, launches, config.arrivals(scenario.seed), max(int(config.requests), 1), config.graph)
     if config.requests or load.arrival.kind == "training":

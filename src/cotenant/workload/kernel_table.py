@@ -2,6 +2,7 @@
 
 A *timeline* has start, duration and launch time of everything a device did, in microseconds; times are relative. A
 *kernel list* (name, class, memory, SMs needed, nanoseconds, as in Orion's profiles) has kernels in launch order only.
+Either may have one more column, `ptx`: 1 if the program has PTX of the kernel, 0 if not, nothing if that is unknown.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ TIMELINE_COLUMNS: Final = (
     "warps_per_sm,occ_pct,name"
 )
 LIST_COLUMNS: Final = "Name,Profile,Memory_footprint,SM_usage,Duration"
+_PTX_COLUMN: Final = ",ptx"
+_HAS_PTX: Final = {"1": True, "0": False, "": None}
 _WORK: Final = {"kernel": WorkKind.KERNEL, "memcpy": WorkKind.COPY, "memset": WorkKind.MEMSET}
 _BOUND: Final = {"1": False, "0": True, "-1": None}
 _LIST_THREADS: Final = 1024  # a list contains SMs, not blocks: one block that fills an SM represents each
@@ -33,12 +36,12 @@ def read_kernels(data: bytes, task: str, where: str) -> Timeline:
     except UnicodeDecodeError as error:
         raise ConfigError("table", where, f"it is not UTF-8 text: {error}") from None
     first = text.partition("\n")[0].strip()
-    if first == TIMELINE_COLUMNS:
+    if first.removesuffix(_PTX_COLUMN) == TIMELINE_COLUMNS:
         activities = _timeline(text, where)
-    elif first == LIST_COLUMNS:
-        activities = _list(text, where)
+    elif first.removesuffix(_PTX_COLUMN) == LIST_COLUMNS:
+        activities = _list(text, where, has_column=first.endswith(_PTX_COLUMN))
     else:
-        remedy = f"its first line must be {LIST_COLUMNS!r}, or {TIMELINE_COLUMNS!r}"
+        remedy = f"its first line must be {LIST_COLUMNS!r}, or {TIMELINE_COLUMNS!r}; a last column ptx may be added"
         raise ConfigError("table", where, remedy)
     if not activities:
         raise ConfigError("table", where, "it has a first line and no rows")
@@ -61,21 +64,26 @@ def _timeline_row(row: dict[str, str]) -> Activity:
     duration_ns = _ns(row["dur_us"])
     if duration_ns < 0:
         raise ValueError(f"a duration of {row['dur_us']} us")
-    return Activity(kernel, int(row["stream"]), _ns(row["start_us"]), duration_ns, launch_ns, _count(row["regs"]))
+    return Activity(
+        *(kernel, int(row["stream"]), _ns(row["start_us"]), duration_ns, launch_ns, _count(row["regs"])),
+        has_ptx=_HAS_PTX[row.get("ptx", "").strip()],
+    )
 
 
-def _list(text: str, where: str) -> list[Activity]:
+def _list(text: str, where: str, *, has_column: bool) -> list[Activity]:
     activities: list[Activity] = []
     at_ns = 0
     for line, row in enumerate(text.splitlines()[1:], start=2):
         if not row.strip():
             continue
         try:
-            name, bound, _, sms, duration = row.rsplit(",", 4)  # names contain commas and are not quoted
+            fields, _, ptx = row.rpartition(",") if has_column else (row, "", "")
+            name, bound, _, sms, duration = fields.rsplit(",", 4)  # names contain commas and are not quoted
             duration_ns, blocks = _count(duration), max(_count(sms), 1)
             kernel = KernelIdentity(name, (blocks, 1, 1), (_LIST_THREADS, 1, 1))
             # This many registers make one block fill an SM, so that an SM of the list is one block.
-            activities.append(Activity(kernel, 0, at_ns, duration_ns, None, 64, 0, _BOUND[bound.strip()]))
+            conditions = (64, 0, _BOUND[bound.strip()], _HAS_PTX[ptx.strip()])
+            activities.append(Activity(kernel, 0, at_ns, duration_ns, None, *conditions))
         except (ValueError, ArithmeticError, LookupError) as error:
             raise ConfigError("table", where, f"line {line} cannot be read: {error}") from None
         at_ns += duration_ns

@@ -2,8 +2,8 @@
 
 Contention is on, and the priorities of MPS clients have no effect, so that a kernel of the service waits for the blocks
 of the training that were ready before it. Two ends: the programs contain PTX of all kernels, or of none of the matrix
-products and convolutions, which come from libraries that ship machine code. Next to each, the best fixed part of the SMs
-that an operator could give the training, chosen in hindsight.
+products and convolutions, which come from libraries that ship machine code. Next to each, the best fixed part of the
+SMs that an operator could give the training, chosen in hindsight.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ SM_PERCENTAGES: Final = (5, 10, 20, 30, 40, 50, 60, 80)
 P99_MOST: Final = 1.05
 UNSLICEABLE_P99_MOST: Final = 1.25
 DELAY_PART: Final = 0.3
-"""The gate's `delay` over what the p99 may grow by. Requests that take longer wait for each other: at half load, the p99
-of Poisson arrivals grows by about twice the part by which requests take longer. The rest is a margin."""
+"""The gate's `delay` over what the p99 may grow by. Requests that take longer wait for each other: at half load, the
+p99 of Poisson arrivals grows by about twice the part by which requests take longer. The rest is a margin."""
 OFFLINE_LEAST: Final = 0.50
 _Group: TypeAlias = tuple[bool, str]
 CELLS: Final = (None, *(Perturbation(what, factor) for what in (DURATIONS, CONTENTION) for factor in FACTORS))

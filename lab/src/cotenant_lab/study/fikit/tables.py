@@ -8,6 +8,7 @@ from rich.text import Text
 from cotenant.cli.render.tables import table
 from cotenant_lab.bench.fill.metrics import COTENANT
 from cotenant_lab.study.claim import show_claims
+from cotenant_lab.study.fikit.parts import PartsSummary
 from cotenant_lab.study.fikit.report import FikitReport
 from cotenant_lab.study.fikit.run import FikitGroup, FikitResult
 
@@ -31,6 +32,9 @@ def show_fikit(console: Console, report: FikitReport) -> None:
             _show_cases(console, pairs, sharing)
     for group in report.groups.values():
         _show_group(console, group)
+    for title, end in (("all kernels", report.sliceable), ("library kernels run whole", report.library_unsliceable)):
+        if end is not None:
+            _show_parts(console, title, end)
     paper = "; ".join(f"{name} {text}" for name, text in report.paper.items())
     console.print(Text(f"FIKIT, as published (other programs, real GPUs): {paper}"))
     for agreement in report.agreement:
@@ -76,4 +80,24 @@ def _show_group(console: Console, group: FikitGroup) -> None:
     console.print(table(f"{group.name}: {len(group.cases)} cases", ["METRIC", "SHARING", "MIN", "MEDIAN", "MAX"], rows))
     parts = ", ".join(f"{part:.0%} against {sharing}" for sharing, part in group.fast_fraction.items())
     console.print(Text(f"online more than 3.5 times as fast: {parts}"))
+    console.print()
+
+
+def _show_parts(console: Console, title: str, end: PartsSummary) -> None:
+    """Print what a service loses next to each training, and summaries."""
+    rows: list[list[str | Text]] = [
+        [case.training, f"{case.p99_ratio:.3f}", f"{case.mean_ratio:.3f}", f"{case.offline:.2f}"] for case in end.cases
+    ]
+    columns = ["TRAINING", "P99", "MEAN", "OFFLINE"]
+    console.print(table(f"{end.service}, launches in parts: {title}; over those alone", columns, rows))
+    bound = end.best_spatial_bound
+    summaries = [
+        ("gate under MPS", end.p99_ratio_max, end.offline_median),
+        ("gate between time slices", end.slices_p99_ratio_max, end.slices_offline_median),
+        ("service that fills every SM", end.busy_service_p99_ratio_max, end.busy_service_offline_median),
+        ("best fixed part of the SMs", bound.p99_ratio_max, bound.offline_median),
+        *((cell, values["p99_ratio_max"], values["offline_median"]) for cell, values in end.perturbed.items()),
+    ]
+    for name, p99_ratio, offline in summaries:
+        console.print(Text(f"{name}: largest p99 {p99_ratio:.3f}, median offline speed {offline:.2f}"))
     console.print()
