@@ -1,7 +1,7 @@
 """Launch long kernels in every way that the hook may cut into parts, and print a digest of their results.
 
 The argument is the number of rounds; a line of the standard input ends the program after the digest. Other arguments:
-`hold`: keep launching short kernels, with pauses, until the standard input ends. `threads`: two threads launch into one
+`hold`: keep launching short kernels, with pauses, until the standard input ends. `idle`: launch some, then none. `threads`: two threads launch into one
 stream. `graph`: launch a captured graph.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import itertools
 import select
 import sys
 import threading
@@ -35,11 +36,13 @@ TEXT = HEAD + OUTSIDE + entry(AREA + BODY) + entry(LARGE + BODY).replace(".entry
 U64 = ctypes.c_uint64
 
 
-def hold() -> None:
+def hold(*, idles: bool) -> None:
     module = ok(driver.cuModuleLoadData(IMAGE))
     spin = ok(driver.cuModuleGetFunction(module, b"spin"))
     print("holding", flush=True)
-    while not select.select([sys.stdin], [], [], 0.001)[0]:
+    for number in itertools.count():
+        if select.select([sys.stdin], [], [], None if idles and number == 200 else 0.001)[0]:
+            break
         ok(driver.cuLaunchKernel(spin, 40, 1, 1, 256, 1, 1, 0, 0, ((100_000,), (U64,)), 0))
         ok(driver.cuCtxSynchronize())
 
@@ -147,8 +150,8 @@ def graph(program: Program) -> None:
 def main() -> None:
     ok(driver.cuInit(0))
     ok(driver.cuCtxCreate(None, 0, ok(driver.cuDeviceGet(0))))
-    if sys.argv[1] == "hold":
-        hold()
+    if sys.argv[1] in ("hold", "idle"):
+        hold(idles=sys.argv[1] == "idle")
         return
     if sys.argv[1] == "threads":
         threads()

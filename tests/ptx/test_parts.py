@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from cotenant.runner.clock import monotonic_ns
 from cotenant.softgpu import manage
+from cotenant.units.instant import SECOND_NS
 from tests.support.gate_files import OFFLINE, ONLINE, Gate
 from tests.support.hook_runs import hook_before, run
 from tests.support.node_processes import NodeHarness, until
@@ -35,7 +37,8 @@ class Shared:
         self._environments = []
         self._started: list[subprocess.Popen[str]] = []
         for slot in (ONLINE, OFFLINE):
-            environment = self.gate.environ(hook_before(softgpu, home / f"hook{slot}").environ("shim"), slot)
+            hooked = hook_before(softgpu, home / f"hook{slot}").environ("shim", sample=1)  # every launch may be timed
+            environment = self.gate.environ(hooked, slot)
             self._environments.append({**environment, "COTENANT_CACHE": str(self.cache)})
 
     def start(self, slot: int, argument: str) -> subprocess.Popen[str]:
@@ -50,8 +53,8 @@ class Shared:
         self._started.append(process)
         return process
 
-    def hold(self) -> subprocess.Popen[str]:
-        holder = self.start(ONLINE, "hold")
+    def hold(self, argument: str = "hold") -> subprocess.Popen[str]:
+        holder = self.start(ONLINE, argument)
         assert holder.stdout is not None
         assert holder.stdout.readline() == "holding\n"
         until(lambda: self.gate.word(ONLINE, "sequence") > 100)
@@ -110,6 +113,19 @@ def test_kernels_are_whole_while_no_tenant_holds_the_device(shared: Shared) -> N
     shared.gate.set_entries(online=None)
     line, counters = shared.finish(shared.start(OFFLINE, str(ROUNDS)))
     assert line == shared.alone(str(ROUNDS))
+    assert counters["kernels"] == ROUNDS
+    assert shared.gate.word(OFFLINE, "parts") == 0
+
+
+def test_kernels_are_whole_next_to_an_idle_tenant(shared: Shared) -> None:
+    """Some of the launches that are timed run the variant, over the whole grid."""
+    expected = shared.alone(str(ROUNDS))
+    shared.hold("idle")
+    until(lambda: shared.gate.word(ONLINE, "sequence") == 200)
+    launched_ns = shared.gate.word(ONLINE, "at_ns")
+    until(lambda: monotonic_ns() > launched_ns + 2 * SECOND_NS)
+    line, counters = shared.finish(shared.start(OFFLINE, str(ROUNDS)))
+    assert line == expected
     assert counters["kernels"] == ROUNDS
     assert shared.gate.word(OFFLINE, "parts") == 0
 

@@ -15,9 +15,6 @@
  * longer: less than the work submitted ahead, so that this alone delays nothing while no higher-priority tenant is
  * active. */
 enum { ASK_NS = 500, COLLECT_NS = 100 * 1000, EXTENSION_NS = CT_GATE_LEAD_NS / 2 };
-/* How often a thread asks whether another one has launched all parts of a kernel, and how long it waits at most. */
-enum { PARTS_RECHECK_NS = 50 * 1000 };
-#define PARTS_MAX_NS (UINT64_C(10) * 1000 * 1000 * 1000)
 enum { SEVERAL_THREADS_NS = 1000 * 1000 * 1000, LATE_MAX_NS = 1000 * 1000 };
 
 static uint64_t current_ns(struct ct_session *session)
@@ -34,15 +31,20 @@ static int is_stuck(const struct ct_completions *completions, uint64_t now_ns)
         now_ns - completions->ended_ns >= CT_GATE_STUCK_NS;
 }
 
+/* Returns whether another thread is launching a kernel in parts. */
+static int is_in_parts_of_other(const struct ct_gateway *gateway)
+{
+    return gateway->parts_thread && gateway->parts_thread != (uintptr_t)__builtin_thread_pointer();
+}
+
 /* Asks the gate. If the earlier work is stuck, the launch counts as waiting since the last completion, so that each
  * following launch need not wait as long again. */
 static struct ct_gate_answer admit(struct ct_session *session, struct ct_launch *launch, uint64_t since_ns,
                                  uint64_t now_ns)
 {
     struct ct_gateway *gateway = session->gateway;
-    const uintptr_t parts_thread = gateway->parts_thread;
-    if (parts_thread && parts_thread != (uintptr_t)__builtin_thread_pointer() && now_ns - since_ns < PARTS_MAX_NS)
-        return (struct ct_gate_answer){.reason = CT_GATE_OTHER, .until_ns = now_ns + PARTS_RECHECK_NS};
+    if (is_in_parts_of_other(gateway))
+        return (struct ct_gate_answer){.reason = CT_GATE_OTHER, .until_ns = now_ns};
     if (gateway->gate.unconfirmed && is_stuck(&gateway->completions, now_ns) &&
         gateway->completions.ended_ns < since_ns)
         since_ns = gateway->completions.ended_ns;
@@ -101,6 +103,29 @@ static void wake_sleepers(const struct ct_gateway *gateway, uint32_t limit)
     errno = saved_errno;
 }
 
+/* Sleeps until the other thread has launched all parts. Called with the lock held, which it releases meanwhile. */
+static void await_parts(struct ct_session *session)
+{
+    _Atomic uint32_t *ended = &session->gateway->parts_ended;
+    const uint32_t count = load_relaxed(ended);
+    ct_unlock(session);
+    syscall(SYS_futex, ended, FUTEX_WAIT_PRIVATE, count, NULL, NULL, 0);
+    ct_lock(session);
+}
+
+void ct_gate_end_parts(struct ct_session *session)
+{
+    _Atomic uint32_t *ended = &session->gateway->parts_ended;
+    const int saved_errno = errno;
+    ct_lock(session);
+    session->gateway->parts_thread = 0;
+    session->last_ticks = ct_clock_ticks(&session->clock); /* the host's own intervals are measured from here */
+    fetch_add_release(ended, 1);
+    ct_unlock(session);
+    syscall(SYS_futex, ended, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
+    errno = saved_errno;
+}
+
 /* A wait in progress; accessed with the lock held. */
 struct waiting {
     struct ct_session *session;
@@ -117,6 +142,10 @@ static void wait_once(struct waiting *waiting, const struct ct_gate_answer *answ
     struct ct_session *session = waiting->session;
     struct ct_gate *gate = &session->gateway->gate;
     const uint64_t now_ns = session->gateway->instant.last_ns;
+    if (is_in_parts_of_other(session->gateway)) {
+        await_parts(session);
+        return;
+    }
     const struct ct_gate_wait_plan plan = ct_gate_wait_plan(gate, answer, now_ns);
     ct_unlock(session);
     if (plan.spin_until_ns) {

@@ -35,6 +35,7 @@ struct ct_gateway {
     /* The thread that launches a kernel in parts; 0: none does. The parts are one launch for the program, so other threads'
      * launches wait meanwhile. */
     uintptr_t parts_thread;
+    _Atomic uint32_t parts_ended; /* a futex: how many kernels were launched in parts */
     uint32_t sm_step_ppm; /* launches of a kernel can be limited to multiples of this part of the SMs; 0: they cannot */
 };
 
@@ -49,6 +50,8 @@ static inline uint64_t ct_gateway_now(struct ct_session *session, uint64_t ticks
     return ct_instant_ns(&session->gateway->instant, &session->clock, ticks);
 }
 
+/* Called when all parts of a kernel have been submitted: other threads may launch again. */
+void ct_gate_end_parts(struct ct_session *session);
 /* Asks until the launch may pass. Called with the lock held, which is released on return. */
 void ct_gate_wait(struct ct_session *session, struct ct_launch *launch, uint64_t since_ns);
 

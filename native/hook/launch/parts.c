@@ -231,15 +231,6 @@ static CUresult launch_part(struct ct_launch *launch, const struct ct_shape *sha
                        : launch_into(launch, call, variant, grid, shape, parameters.values, NULL);
 }
 
-/* Other threads of the program may launch again. */
-static void end_parts(struct ct_session *session)
-{
-    ct_lock(session);
-    session->gateway->parts_thread = 0;
-    session->last_ticks = ct_clock_ticks(&session->clock); /* the host's own intervals are measured from here */
-    ct_unlock(session);
-}
-
 /* The driver refused the first part: launches the kernel itself, for which only that part was admitted. If this succeeds,
  * the variant is not used any more. */
 static CUresult launch_whole(struct ct_launch *launch, const struct ct_shape *shape, const struct ct_parts_call *call)
@@ -277,6 +268,6 @@ CUresult ct_parts_launch(struct ct_launch *launch, const struct ct_shape *shape,
     if (launch->is_rest)
         fetch_add_relaxed(&launch->session->gateway->gate.mine->parts, 1);
     if (is_cut)
-        end_parts(launch->session);
+        ct_gate_end_parts(launch->session);
     return result;
 }
