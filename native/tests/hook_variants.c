@@ -1,8 +1,6 @@
 /* Modules with variants: what is found by which handle, and when a variant is not used any more. */
 #include "hook/slice/modules.h"
-#include "tests/expect.h"
-
-#include <string.h>
+#include "tests/hook_setup.h"
 
 static const char TEXT[] = ".version 8.4\n.target sm_80\n.address_size 64\n.entry one() { ret; }\n.entry two() { ret; }\n"
                            ".entry three() { .reg .b32 %r1; mov.u32 %r1, %gridid; ret; }\n";

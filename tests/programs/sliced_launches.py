@@ -1,8 +1,8 @@
 """Launch long kernels in every way that the hook may cut into parts, and print a digest of their results.
 
 The argument is the number of rounds; a line of the standard input ends the program after the digest. Other arguments:
-`hold`: keep launching short kernels, with pauses, until the standard input ends. `idle`: launch some, then none. `threads`: two threads launch into one
-stream. `graph`: launch a captured graph.
+`hold`: keep launching short kernels, with pauses, until the standard input ends. `idle`: launch some, then none.
+`threads`: two threads launch into one stream. `graph`: launch a captured graph.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def threads() -> None:
 
     def launch(function: Any, pause_s: float) -> None:
         ok(driver.cuCtxSetCurrent(context))
-        for _ in range(20):
+        for _ in range(8):
             ok(driver.cuLaunchKernel(function, *BLOCKS, THREADS, 1, 1, 0, stream, values, 0))
             time.sleep(pause_s)
 
