@@ -252,7 +252,22 @@ REFUSED: dict[str, tuple[str, str, str]] = {
 }
 
 
+GRID = ("%ctaid.x", "%ctaid.y", "%ctaid.z", "%nctaid.x", "%nctaid.y", "%nctaid.z")
+
+
+def readers() -> Iterator[Kernel]:
+    """Yield a kernel for each set of coordinates; what it adds up does not depend on the order of its blocks."""
+    for mask in range(1, 1 << len(GRID)):
+        reads = [register for bit, register in enumerate(GRID) if mask >> bit & 1]
+        mixed = "".join(f"\n  mov.u32 %r2, {register}; mad.lo.u32 %r1, %r1, 37, %r2;" for register in reads)
+        begin = f"""
+  .reg .b32 %r<4>; .reg .b64 %d<3>; ld.param.u64 %d1, [output]; mov.u32 %r1, 1;{mixed}
+  and.b32 %r3, %r1, 1023; mul.wide.u32 %d2, %r3, 4; add.u64 %d1, %d1, %d2; red.global.add.u32 [%d1], %r1;"""
+        yield Kernel(f"reads {' '.join(reads)}", HEAD + entry("", begin=begin), (2, 3, 3))
+
+
 def kernels() -> Iterator[Kernel]:
+    yield from readers()
     for at, (name, body) in enumerate(BODIES.items()):
         for grid in SHAPES if at % 2 else SHAPES[1:]:
             yield Kernel(name, HEAD + entry(body, limits=".maxntid 32, 1, 1" if at % 3 else ""), grid)

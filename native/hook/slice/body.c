@@ -142,7 +142,7 @@ static enum ct_ptx_reason check_word(struct ptx *ptx, struct function *function,
         return CT_PTX_ELIGIBLE;
     const int grid_read = ct_ptx_grid_read(ptx, at);
     if (grid_read >= 0) {
-        function->reads_grid = 1;
+        function->reads_grid |= grid_read < CT_PTX_VECTOR ? 1u << grid_read : CT_PTX_WHOLE_GRID;
         const int is_known = grid_read < CT_PTX_VECTOR ? is_32_bits_wide(ptx, ins->opcode) : is_vector_read(ptx, ins);
         return is_known ? CT_PTX_ELIGIBLE : CT_PTX_GRID_READ;
     }

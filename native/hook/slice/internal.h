@@ -27,7 +27,8 @@ struct function {
     uint32_t results, results_end; /* the list in parentheses before the name, 0: none */
     uint32_t list, list_end;    /* the opening and closing parenthesis of the parameters; 0: none */
     uint32_t body, body_end;    /* the braces; 0: only declared */
-    int is_entry, reads_grid;
+    int is_entry;
+    unsigned reads_grid; /* bits of the coordinates that it reads, see ct_ptx_grid_read(); all if a function does */
     int has_source, has_fence, has_barrier; /* also of the functions that it calls, see wait.c */
     enum ct_ptx_reason reason;
     uint32_t parameter_count, parameter_bytes;
@@ -94,7 +95,7 @@ uint32_t ct_ptx_skip_group(const struct ptx *ptx, uint32_t token);
 enum ct_ptx_reason ct_ptx_read_body(struct ptx *ptx, struct function *function);
 /* Returns the coordinate of a word that reads %ctaid (0 to 3) or %nctaid (4 to 7); 8 or 12: the whole vector; -1: none. */
 int ct_ptx_grid_read(const struct ptx *ptx, uint32_t token);
-enum { CT_PTX_VECTOR = 8 };
+enum { CT_PTX_VECTOR = 8, CT_PTX_WHOLE_GRID = 0xff };
 
 /* ---- wait.c ------------------------------------------------------------------------------------------------------- */
 

@@ -59,7 +59,7 @@ static void examine(struct ptx *ptx, struct function *function)
             function->reason = callee->reason;
         if (!callee->reads_grid)
             continue;
-        function->reads_grid = 1;
+        function->reads_grid = CT_PTX_WHOLE_GRID;
         if (ct_ptx_is(ptx, call->first, "@") && !function->reason) /* its arguments would be written for all threads */
             function->reason = CT_PTX_GRID_READ;
     }

@@ -179,20 +179,32 @@ static void write_division(struct writer *writer, const char *quotient, const ch
     print(writer, "cvt.u32.u64 %s, %%__cotenant_w;\n", quotient);
 }
 
-/* Computes the coordinates of the block from the first block of the part and the grid. */
-static void write_coordinates(struct writer *writer)
+/* Computes the coordinates of the block that are read from the first block of the part and the grid. */
+static void write_coordinates(struct writer *writer, unsigned reads)
 {
-    print(writer, ".reg .b64 %%__cotenant_w;\n");
-    for (unsigned i = 0; i < 3; i++)
-        print(writer, "ld.param.b32 %s, [__cotenant_p+%u];\n", coordinates[4 + i], 4 + 4 * i);
-    print(writer, "mov.u32 %%__cotenant_t, %%ctaid.x;\nld.param.b32 %%__cotenant_x, [__cotenant_p];\n"
+    const unsigned x = 1u << 0, y = 1u << 1, z = 1u << 2;
+    const int needs_width = (reads & (x | 1u << 4)) != 0, needs_height = (reads & (y | 1u << 5)) != 0;
+    if (needs_width)
+        print(writer, "ld.param.b32 %s, [__cotenant_p+4];\n", coordinates[4]);
+    if (needs_height)
+        print(writer, "ld.param.b32 %s, [__cotenant_p+8];\n", coordinates[5]);
+    if (reads & 1u << 6)
+        print(writer, "ld.param.b32 %s, [__cotenant_p+12];\n", coordinates[6]);
+    if (!(reads & (x | y | z)))
+        return;
+    print(writer, ".reg .b64 %%__cotenant_w;\nmov.u32 %%__cotenant_t, %%ctaid.x;\n"
+                  "ld.param.b32 %%__cotenant_x, [__cotenant_p];\n"
                   "add.u32 %%__cotenant_t, %%__cotenant_t, %%__cotenant_x;\n");
     write_division(writer, coordinates[1], "%__cotenant_t", 16);
-    print(writer, "mul.lo.u32 %%__cotenant_z, %%__cotenant_y, %%__cotenant_nx;\n"
-                  "sub.u32 %%__cotenant_x, %%__cotenant_t, %%__cotenant_z;\n");
+    if (reads & x)
+        print(writer, "mul.lo.u32 %%__cotenant_z, %%__cotenant_y, %%__cotenant_nx;\n"
+                      "sub.u32 %%__cotenant_x, %%__cotenant_t, %%__cotenant_z;\n");
+    if (!(reads & (y | z)))
+        return;
     write_division(writer, coordinates[2], coordinates[1], 24);
-    print(writer, "mul.lo.u32 %%__cotenant_t, %%__cotenant_z, %%__cotenant_ny;\n"
-                  "sub.u32 %%__cotenant_y, %%__cotenant_y, %%__cotenant_t;\n");
+    if (reads & y)
+        print(writer, "mul.lo.u32 %%__cotenant_t, %%__cotenant_z, %%__cotenant_ny;\n"
+                      "sub.u32 %%__cotenant_y, %%__cotenant_y, %%__cotenant_t;\n");
 }
 
 static void write_kernel(struct writer *writer, const struct function *function, const char *name)
@@ -200,7 +212,7 @@ static void write_kernel(struct writer *writer, const struct function *function,
     print(writer, "\n.visible .entry %s", name);
     write_parameters(writer, function, sizeof(struct ct_ptx_part));
     if (function->reads_grid)
-        write_coordinates(writer);
+        write_coordinates(writer, function->reads_grid);
     write_body(writer, function);
     print(writer, "}\n");
 }
@@ -243,7 +255,7 @@ static unsigned char *needed_functions(const struct ptx *ptx)
         is_needed[number] |= function->is_entry && !function->reason;
         for (uint32_t c = 0; c < function->call_count && is_needed[number]; c++) {
             const uint32_t callee = ptx->calls[function->first_call + c].callee;
-            is_needed[callee] |= ptx->functions[callee].reads_grid;
+            is_needed[callee] |= ptx->functions[callee].reads_grid != 0;
         }
     }
     return is_needed;
