@@ -60,6 +60,11 @@ class Shared:
         until(lambda: self.gate.word(ONLINE, "sequence") > 100)
         return holder
 
+    def await_more(self, word: str, more: int) -> None:
+        """Wait until a word of the offline tenant's gate page has grown by more than this."""
+        before = self.gate.word(OFFLINE, word)
+        until(lambda: self.gate.word(OFFLINE, word) > before + more)
+
     def counters(self, process: subprocess.Popen[str]) -> Any:
         clients = manage.inspect(self.softgpu, 0)["clients"]
         (counters,) = [client["counters"] for client in clients if client["pid"] == process.pid]
@@ -141,16 +146,15 @@ def test_a_pause_between_two_parts(shared: Shared) -> None:
     expected = shared.alone("60")
     shared.hold()
     program = shared.start(OFFLINE, "60")
-    until(lambda: shared.gate.word(OFFLINE, "parts") > 30)
+    shared.await_more("parts", 30)
     for _ in range(3):
         shared.gate.set_entries(paused=True)
         until(lambda: shared.gate.word(OFFLINE, "wanted_ns"))  # it asks, and waits
         before = shared.gate.word(OFFLINE, "parts")
-        asked = shared.gate.word(OFFLINE, "asked_ns")
-        until(lambda asked=asked: shared.gate.word(OFFLINE, "asked_ns") > asked)
+        shared.await_more("asked_ns", 0)
         assert shared.gate.word(OFFLINE, "parts") <= before + 1  # the one that had passed
         shared.gate.set_entries(paused=False)
-        until(lambda before=before: shared.gate.word(OFFLINE, "parts") > before + 5)
+        shared.await_more("parts", 5)
     line, counters = shared.finish(program)
     assert line == expected
     assert counters["kernels"] == shared.gate.word(OFFLINE, "parts") + 60 - shared.gate.word(OFFLINE, "cut_launches")

@@ -124,7 +124,7 @@ def _added_us(home: Path) -> float:
         setup.close()
     if not page["cut_launches"]:
         raise WorldError("no launch was cut into parts: nothing was measured")
-    parts = page["parts"] / page["cut_launches"]
+    parts = float(page["parts"]) / float(page["cut_launches"])
     return (statistics.median(cut) - statistics.median(whole)) / parts / 1e3
 
 
