@@ -201,10 +201,11 @@ static CUresult pass_on(CUfunction function, const uint32_t grid[3],
                         const struct ct_shape *shape, CUstream stream, int is_per_thread, void **params, void **extra)
 {
     const uint32_t *block = shape->block;
-    return is_per_thread ? CT_NEXT(cuLaunchKernel_ptsz)(function, grid[0], grid[1], grid[2], block[0], block[1], block[2],
-                                                        shape->shared_bytes, stream, params, extra)
-                         : CT_NEXT(cuLaunchKernel)(function, grid[0], grid[1], grid[2], block[0], block[1], block[2],
-                                                   shape->shared_bytes, stream, params, extra);
+    return is_per_thread
+        ? CT_NEXT(cuLaunchKernel_ptsz)(function, grid[0], grid[1], grid[2], block[0], block[1], block[2],
+                                       shape->shared_bytes, stream, params, extra)
+        : CT_NEXT(cuLaunchKernel)(function, grid[0], grid[1], grid[2], block[0], block[1], block[2],
+                                  shape->shared_bytes, stream, params, extra);
 }
 
 /* Launches a function into the stream of the part of the SMs that the launch was admitted with. */

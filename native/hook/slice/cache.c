@@ -223,7 +223,8 @@ int ct_slice_cached(const char *text, size_t bytes, struct ct_ptx_module *module
     size_t file_bytes = 0;
     *module = (struct ct_ptx_module){0};
     hash_bytes(text, bytes, header.hash);
-    snprintf(name, sizeof name, "%016llx%016llx", (unsigned long long)header.hash[0], (unsigned long long)header.hash[1]);
+    snprintf(name, sizeof name, "%016llx%016llx", (unsigned long long)header.hash[0],
+             (unsigned long long)header.hash[1]);
     const int directory = open_directory();
     char *file = directory < 0 ? NULL : read_file(directory, name, &file_bytes);
     int is_done = file && parse_file(file, file_bytes, &header, text, module);

@@ -100,11 +100,12 @@ static void check(struct ct_slice *slice, CUresult result)
 
 static int is_cluster(CUfunction_attribute attribute, int value)
 {
-    return attribute >= CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH && attribute <= CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH &&
-           value;
+    return value && attribute >= CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH &&
+           attribute <= CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH;
 }
 
-static CUresult set_attribute(const struct ct_slice *slice, CUfunction variant, CUfunction_attribute attribute, int value)
+static CUresult set_attribute(const struct ct_slice *slice, CUfunction variant, CUfunction_attribute attribute,
+                              int value)
 {
     const CUfunction function = is_cluster(attribute, value) ? NULL : function_of(slice, variant);
     return function ? CT_NEXT(cuFuncSetAttribute)(function, attribute, value) : CUDA_ERROR_NOT_SUPPORTED;

@@ -30,7 +30,8 @@ static int is_digit(char c)
 
 static int is_name(char c)
 {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || is_digit(c) || c == '_' || c == '$' || c == '%' || c == '.';
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || is_digit(c) || c == '_' || c == '$' || c == '%' ||
+           c == '.';
 }
 
 static const char *skip_blank(const char *at, const char *end)
@@ -56,8 +57,8 @@ static const char *skip_blank(const char *at, const char *end)
 static const char *word_end(const char *start, const char *end)
 {
     const int is_number = is_digit(*start), is_directive = *start == '.';
-    const int is_decimal = is_number && !(end - start >= 2 && start[0] == '0' && is_name(start[1]) && !is_digit(start[1]) &&
-                                          start[1] != '.');
+    const int has_base = end - start >= 2 && start[0] == '0' && is_name(start[1]) && !is_digit(start[1]) && start[1] != '.';
+    const int is_decimal = is_number && !has_base;
     const char *at = start;
     while (at < end) {
         if (is_directive && *at == '.' && at > start)

@@ -81,7 +81,8 @@ static void write_vector_read(struct writer *writer, const struct ins *ins, int 
         const struct token *target = &ptx->tokens[ins->opcode + (is_list ? 2 + 2 * i : 1)];
         if (is_list && target->bytes == 1 && *target->text == '_')
             continue;
-        put(writer, begin_of(writer, ins->first), (size_t)(begin_of(writer, ins->opcode) - begin_of(writer, ins->first)));
+        const char *guard = begin_of(writer, ins->first);
+        put(writer, guard, (size_t)(begin_of(writer, ins->opcode) - guard));
         print(writer, "mov.u32 ");
         put(writer, target->text, target->bytes);
         print(writer, "%.*s, %s; ", is_list ? 0 : 2, &".x.y.z.w"[2 * i],
@@ -172,8 +173,8 @@ static void write_function(struct writer *writer, const struct function *functio
 /* Writes the division of one register by multiplying with the parameter at this offset and shifting by the next. */
 static void write_division(struct writer *writer, const char *quotient, const char *dividend, unsigned offset)
 {
-    print(writer, "ld.param.b32 %s, [__cotenant_p+%u];\nmul.wide.u32 %%__cotenant_w, %s, %s;\n", quotient, offset, dividend,
-          quotient);
+    print(writer, "ld.param.b32 %s, [__cotenant_p+%u];\nmul.wide.u32 %%__cotenant_w, %s, %s;\n", quotient, offset,
+          dividend, quotient);
     print(writer, "ld.param.b32 %s, [__cotenant_p+%u];\nshr.u64 %%__cotenant_w, %%__cotenant_w, %s;\n", quotient,
           offset + 4, quotient);
     print(writer, "cvt.u32.u64 %s, %%__cotenant_w;\n", quotient);
