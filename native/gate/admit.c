@@ -482,6 +482,7 @@ struct ct_gate_answer ct_gate_admit(struct ct_gate *gate, struct ct_launch_reque
     request->sm_ppm = 0;
     request->part_blocks = 0;
     if (!ct_gate_must_ask(gate)) {
+        ct_space_limit_open(gate, request);
         ct_gate_announce(gate, request, now_ns);
         store_relaxed(&gate->mine->wanted_ns, 0);
         add_single_writer(&gate->mine->counts.passed[CT_GATE_TOP], 1);

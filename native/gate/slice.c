@@ -44,7 +44,7 @@ uint64_t ct_slice_bound(const struct ct_gate *gate, uint64_t now_ns)
             continue;
         const uint64_t last_ns = max_u64(load_relaxed(&page->at_ns), plausible(load_relaxed(&page->busy_ns), now_ns));
         if (sat_sub_u64(now_ns, last_ns) <= EXPECTED_NS)
-            return min_u64(CT_GATE_DEPTH_NS, gate->bound_ns);
+            return max_u64(min_u64(CT_GATE_DEPTH_NS, gate->bound_ns), 1); /* 0 would be no bound */
     }
     return 0;
 }

@@ -217,6 +217,29 @@ static int is_worthwhile(const struct ct_gate *gate, uint64_t length_ns, uint64_
     return request_ns && min_u64(length_ns, rest_ns) * limit_ppm / PPM >= wasted_ns;
 }
 
+/* Returns the multiple of the step that is nearest below the part, and at least one. */
+static uint64_t limit_of(const struct ct_gate *gate, uint64_t sm_ppm)
+{
+    return max_u64(sm_ppm / gate->sm_step_ppm, 1) * gate->sm_step_ppm;
+}
+
+/* Limits a launch that would occupy `part_ppm` of the SMs: it takes longer. */
+static void limit(struct ct_launch_request *request, uint64_t part_ppm, uint64_t limit_ppm)
+{
+    request->sm_ppm = (uint32_t)limit_ppm;
+    request->free_ppm = (uint32_t)sat_sub_u64(PPM, limit_ppm);
+    request->expect_ns = min_u64(request->expect_ns, CT_GATE_HORIZON_NS) * part_ppm / limit_ppm;
+    request->upper_ns = min_u64(request->upper_ns, CT_GATE_HORIZON_NS) * part_ppm / limit_ppm;
+}
+
+void ct_space_limit_open(const struct ct_gate *gate, struct ct_launch_request *request)
+{
+    const uint64_t part_ppm = sat_sub_u64(PPM, request->free_ppm);
+    if (gate->policy == CT_GATE_OPEN && gate->is_mps && gate->sm_step_ppm && gate->higher_count && gate->sm_ppm &&
+        gate->sm_ppm < PPM && part_ppm > gate->sm_ppm)
+        limit(request, part_ppm, limit_of(gate, gate->sm_ppm));
+}
+
 int ct_space_limit(const struct ct_gate *gate, struct ct_launch_request *request, uint64_t now_ns)
 {
     const uint64_t part_ppm = sat_sub_u64(PPM, request->free_ppm), sm_ppm = gate->space.sm_ppm;
@@ -227,14 +250,11 @@ int ct_space_limit(const struct ct_gate *gate, struct ct_launch_request *request
         return 1;
     if (!gate->sm_step_ppm)
         return 0;
-    const uint64_t limit_ppm = max_u64(sm_ppm / gate->sm_step_ppm, 1) * gate->sm_step_ppm;
+    const uint64_t limit_ppm = limit_of(gate, sm_ppm);
     const uint64_t length_ns = min_u64(weight_of(gate, request->expect_ns), CT_GATE_HORIZON_NS) * part_ppm / limit_ppm;
     if (!is_worthwhile(gate, length_ns, limit_ppm, now_ns))
         return 0;
-    request->sm_ppm = (uint32_t)limit_ppm;
-    request->free_ppm = (uint32_t)sat_sub_u64(PPM, limit_ppm);
-    request->expect_ns = min_u64(request->expect_ns, CT_GATE_HORIZON_NS) * part_ppm / limit_ppm;
-    request->upper_ns = min_u64(request->upper_ns, CT_GATE_HORIZON_NS) * part_ppm / limit_ppm;
+    limit(request, part_ppm, limit_ppm);
     return 1;
 }
 

@@ -14,6 +14,9 @@ int ct_space_is_open(const struct ct_gate *gate);
 /* Returns whether this launch may pass next to an active holder, and limits it to its part of the SMs: it then takes
  * longer. */
 int ct_space_limit(const struct ct_gate *gate, struct ct_launch_request *request, uint64_t now_ns);
+/* Limits a launch that need not ask, if the gate is open and the operator states a part: it then holds at all times, as
+ * a fixed share of the SMs. */
+void ct_space_limit_open(const struct ct_gate *gate, struct ct_launch_request *request);
 /* Returns whether holders may lose the whole time of the launch within one of their requests. */
 int ct_space_permits_loss(const struct ct_gate *gate, const struct ct_launch_request *request);
 /* Returns how much device time may be in flight next to an active holder. */

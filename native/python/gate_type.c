@@ -2,6 +2,7 @@
  *
  * All pages are in one buffer: the tenant table, the arbitration page, and the region of process pages. */
 #include "gate/gate.h"
+#include "gate/space.h"
 #include "gate/duration.h"
 #include "gate/process.h"
 #include "gate/quiescence.h"
@@ -114,8 +115,10 @@ static PyObject *announce(PyObject *self, PyObject *args)
     ull now_ns;
     if (!PyArg_ParseTuple(args, "OK:announce", &item, &now_ns) || parse_request(item, &request) < 0)
         return NULL;
+    request.sm_ppm = 0;
+    ct_space_limit_open(gate_of(self), &request);
     ct_gate_announce(gate_of(self), &request, now_ns);
-    Py_RETURN_NONE;
+    return PyLong_FromUnsignedLong(request.sm_ppm);
 }
 
 static PyObject *gate_sync(PyObject *self, PyObject *args)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant import _native
-from cotenant.gate.rules import GateRules
+from cotenant.gate.rules import GatePolicy, GateRules
 from tests.gate.test_bounds import START, device, entries, gates
 from tests.support import gate_sums as sums
 from tests.support.gate_sums import MS, US, LaunchRequest
@@ -117,6 +117,22 @@ def test_launch_next_to_a_holder_gets_at_most_the_part_that_the_node_states(
         assert reason == sums.SPACE
         assert sm_ppm == stated // step * step
         assert expect_ns == length_us * US * part // sm_ppm, "it takes longer"
+
+
+@pytest.mark.parametrize("is_active", [True, False])
+@pytest.mark.parametrize(
+    "stated, limited", [(600_000, 600_000), (620_000, 600_000), (960_000, 950_000), (1_000_000, 0), (None, 0)]
+)
+def test_open_gate_limits_every_lower_launch_to_the_stated_part(
+    stated: int | None, limited: int, is_active: bool
+) -> None:
+    rules = GateRules(policy=GatePolicy.OPEN, switch_ns=0, entries=entries(0, 5), sm_ppm=stated)
+    shared = Shared(rules, step=50_000)
+    if is_active:
+        shared.holder.announce((REQUEST_NS, REQUEST_NS, 5 * US, 10 * US, 1, 0, 1, 0), shared.now)
+    assert shared.launch(MS)[::2] == (sums.TOP, limited)
+    assert shared.launch(MS, free_ppm=500_000)[::2] == (sums.TOP, 0), "it leaves enough SMs by itself"
+    assert shared.holder.admit((MS, MS, 0, 0, 1, 0, 1, 0), shared.now, shared.now)[1] == sums.TOP
 
 
 def test_process_that_cannot_limit_its_launches_passes_only_with_small_ones() -> None:

@@ -92,7 +92,7 @@ def test_priority_and_rules_are_set_and_reported(node: InProcessNode, run_comman
         "memory_bytes": None,
         "rules": {
             "policy": "strict", "bound_ns": 200_000, "delay_ppm": 10_000,
-            "patience_ns": 2_000_000, "switch_ns": 10_000, "spin_ppm": 350_000,
+            "patience_ns": 2_000_000, "switch_ns": 10_000, "spin_ppm": 350_000, "sm_ppm": None,
         },
     }  # fmt: skip
     rules = node.gates.read(0)

@@ -27,6 +27,11 @@ pytestmark = pytest.mark.live
 
 DAY: DiurnalProfile = (DiurnalBin(3, 1.5, 2, 9, 2.5, 900.0),)
 KNOWN = {Program(0, "serve.py"): DAY}
+NAMES = (
+    *("requests_sum_ns", "requests_over", "active_ns", "device_ns", "waited_ns", "overrun_ns"),
+    *("delayed_ns", "undelayed_ns", "wanted_ns", "asked_ns"),
+)
+"""The words of a gate page that the monitor reads."""
 AHEAD_NS = 20_000 * DAY_NS + 6 * 3600 * SECOND_NS
 """It is six in the morning, by the wall clock, when the clock of these tests begins."""
 
@@ -54,8 +59,7 @@ class Node:
         return [TenantView(tenant, connected=True) for tenant in self.present]
 
     def page(self, gpu: int, slot: int) -> Page:
-        names = ("requests_sum_ns", "requests_over", "active_ns", "device_ns", "waited_ns", "overrun_ns")
-        sums = {**dict.fromkeys(names, 0), "requests_began_ns": 0, "generation": 1, "requests_ended": self.ended}
+        sums = {**dict.fromkeys(NAMES, 0), "requests_began_ns": 0, "generation": 1, "requests_ended": self.ended}
         return {**sums, "request_buckets": [0]}
 
     def submit(self, call: Callable[[], None], done: Callable[[TaskResult[None]], None]) -> None:

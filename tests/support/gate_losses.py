@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.support.gate_sums import (
     ASTRAY,
     CLEAN_MOST,
+    CLEAN_WANTED,
     FAR,
     FELT_MOST,
     MEMORY,
@@ -55,9 +56,12 @@ class Losses:
         if asked_until < begin:
             self.count = min(self.count + 1, CLEAN_MOST)
             self.clean += quotient(late - self.clean, self.count)
-            self.met = 0
-        elif self.count and self.met < MET_MOST:
-            self.met += 1
+            self.met = page["clean_wanted_ns"] = 0
+            return
+        self.met += 1
+        if self.met == CLEAN_WANTED or (not self.count and self.met % CLEAN_WANTED == 1):
+            page["clean_wanted_ns"] = now
+        if self.count and self.met < MET_MOST:
             page["lost_ns"] += felt(late - self.clean, max(now - begin, 0), delay)
             page["loss_reports"] += 1
 

@@ -13,6 +13,9 @@ from tests.support.gate_sums import (
     BOUND,
     BURST,
     BUSY,
+    CLEAN,
+    CLEAN_FOR,
+    CLEAN_LOOK,
     DEBT,
     DELAY_MOST,
     DEPTH,
@@ -69,7 +72,7 @@ class Tenant(Shares):
         """Return the bound of one part; 0: no higher priority was active recently."""
         pages = [page for page in map(self.page_of, self.above) if page and page["sequence"]]
         is_expected = any(now - max(page["at_ns"], page["busy_ns"]) <= EXPECTED for page in pages)
-        return min(DEPTH, self.rules.bound_ns) if is_expected else 0
+        return max(min(DEPTH, self.rules.bound_ns), 1) if is_expected else 0
 
     def is_asking(self, page: Page, now: int) -> bool:
         return bool(page["wanted_ns"]) and abs(now - page["asked_ns"]) <= LOOK
@@ -239,7 +242,9 @@ class Tenant(Shares):
 
     def decide(self, request: LaunchRequest, since: int, now: int) -> tuple[int, int]:
         """Return the reason, and until when to wait if the launch must wait."""
-        _, expected, busy = self.look(now)
+        pages, expected, busy = self.look(now)
+        if any(page["clean_wanted_ns"] and now - page["clean_wanted_ns"] <= CLEAN_FOR for page in pages):
+            return CLEAN, now + CLEAN_LOOK
         quiet = max([busy, *(page["quiet_ns"] for page in expected)])
         if not expected and busy == now:
             return self.decide_free(request, self.submitted_ns(now), now)

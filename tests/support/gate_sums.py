@@ -18,9 +18,10 @@ CLOSED, AGAIN, PAUSE_LOOK, PATIENCE_LEAST, WAITED_FOR = 2000 * MS, 2 * US, 5 * M
 SPARE, LOWER_BUSY_MOST, LOWER_BUSY_LOOK, LOWER_BUSY_FORGET = 20 * MS, 250 * MS, 20 * MS, 16
 RECENT, PPM = 32, 10**6
 DUTY, DUTY_LEAST = 20 * MS, 300_000
-CLEAN_MOST, MET_MOST, FELT_MOST = 16, 64, 31
+CLEAN_MOST, CLEAN_WANTED, MET_MOST, FELT_MOST = 16, 512, 4096, 31
+CLEAN_FOR, CLEAN_LOOK = 1000 * MS, 200 * US
 MEMORY, PRIOR, ASTRAY = 4 * MS, 500 * US, 256 * MS
-SCALE_LEAST, SCALE_MOST, SLACK, DELAY_MOST = PPM // 8, PPM, 50_000, 100 * PPM
+SCALE_LEAST, SCALE_MOST, SLACK, DELAY_MOST = PPM // 8, 4 * PPM, 50_000, 100 * PPM
 AHEAD, WINDOW, LIMIT_LOOK, LATE = 4 * MS, 100 * MS, MS, 10 * MS
 LIMIT_POLL, ASLEEP, LEAST_PART = 250 * US, 6 * MS, 250_000
 HELD_MOST, HELD_FOR, KEPT_OUT = 1000 * MS, 2000 * MS, 16
@@ -36,8 +37,8 @@ REQUEST_WORDS: Final = (
     "unfinished_ns",
 )
 LIMITS: Final = (
-    *("paid_ns", "paid_ppm", "over_ns", "part_ppm", "lost_ns", "loss_reports", "owes_ns", "min_share_ns"),
-    "admitted_until_ns",
+    *("paid_ns", "paid_ppm", "over_ns", "part_ppm", "lost_ns", "loss_reports", "clean_wanted_ns"),
+    *("owes_ns", "min_share_ns", "admitted_until_ns"),
 )
 COUNTS: Final = (
     *("launches", "device_ns", "filled_ns", "waits", "waited_ns", "overruns", "overrun_ns", "admitted", "submitted"),

@@ -1,6 +1,7 @@
 /* Waiting for admission: sleeping on the wake word of the arbitration page until shortly before the gate may open, then
  * polling; and waking the processes that sleep. */
 #define _GNU_SOURCE
+#include "gate/space.h"
 #include "hook/launch/work.h"
 
 #include <errno.h>
@@ -37,6 +38,20 @@ static int is_in_parts_of_other(const struct ct_gateway *gateway)
     return gateway->parts_thread && gateway->parts_thread != (uintptr_t)__builtin_thread_pointer();
 }
 
+/* Tells the gate in which steps this launch can be limited. A stream that is being captured anywhere forbids calls that
+ * create contexts. */
+static void set_step(struct ct_session *session, const struct ct_launch *launch)
+{
+    struct ct_gateway *gateway = session->gateway;
+    gateway->gate.sm_step_ppm = launch->may_limit && !load_relaxed(&session->captures) ? gateway->sm_step_ppm : 0;
+}
+
+void ct_gate_limit_open(struct ct_session *session, struct ct_launch *launch)
+{
+    set_step(session, launch);
+    ct_space_limit_open(&session->gateway->gate, &launch->request);
+}
+
 /* Asks the gate. If the earlier work is stuck, the launch counts as waiting since the last completion, so that each
  * following launch need not wait as long again. */
 static struct ct_gate_answer admit(struct ct_session *session, struct ct_launch *launch, uint64_t since_ns,
@@ -48,8 +63,7 @@ static struct ct_gate_answer admit(struct ct_session *session, struct ct_launch 
     if (gateway->gate.unconfirmed && is_stuck(&gateway->completions, now_ns) &&
         gateway->completions.ended_ns < since_ns)
         since_ns = gateway->completions.ended_ns;
-    /* A stream that is being captured anywhere forbids calls that create contexts. */
-    gateway->gate.sm_step_ppm = launch->may_limit && !load_relaxed(&session->captures) ? gateway->sm_step_ppm : 0;
+    set_step(session, launch);
     return ct_gate_admit(&gateway->gate, &launch->request, since_ns, now_ns);
 }
 

@@ -53,6 +53,8 @@ static inline uint64_t ct_gateway_now(struct ct_session *session, uint64_t ticks
 /* Called when all parts of a kernel have been submitted: other threads may launch again. */
 void ct_gate_end_parts(struct ct_session *session);
 /* Asks until the launch may pass. Called with the lock held, which is released on return. */
+/* Limits a launch that need not ask, if the gate is open and the operator states a part of the SMs. */
+void ct_gate_limit_open(struct ct_session *session, struct ct_launch *launch);
 void ct_gate_wait(struct ct_session *session, struct ct_launch *launch, uint64_t since_ns);
 
 /* Called around a call in which the host waits for the device: for all work, for one stream, or for an unknown part. */

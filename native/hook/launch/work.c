@@ -172,6 +172,8 @@ void ct_launch_admit(struct ct_launch *launch)
         ct_gate_wait(session, launch, now_ns);
         return;
     }
+    if (CT_UNLIKELY(gateway->gate.policy == CT_GATE_OPEN))
+        ct_gate_limit_open(session, launch);
     ct_gate_announce(&gateway->gate, &launch->request, now_ns);
     ct_launch_trace(launch, now_ns, CT_GATE_TOP);
     if (CT_UNLIKELY(launch->request.is_doubtful || !launch->request.expect_ns || gateway->completions.outstanding))

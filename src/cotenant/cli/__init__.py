@@ -144,16 +144,17 @@ def _report(text: str) -> None:
 
 
 def parser_for(words: Sequence[str]) -> Parser:
-    """Return the parser for a command line; only the module of the command it names is imported.
+    """Return the parser for a command line; only the command that it names is added, and its module imported.
 
-    Importing the modules of all commands takes longer than many commands run.
+    Importing the modules of all commands takes longer than many commands run, and so do all their parsers.
     """
-    return _parser([words[0]] if words and words[0] in ENTRIES else [])
+    named = [words[0]] if words and words[0] in ENTRIES else []
+    return _parser(named or list(ENTRIES), named)
 
 
 def full_parser() -> Parser:
     """Return the parser with the flags of every command, for completion scripts and manual pages."""
-    return _parser(list(ENTRIES))
+    return _parser(list(ENTRIES), list(ENTRIES))
 
 
 class RootParser(Parser):
@@ -169,8 +170,8 @@ class RootParser(Parser):
         return "\n".join([*lines, "", self.epilog or "", ""])
 
 
-def _parser(named: Sequence[str]) -> Parser:
-    """Return the parser with the flags of the named commands; the others are known by name and summary."""
+def _parser(known: Sequence[str], named: Sequence[str]) -> Parser:
+    """Return the parser that knows these commands by name and summary, and those in `named` with their flags."""
     parser = RootParser(
         prog="cotenant",
         description="cotenant lets deep-learning workloads share a GPU.",
@@ -178,7 +179,7 @@ def _parser(named: Sequence[str]) -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"cotenant {__version__}", help="Print the version.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser, prog="cotenant")
-    for entry in ENTRIES.values():
+    for entry in map(ENTRIES.__getitem__, known):
         command = commands.add_parser(entry.name, help=entry.summary, description=entry.summary)
         if entry.name in named:
             configure: Callable[[Parser], None] = getattr(

@@ -8,10 +8,9 @@ import io
 import os
 import sys
 from collections.abc import Callable, Collection
-from typing import IO, Any, Final, cast
+from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 import msgspec
-from rich.console import Console
 
 from cotenant.cli.flags import SECTION_TITLES, FieldName, flags_of, overlay
 from cotenant.cli.parser import Parser
@@ -25,6 +24,9 @@ from cotenant.node.directories import (
     own_directories,
     resolve_directories,
 )
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 OUTPUT: Final = "Output"
 """The heading of the flags that choose how results are printed."""
@@ -46,6 +48,8 @@ def print_json(value: Any) -> None:
 
 def output() -> Console:
     """Return the console for results: as wide as the terminal; unlimited and without padding elsewhere."""
+    from rich.console import Console  # slow to import, and many commands show no table
+
     if sys.stdout.isatty():
         return Console()
     return Console(file=cast("IO[str]", UnpaddedStream(sys.stdout)), width=_PIPE_WIDTH, force_terminal=False)

@@ -89,13 +89,16 @@ def option_of(section: str, field: str) -> str:
 
 
 @functools.cache
-def flags_of(section: str) -> tuple[Flag, ...]:
-    """Return the flags of a section in the order of its fields; the kind of a tenant is --online or --offline.
+def _fields_of(section: str) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """Return the fields of a section; reading their types takes most of the time of parsing a command line."""
+    return msgspec.structs.fields(SECTIONS[section])
 
-    The result is cached, because reading the types of the fields takes most of the time of parsing a command line.
-    """
+
+@functools.cache
+def flags_of(section: str) -> tuple[Flag, ...]:
+    """Return the flags of a section in the order of its fields; the kind of a tenant is --online or --offline."""
     flags = []
-    for field in msgspec.structs.fields(SECTIONS[section]):
+    for field in _fields_of(section):
         if (section, field.name) == ("run", "kind"):
             continue
         metas = [meta for meta in getattr(field.type, "__metadata__", ()) if isinstance(meta, msgspec.Meta)]
@@ -134,7 +137,7 @@ def overlay(config: Config, flags: Mapping[FieldName, Any], gpus: Sequence[str] 
     sections: dict[str, Any] = {}
     for name, kind in SECTIONS.items():
         values = {}
-        for field in msgspec.structs.fields(kind):
+        for field in _fields_of(name) if any(section == name for section, _ in flags) else ():
             if (name, field.name) in flags:
                 values[field.name] = _value_of(name, kind, field, flags[name, field.name])
         sections[name] = msgspec.structs.replace(getattr(config, name), **values)

@@ -7,7 +7,7 @@ import argparse
 from cotenant.cli.command import configure, group, load_own, output, print_json, print_line, whole_number
 from cotenant.cli.parser import Parser
 from cotenant.errors import ConfigError, WorldError
-from cotenant.profile.commands import open_store, write_file
+from cotenant.profile.commands import write_file
 from cotenant.profile.estimate.commands import (
     ModelRequest,
     import_model,
@@ -23,6 +23,7 @@ from cotenant.profile.estimate.devices import find_gpu
 from cotenant.profile.estimate.duration import Correction
 from cotenant.profile.estimate.stored import find_stream
 from cotenant.profile.estimate.stream import StreamOptions
+from cotenant.profile.store import open_store
 from cotenant.runner.clock import unix_ns
 from cotenant.units.text import parse_duration
 

@@ -119,8 +119,9 @@ def _record(options: argparse.Namespace) -> int:
 def _list(options: argparse.Namespace) -> int:
     from cotenant.cli.render.profile import show_profiles
     from cotenant.profile import commands as profile
+    from cotenant.profile.store import open_store
 
-    store = profile.open_store(load(options)[1], print_line)
+    store = open_store(load(options)[1], print_line)
     stored = profile.all_profiles(store)
     if options.json:
         print_json({"profiles": profile.keys_json(stored)})
@@ -133,10 +134,11 @@ def _show(options: argparse.Namespace) -> int:
     from cotenant.cli.render.html.profile import profile_page
     from cotenant.cli.render.profile import show_profile
     from cotenant.profile import commands as profile
+    from cotenant.profile.store import open_store
 
     if options.kernels < 1:
         raise ConfigError("--kernels", options.kernels, "list at least one kernel")
-    loaded = profile.load_profile(profile.open_store(load(options)[1], print_line), options.task, options.device)
+    loaded = profile.load_profile(open_store(load(options)[1], print_line), options.task, options.device)
     if options.html:
         profile.write_file(Path(options.html), profile_page(loaded).encode())
         print_line(f"written: {options.html}")
@@ -152,8 +154,9 @@ def _diff(options: argparse.Namespace) -> int:
     from cotenant.cli.render.profile import show_difference
     from cotenant.profile import commands as profile
     from cotenant.profile.estimate.compare import family_difference
+    from cotenant.profile.store import open_store
 
-    store = profile.open_store(load(options)[1], print_line)
+    store = open_store(load(options)[1], print_line)
     before = profile.load_profile(store, options.before, options.device)
     after = profile.load_profile(store, options.after, options.device)
     changes = profile.difference(before, after)
@@ -169,8 +172,9 @@ def _diff(options: argparse.Namespace) -> int:
 
 def _export(options: argparse.Namespace) -> int:
     from cotenant.profile import commands as profile
+    from cotenant.profile.store import open_store
 
-    stored = profile.find_profile(profile.open_store(load(options)[1], print_line), options.task, options.device)
+    stored = profile.find_profile(open_store(load(options)[1], print_line), options.task, options.device)
     data = profile.export(stored.profile, options.output)
     if not options.output:
         sys.stdout.buffer.write(data)
@@ -181,6 +185,7 @@ def _export(options: argparse.Namespace) -> int:
 def _import(options: argparse.Namespace) -> int:
     from cotenant.profile import commands as profile
     from cotenant.profile.estimate.model_files import is_model
+    from cotenant.profile.store import open_store
     from cotenant.units.text import counted
 
     models = [name for name in options.files if is_model(name)]
@@ -192,7 +197,7 @@ def _import(options: argparse.Namespace) -> int:
         return import_models(options)
     if options.gpu:
         raise ConfigError("--gpu", options.gpu, "is for models; a recording names its device, or --device does")
-    store = profile.open_store(load(options)[1], print_line)
+    store = open_store(load(options)[1], print_line)
     added = profile.import_profiles(store, options.files, options.task, options.device, options.image, options.script)
     if options.json:
         print_json(
@@ -212,6 +217,7 @@ def _correct(options: argparse.Namespace) -> int:
 
 def _prune(options: argparse.Namespace) -> int:
     from cotenant.profile import commands as profile
+    from cotenant.profile.store import open_store
     from cotenant.units.text import counted
 
     older_ns = None if options.older_than is None else parse_duration(options.older_than, field="--older-than")
@@ -219,9 +225,7 @@ def _prune(options: argparse.Namespace) -> int:
         raise ConfigError("--keep-latest", options.keep_latest, "keep 0 or more recordings of each task")
     if not (options.all or options.task or options.older_than or options.keep_latest is not None):
         raise ConfigError("prune", "", "choose recordings with --task, --older-than, --keep-latest or --all")
-    deleted = profile.prune(
-        profile.open_store(load(options)[1], print_line), options.task, older_ns, options.keep_latest
-    )
+    deleted = profile.prune(open_store(load(options)[1], print_line), options.task, older_ns, options.keep_latest)
     if options.json:
         print_json({"deleted": deleted})
     else:
@@ -244,8 +248,9 @@ def _advise(options: argparse.Namespace) -> int:
     from cotenant.node.client.hook_setup import store_profiles
     from cotenant.node.client.run import spec_of
     from cotenant.node.nvml import softgpu_directory
-    from cotenant.profile.commands import open_store
-    from cotenant.softgpu.commands import environment_of, home
+    from cotenant.profile.store import open_store
+    from cotenant.softgpu.commands import home
+    from cotenant.softgpu.selection import environment_of
 
     command = program_of(options, "", required=False)
     if bool(command) == bool(options.tenant):

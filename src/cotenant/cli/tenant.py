@@ -129,8 +129,8 @@ def run_program(options: argparse.Namespace, example: str) -> tuple[int, list[Pr
     from cotenant.node.client.outcome import outcome_file
     from cotenant.node.client.run import TenantRun, spec_of
     from cotenant.node.client.variables import read_variables
-    from cotenant.profile.commands import open_store
-    from cotenant.softgpu.commands import environment_of, selected_gpu
+    from cotenant.profile.store import open_store
+    from cotenant.softgpu.selection import environment_of, selected_gpu
 
     command = program_of(options, example)
     config, directories = find(options)

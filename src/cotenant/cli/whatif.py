@@ -42,9 +42,10 @@ def configure_whatif(parser: Parser) -> None:
 def _whatif(options: argparse.Namespace) -> int:
     from cotenant.cli.render.html.whatif import whatif_page
     from cotenant.cli.render.whatif import show_whatif
-    from cotenant.profile.commands import open_store, write_file
+    from cotenant.profile.commands import write_file
     from cotenant.profile.estimate.commands import parse_dimensions
     from cotenant.profile.estimate.devices import find_gpu
+    from cotenant.profile.store import open_store
     from cotenant.simulate.whatif import answer
     from cotenant.simulate.whatif_models import TenantRequest, whatif_tenant
 

@@ -82,8 +82,7 @@ class TenantGate:
         request = self._request
         self._must_ask = self.confirms = gate.must_ask()
         if not self._must_ask:
-            gate.announce(request, now_ns)
-            self.sm_ppm = self.part_blocks = 0
+            self.sm_ppm, self.part_blocks = gate.announce(request, now_ns), 0
             return self._pass(now_ns)
         passes, reason, until_ns, expect_ns, self.sm_ppm, self.part_blocks = gate.admit(request, since_ns, now_ns)
         if passes:

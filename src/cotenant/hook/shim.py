@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import subprocess
@@ -94,15 +95,22 @@ def _search_path(name: str, environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _cached(library_name: str) -> Iterator[str]:
-    """Yield the directories of a library in the linker's cache; `ldconfig` is often not on a user's PATH."""
-    tool = shutil.which("ldconfig", path=os.environ.get("PATH", "") + ":/sbin:/usr/sbin")
-    if tool is None:
-        return
-    output = subprocess.run([tool, "-p"], capture_output=True, text=True, errors="replace", check=False).stdout
-    for line in output.splitlines():
+    """Yield the directories of a library in the linker's cache."""
+    for line in _linker_cache().splitlines():
+        if library_name not in line:
+            continue
         name, _, path = line.partition("=>")
         if name.split()[:1] == [library_name] and "x32" not in name and path.strip():
             yield str(Path(path.strip()).parent)
+
+
+@functools.cache
+def _linker_cache() -> str:
+    """Return the list that `ldconfig -p` prints, once per process; `ldconfig` is often not on a user's PATH."""
+    tool = shutil.which("ldconfig", path=os.environ.get("PATH", "") + ":/sbin:/usr/sbin")
+    if tool is None:
+        return ""
+    return subprocess.run([tool, "-p"], capture_output=True, text=True, errors="replace", check=False).stdout
 
 
 def make_shim(directory: Path, driver: Path, nvml: Path | None = None) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from cotenant.errors import ConfigError, WorldError
-from cotenant.node.directories import Directories
 from cotenant.predict.gap_fill import NEIGHBOUR_NS, Fill, predict_fill
 from cotenant.profile.import_files import as_profile, read_recordings
 from cotenant.profile.profile import KernelTiming, Profile
@@ -32,11 +31,6 @@ class KernelChange(msgspec.Struct, frozen=True):
     def ratio(self) -> float | None:
         """Return the time after divided by the time before."""
         return self.after_ns / self.before_ns if self.before_ns and self.after_ns is not None else None
-
-
-def open_store(directories: Directories, report: Callable[[str], None]) -> ProfileStore:
-    """Return the profile store of this machine's node."""
-    return ProfileStore(directories.state / "profiles.sqlite", report)
 
 
 def find_profile(store: ProfileStore, task: str, device: str) -> StoredProfile:

@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from cotenant.errors import ConfigError, WorldError
+from cotenant.node.directories import Directories
 from cotenant.profile.profile import Profile, merge
 
 RECORDINGS_KEPT: Final = 16
@@ -61,6 +62,11 @@ class StoredProfile(msgspec.Struct, frozen=True):
 
     profile: Profile
     recorded_ns: int
+
+
+def open_store(directories: Directories, report: Callable[[str], None]) -> ProfileStore:
+    """Return the profile store of this machine's node."""
+    return ProfileStore(directories.state / "profiles.sqlite", report)
 
 
 class ProfileStore:

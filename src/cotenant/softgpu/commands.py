@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from cotenant.errors import ConfigError
 from cotenant.node.directories import Directories, make_directory
 from cotenant.node.model.gpu import SOFT_PREFIX
-from cotenant.node.model.tenant import GPU_PATTERN, NAME_LIMIT
 from cotenant.softgpu import fault, manage
 from cotenant.softgpu.costs import read_costs
 from cotenant.softgpu.manage import SoftwareGpu
 from cotenant.units.text import parse_duration, parse_size
-
-_NO_DEVICE: Final = "-1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,35 +75,6 @@ def environment(directories: Directories, base: Mapping[str, str] | None = None)
     return manage.env(home(directories), base=None if base is None else dict(base))
 
 
-def environment_of(gpu: str, directories: Directories, base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return what `cotenant run --gpu` adds: "soft:N" is a software GPU, "N" a real one, empty: CUDA's choice.
-
-    `base` is the environment of the program; None: that of this process.
-    """
-    if not gpu:
-        return {}
-    kind, colon, number = gpu.rpartition(":")
-    is_valid = (kind, colon) in (("", ""), ("soft", ":"))
-    if not is_valid or not (number.isascii() and number.isdigit()):
-        raise ConfigError("--gpu", gpu, 'write "soft:0" for a software GPU, or "0" for a real one')
-    if not colon:
-        return {"CUDA_VISIBLE_DEVICES": number}
-    _existing(directories, int(number), "--gpu", gpu)
-    return {**environment(directories, base), "CUDA_VISIBLE_DEVICES": number}
-
-
-def selected_gpu(gpu: str, environ: Mapping[str, str]) -> str:
-    """Return the device that a program will use, by `--gpu` or by the environment; empty: unknown.
-
-    A program that may use several devices counts for the first. With software GPUs in the environment, a number is
-    one of them.
-    """
-    named = gpu or environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
-    if not re.match(GPU_PATTERN, named) or len(named) > NAME_LIMIT or named == _NO_DEVICE:
-        return ""
-    return f"{SOFT_PREFIX}{named}" if named.isdigit() and environ.get("COTENANT_SOFTGPU") else named
-
-
 def home(directories: Directories) -> Path:
     """Return the directory of the software GPUs."""
     return directories.runtime / "softgpu"
@@ -116,11 +83,12 @@ def home(directories: Directories) -> Path:
 def existing(directories: Directories, field: str, number: str) -> int:
     """Return the number of an existing software GPU."""
     ordinal = _number(field, number)
-    _existing(directories, ordinal, field, number)
+    require_existing(directories, ordinal, field, number)
     return ordinal
 
 
-def _existing(directories: Directories, ordinal: int, field: str, value: str) -> None:
+def require_existing(directories: Directories, ordinal: int, field: str, value: str) -> None:
+    """Raise ConfigError if there is no software GPU of this number."""
     ordinals = [gpu.ordinal for gpu in find(directories) if gpu.alive]
     if ordinal not in ordinals:
         named = ", ".join(f"{SOFT_PREFIX}{existing_ordinal}" for existing_ordinal in ordinals)

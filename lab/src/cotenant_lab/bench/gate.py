@@ -1,4 +1,4 @@
-"""Bench `gate`: what the gate adds to a launch, and how fast it reacts, with an idle driver and on a software GPU."""
+"""Bench `gate`: what the gate adds to a launch and to the start of a program, and how fast it reacts."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from cotenant.runner.clock import pause
 from cotenant.runner.process import run_and_capture, start_with_pipes
 from cotenant.softgpu import manage
 from cotenant_lab.bench.attach_server import AttachServer
+from cotenant_lab.bench.run_start import measure_starts
 from cotenant_lab.errors import RunFailedError
 
 ONLINE: Final = 0
@@ -41,11 +42,15 @@ LONG_PAUSE_NS: Final = 8_000_000
 _LOOK_S: Final = 0.001
 _ATTACH_TRIES: Final = 10_000
 _ENDLESS: Final = 10**9
+_SHARE_PPM: Final = 500_000
+_QUOTA_BYTES: Final = 1 << 30
+TARGETS: Final = {"online_added_vs_hook": 1.4, "limited_added_vs_hook": 2.8, "run_start_vs_python": 5.0}
+"""The largest value of each ratio that is aimed for."""
 
 
 def bench_gate(rounds: int, report: Callable[[str], None]) -> dict[str, object]:
     """Return medians of alternating bursts in one process, and counts and quantiles of two tenants."""
-    rows: dict[str, list[list[float]]] = {"hook": [], "online": [], "offline": []}
+    rows: dict[str, list[list[float]]] = {"hook": [], "online": [], "offline": [], "limited": []}
     home = Path(tempfile.mkdtemp(prefix="cotenant-bench-"))
     try:
         for number in range(1, rounds + 1):
@@ -58,17 +63,26 @@ def bench_gate(rounds: int, report: Callable[[str], None]) -> dict[str, object]:
             reaction = {**_under_load(home / "load", home / "gpu"), **_idle_to_offline(home / "idle", home / "gpu")}
         finally:
             manage.destroy(home / "gpu")
+        report("starts of a program by `cotenant run`")
+        starts = measure_starts(rounds)
     finally:
         shutil.rmtree(home, ignore_errors=True)
+    added_ns = {mode: _added_ns(mode_rows) for mode, mode_rows in rows.items()}
+    ratios = {
+        "online_added_vs_hook": added_ns["online"] / added_ns["hook"],
+        "limited_added_vs_hook": added_ns["limited"] / added_ns["hook"],
+        "run_start_vs_python": statistics.median(run / bare for run, bare in starts),
+    }
     return {
         "bench": "gate",
         "costs": "ideal",
         "rounds": rounds,
         "plain_ns": statistics.median(row[0] for mode_rows in rows.values() for row in mode_rows),
-        "hook_added_ns": _added_ns(rows["hook"]),
-        "online_added_ns": _added_ns(rows["online"]),
-        "offline_added_ns": _added_ns(rows["offline"]),
+        **{f"{mode}_added_ns": mode_ns for mode, mode_ns in added_ns.items()},
+        "run_start_ms": 1e3 * statistics.median(run for run, _ in starts),
+        **ratios,
         **reaction,
+        "met": {name: ratios[name] <= limit for name, limit in TARGETS.items()},
     }
 
 
@@ -79,13 +93,26 @@ def _added_ns(rows: Sequence[Sequence[float]]) -> float:
 class GateSetup:
     """A device's gate with an online and an offline entry, and the programs that use them."""
 
-    def __init__(self, home: Path, driver: Path, base: dict[str, str], delay_ppm: int = GateRules().delay_ppm) -> None:
+    def __init__(
+        self,
+        home: Path,
+        driver: Path,
+        base: dict[str, str],
+        delay_ppm: int = GateRules().delay_ppm,
+        *,
+        is_limited: bool = False,
+    ) -> None:
         home.mkdir()
         self._home = home
         self._driver = driver
         self._base = base
-        entries = (GateEntry(ONLINE, 1, 2, online=True), GateEntry(OFFLINE, 1, 7, online=False))
-        grants = [Grant(ONLINE, 1, Kind.ONLINE, 2, 0, 0, 0, 0), Grant(OFFLINE, 1, Kind.OFFLINE, 7, 0, 0, 0, 0)]
+        quota_bytes, share_ppm = (_QUOTA_BYTES, _SHARE_PPM) if is_limited else (0, 0)
+        limited = GateEntry(OFFLINE, 1, 7, online=False, limit_ppm=share_ppm, static=is_limited)
+        entries = (GateEntry(ONLINE, 1, 2, online=True), limited)
+        grants = [
+            Grant(ONLINE, 1, Kind.ONLINE, 2, 0, 0, 0, 0),
+            Grant(OFFLINE, 1, Kind.OFFLINE, 7, 0, quota_bytes, 0, 0),
+        ]
         self._server = AttachServer(grants, GateRules(delay_ppm=delay_ppm, entries=entries))
         self._running: list[subprocess.Popen[str]] = []
 
@@ -128,9 +155,9 @@ class GateSetup:
 
 
 def _compare(home: Path, mode: str) -> list[list[float]]:
-    setup = GateSetup(home, shim.null_driver(), {})
+    setup = GateSetup(home, shim.null_driver(), {}, is_limited=mode == "limited")
     try:
-        slot = {"hook": None, "online": ONLINE, "offline": OFFLINE}[mode]
+        slot = {"hook": None, "online": ONLINE, "offline": OFFLINE, "limited": OFFLINE}[mode]
         for neighbour in {ONLINE, OFFLINE} - {slot}:  # the gate learns nothing about a tenant without a known neighbour
             run_and_capture(_command("compare", 1, 1), setup.environ(neighbour))
         output = run_and_capture(_command("compare", BURSTS, CALLS), setup.environ(slot))

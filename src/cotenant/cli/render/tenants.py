@@ -227,7 +227,8 @@ def device_json(watch: GpuWatch) -> dict[str, object]:
 
 def rules_json(rules: GateRules) -> dict[str, object]:
     """Return the rules of a gate without its tenant entries."""
-    return {**{name: getattr(rules, name) for name in rules.__struct_fields__[1:-1]}, "policy": rules.policy.value}
+    others = (name for name in rules.__struct_fields__ if name not in ("policy", "entries"))
+    return {"policy": rules.policy.value, **{name: getattr(rules, name) for name in others}}
 
 
 def _tenant_json(tenant: Tenant, until_ns: int) -> dict[str, object]:

@@ -90,7 +90,7 @@ class NodeConfig(Section, frozen=True):
         ShareOfWhole,
         Meta(
             description="part of the SMs that lower-priority tenants may occupy next to an active higher one "
-            "under MPS; 0%: as much as the measured loss of the higher one permits"
+            "under MPS, and at all times with an open gate; 0%: as much as the measured loss of the higher one permits"
         ),
     ] = ShareOfWhole(0)
     find: Annotated[

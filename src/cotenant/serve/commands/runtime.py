@@ -17,8 +17,9 @@ from cotenant.serve.runtime.gpu.launch import Launcher, ProcessLauncher, TenantL
 from cotenant.serve.runtime.gpu.runtime import GpuRuntime
 from cotenant.serve.runtime.gpu.worker_pool import WorkerLimits
 from cotenant.serve.runtime.runtime import ONNX_CPU, REPLAY, CpuRuntime, ModelRuntime
-from cotenant.softgpu.commands import environment_of, home
+from cotenant.softgpu.commands import home
 from cotenant.softgpu.mps.directories import connect_to_daemon
+from cotenant.softgpu.selection import environment_of
 from cotenant.units.text import parse_duration
 
 TENANTS: Final = ("auto", "yes", "no")

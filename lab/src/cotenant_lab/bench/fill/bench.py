@@ -83,6 +83,7 @@ class FillReport(msgspec.Struct, frozen=True, kw_only=True):
     vs_best_simple: CellSummary
     cells_without_alternative: int
     promise_kept: float
+    promise_kept_by_latency: float
     objective: ObjectiveSummary
     """The same cells with the limit as the latency objective, so that the node's controller chooses."""
     perturbed: list[PhysicsSummary]
@@ -122,7 +123,8 @@ def bench_fill(
     setting = RunSettings(device=hardware(PRESET), rules=policy.rules())
     frontiers, perturbed = simulate_frontiers(directory, plans, setting, workers, report, quick=quick)
     nominal = summary_of([cell for frontier in frontiers for cell in frontier.cells])
-    kept = promise_kept([result for frontier in frontiers for result in frontier.results])
+    results = [result for frontier in frontiers for result in frontier.results]
+    kept = promise_kept(results)
     with tempfile.TemporaryDirectory(prefix="cotenant-fill-") as home, SharingHarness(Path(home)) as harness:
         metrics = measure_pairs(harness, pairs, rounds, policy, report)
         few = [pair for pair in pairs if pair.name in {plan_name(plan) for plan in first_of_each_family(PLANS)}]
@@ -135,6 +137,7 @@ def bench_fill(
         vs_best_simple=nominal,
         cells_without_alternative=nominal.cells_without_alternative,
         promise_kept=kept,
+        promise_kept_by_latency=promise_kept(results, by_latency=True),
         objective=objectives_of(frontiers),
         perturbed=perturbed,
         live=live,

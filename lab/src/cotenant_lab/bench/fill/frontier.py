@@ -44,6 +44,11 @@ _ONLINE_PRIORITY: Final = 1
 _OFFLINE_PRIORITY: Final = 7
 _LONGEST_NS: Final = 600 * SECOND_NS
 _PROMISED: Final[dict[Policy, str]] = {"fill-slice": "cotenant slices", "fill": "cotenant mps"}
+_WITH_PARTS: Final[dict[Policy, str]] = {
+    "fill": "cotenant mps",
+    "open-gate": "cotenant mps, gate open",
+    "open-gate-equal": "cotenant mps, gate open, no priority",
+}
 TARGETS: Final = {"min": 0.98, "median": 1.0, "promise_kept": 1.0}
 Progress = Callable[[str], None]
 
@@ -111,6 +116,7 @@ class PhysicsSummary(msgspec.Struct, frozen=True, kw_only=True):
     cell: str
     vs_best_simple: CellSummary
     promise_kept: float
+    promise_kept_by_latency: float
 
 
 class ObjectiveSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,10 +170,14 @@ def summary_of(cells: Sequence[FrontierCell]) -> CellSummary:
     )
 
 
-def promise_kept(results: Sequence[SettingResult]) -> float:
-    """Return the fraction of the settings with a delay budget in which the measured delay is within it."""
+def promise_kept(results: Sequence[SettingResult], *, by_latency: bool = False) -> float:
+    """Return the fraction of the settings with a delay budget in which the measured loss is within it.
+
+    The loss is the time that kernels waited, by the device's counters, or the increase of the mean latency. A service
+    whose host is slower than its kernels hides waits of its kernels: they cost its requests nothing.
+    """
     promised = [
-        result.delay_ratio <= result.promised_delay + PROMISE_SLACK
+        (result.mean_ratio - 1 if by_latency else result.delay_ratio) <= result.promised_delay + PROMISE_SLACK
         for result in results
         if result.promised_delay is not None
     ]
@@ -312,12 +322,14 @@ def _cotenant_results(baseline: _Baseline) -> list[SettingResult]:
         for delay_ppm in DELAYS_PPM
     ]
     results += [
-        baseline.result(f"cotenant mps, sms {format_share(part_ppm)}", played("fill", sm_ppm=part_ppm))
+        baseline.result(f"{name}, sms {format_share(part_ppm)}", played(policy, sm_ppm=part_ppm))
+        for policy, name in _WITH_PARTS.items()
         for part_ppm in PARTS_PPM
     ]
     results += [
         baseline.result("cotenant slices, gate open", played("open-gate-slice")),
         baseline.result("cotenant mps, gate open", played("open-gate")),
+        baseline.result("cotenant mps, gate open, no priority", played("open-gate-equal")),
     ]
     return results
 
@@ -354,6 +366,9 @@ def physics_summary(cell: str, frontiers: Sequence[PairFrontier]) -> PhysicsSumm
         cell=cell,
         vs_best_simple=summary_of([each for frontier in frontiers for each in frontier.cells]),
         promise_kept=promise_kept([each for frontier in frontiers for each in frontier.results]),
+        promise_kept_by_latency=promise_kept(
+            [each for frontier in frontiers for each in frontier.results], by_latency=True
+        ),
     )
 
 

@@ -87,8 +87,9 @@ def show_frontier(console: Console, report: FillReport) -> None:
     console.print(table("over all cells", ["COMPARISON", "MIN", "MEDIAN"], summary))
     console.print(
         f"cells without a simple mode within the limit: {report.cells_without_alternative}; delay budgets kept: "
-        f"{report.promise_kept:.0%}; objectives kept: {chosen.kept:.0%}; spread of offline speed: "
-        f"{report.offline_spread:.0%}; offline speed next to an idle holder: {report.idle_holder_offline:.0%}",
+        f"{report.promise_kept:.0%} by waits of kernels, {report.promise_kept_by_latency:.0%} by mean latency; "
+        f"objectives kept: {chosen.kept:.0%}; spread of offline speed: {report.offline_spread:.0%}; "
+        f"offline speed next to an idle holder: {report.idle_holder_offline:.0%}",
         highlight=False,
     )
     missed = [name for name, is_met in report.met.items() if not is_met]

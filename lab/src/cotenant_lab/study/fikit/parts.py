@@ -39,13 +39,13 @@ BUSY_SERVICE: Final = LoadRecipe(
 LEVEL: Final = 0.5
 """Fraction of the time in which the service has a request."""
 REQUESTS: Final = 2000
-FEWER_REQUESTS: Final = 600
+FEWER_REQUESTS: Final = 500
 """In perturbed cells and in the search of the best part of the SMs."""
 QUICK_REQUESTS: Final = 120
 QUICK_TRAININGS: Final = 2
 WARM: Final = 100
 """Requests before the measurement, in which the gate learns."""
-SM_PERCENTAGES: Final = (5, 10, 20, 30, 40, 50, 60, 80)
+SM_PERCENTAGES: Final = (10, 20, 30, 40, 60, 80)
 P99_MOST: Final = 1.05
 UNSLICEABLE_P99_MOST: Final = 1.25
 DELAY_PART: Final = 0.3
