@@ -60,9 +60,9 @@ def bench_slice(rounds: int, report: Callable[[str], None]) -> dict[str, object]
         try:
             for number in range(1, rounds + 1):
                 report(f"round {number} of {rounds}: {LAUNCHES} launches of a kernel and its variant")
-                rows += _compare(home / "gpu")
-                added_us.append(_added_us(home / f"hook{number}"))
-                rewrite_ms.append(_rewrite_ms())
+                rows += compare(home / "gpu")
+                added_us.append(part_cost_us(home / f"hook{number}"))
+                rewrite_ms.append(rewrite_cost_ms())
         finally:
             manage.destroy(home / "gpu")
     finally:
@@ -70,7 +70,7 @@ def bench_slice(rounds: int, report: Callable[[str], None]) -> dict[str, object]
     delays_us = {}
     for bound_us in BOUNDS_US:
         report(f"{REQUESTS} simulated requests next to a training, with a bound of {bound_us} us")
-        delays_us[str(bound_us)] = _longest_delay_us(bound_us)
+        delays_us[str(bound_us)] = longest_delay_us(bound_us)
     variant = statistics.median(row[1] for row in rows) / statistics.median(row[0] for row in rows)
     met = {
         "variant_vs_plain": variant <= VARIANT_MOST,
@@ -96,13 +96,13 @@ def _command(*words: object) -> list[str]:
     return [sys.executable, "-m", "cotenant_lab.bench.slice.program", *map(str, words)]
 
 
-def _compare(gpu: Path) -> list[tuple[int, int]]:
+def compare(gpu: Path) -> list[tuple[int, int]]:
     output = run_and_capture(_command("compare", LAUNCHES), {**os.environ, **manage.env(gpu)})
     rows: list[tuple[int, int]] = msgspec.json.decode(output)
     return rows[LAUNCHES // 10 :]
 
 
-def _added_us(home: Path) -> float:
+def part_cost_us(home: Path) -> float:
     """Return by how much a part makes a launch longer, in front of a driver that does nothing."""
     setup = GateSetup(home, shim.null_driver(), {})
     holder = None
@@ -128,7 +128,7 @@ def _added_us(home: Path) -> float:
     return (statistics.median(cut) - statistics.median(whole)) / parts / 1e3
 
 
-def _rewrite_ms() -> float:
+def rewrite_cost_ms() -> float:
     """Return how long a kernel of some hundred instructions takes to rewrite, in a module of many."""
     body = "".join(
         f"  mad.lo.s32 %r{number % 9 + 1}, %ctaid.x, %ntid.x, %r{number % 7 + 1};\n" for number in range(INSTRUCTIONS)
@@ -149,7 +149,7 @@ def _rewrite_ms() -> float:
 # ---- simulated ----
 
 
-def _longest_delay_us(bound_us: int) -> float:
+def longest_delay_us(bound_us: int) -> float:
     """Return the longest delay of a kernel that leaves the device idle most of the time, next to long kernels."""
     device = msgspec.structs.replace(hardware("v100"), priority_effect_ppm=0)
     setting = RunSettings(device=device, rules=GateRules(bound_ns=bound_us * 1000), warm=WARM, seed=7)
