@@ -1,6 +1,7 @@
 /* The instructions of a function, and whether each gives the same result in a part of the grid. */
 #include "hook/slice/internal.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static const char *const opcodes[] = {
@@ -65,6 +66,59 @@ int ct_ptx_grid_read(const struct ptx *ptx, uint32_t token)
 
 /* ---- registers ---------------------------------------------------------------------------------------------------- */
 
+enum { FIRST_BUCKETS = 64 };
+
+/* Returns the bucket of a name, which is empty if no register has it. */
+static uint32_t *find_bucket(const struct ptx *ptx, const char *name, uint32_t bytes)
+{
+    size_t at = ct_ptx_hash(name, bytes) & (ptx->bucket_count - 1);
+    for (;; at = (at + 1) & (ptx->bucket_count - 1)) {
+        const struct token *one = &ptx->tokens[ptx->registers[at]];
+        if (!ptx->registers[at] || (one->bytes == bytes && memcmp(one->text, name, bytes) == 0))
+            return &ptx->registers[at];
+    }
+}
+
+/* Makes room for one more register, so that at most half of the buckets are used. */
+static int grow_buckets(struct ptx *ptx)
+{
+    uint32_t *const old = ptx->registers;
+    const size_t old_count = ptx->bucket_count;
+    if (2 * (ptx->register_count + 1) <= old_count)
+        return 1;
+    ptx->bucket_count = old_count ? 2 * old_count : FIRST_BUCKETS;
+    ptx->registers = calloc(ptx->bucket_count, sizeof *ptx->registers);
+    for (size_t i = 0; i < old_count && ptx->registers; i++)
+        if (old[i])
+            *find_bucket(ptx, ptx->tokens[old[i]].text, ptx->tokens[old[i]].bytes) = old[i];
+    free(old);
+    ptx->is_lost |= !ptx->registers;
+    return ptx->registers != NULL;
+}
+
+static int add_register(struct ptx *ptx, uint32_t token)
+{
+    if (ct_ptx_is(ptx, token + 1, "<")) {
+        uint32_t *range = ct_ptx_add(ptx, &ptx->ranges, &ptx->range_count, &ptx->range_capacity, sizeof *range);
+        if (range)
+            *range = token;
+        return range != NULL;
+    }
+    if (!grow_buckets(ptx))
+        return 0;
+    uint32_t *bucket = find_bucket(ptx, ptx->tokens[token].text, ptx->tokens[token].bytes);
+    ptx->register_count += !*bucket;
+    *bucket = token;
+    return 1;
+}
+
+static void forget_registers(struct ptx *ptx)
+{
+    free(ptx->registers);
+    ptx->registers = NULL;
+    ptx->range_count = ptx->register_count = ptx->bucket_count = 0;
+}
+
 /* Reads .reg .b32 %a<4>, %b; */
 static int read_registers(struct ptx *ptx, uint32_t *at)
 {
@@ -72,12 +126,8 @@ static int read_registers(struct ptx *ptx, uint32_t *at)
         const struct token *token = &ptx->tokens[*at];
         if (token->kind == TOKEN_END || ct_ptx_is(ptx, *at, "}"))
             return 0;
-        if (token->kind != TOKEN_WORD || *token->text == '.')
-            continue;
-        uint32_t *name = ct_ptx_add(ptx, &ptx->registers, &ptx->register_count, &ptx->register_capacity, sizeof *name);
-        if (!name)
+        if (token->kind == TOKEN_WORD && *token->text != '.' && !add_register(ptx, *at))
             return 0;
-        *name = *at;
     }
     return 1;
 }
@@ -87,14 +137,12 @@ static int is_register(const struct ptx *ptx, uint32_t token)
 {
     const struct token *one = &ptx->tokens[token];
     const uint32_t bytes = first_bytes(one);
-    for (size_t i = 0; i < ptx->register_count; i++) {
-        const uint32_t at = ptx->registers[i];
-        const struct token *name = &ptx->tokens[at];
-        if (name->bytes > bytes || memcmp(name->text, one->text, name->bytes) != 0)
-            continue;
-        if (name->bytes == bytes)
-            return 1;
-        int is_member = ct_ptx_is(ptx, at + 1, "<") && bytes - name->bytes <= 9;
+    if (ptx->registers && *find_bucket(ptx, one->text, bytes))
+        return 1;
+    for (size_t i = 0; i < ptx->range_count; i++) {
+        const struct token *name = &ptx->tokens[ptx->ranges[i]];
+        int is_member = name->bytes < bytes && bytes - name->bytes <= 9 &&
+                        memcmp(name->text, one->text, name->bytes) == 0;
         for (uint32_t c = name->bytes; c < bytes && is_member; c++)
             is_member = one->text[c] >= '0' && one->text[c] <= '9';
         if (is_member)
@@ -285,7 +333,8 @@ enum ct_ptx_reason ct_ptx_read_body(struct ptx *ptx, struct function *function)
 {
     enum ct_ptx_reason reason = CT_PTX_ELIGIBLE;
     uint32_t at = function->body + 1;
-    ptx->ins_count = ptx->label_count = ptx->register_count = 0;
+    ptx->ins_count = ptx->label_count = 0;
+    forget_registers(ptx);
     if (!function->is_read)
         function->first_call = (uint32_t)ptx->call_count;
     while (at < function->body_end && reason == CT_PTX_ELIGIBLE) {

@@ -59,8 +59,10 @@ struct ptx {
     size_t ins_count, ins_capacity;
     struct label *labels;
     size_t label_count, label_capacity;
-    uint32_t *registers; /* tokens of declarations */
-    size_t register_count, register_capacity;
+    uint32_t *ranges; /* tokens of registers that are declared as ranges, such as %r<9> */
+    size_t range_count, range_capacity;
+    uint32_t *registers; /* tokens of the other ones, hashed by name; 0: none */
+    size_t register_count, bucket_count;
     int has_debug, is_lost; /* is_lost: there is not enough memory */
 };
 
@@ -74,6 +76,7 @@ int ct_ptx_split(struct ptx *ptx, const char *text, size_t bytes);
 int ct_ptx_is(const struct ptx *ptx, uint32_t token, const char *text);
 int ct_ptx_begins(const struct ptx *ptx, uint32_t token, const char *text);
 int ct_ptx_same(const struct ptx *ptx, uint32_t left, uint32_t right);
+uint32_t ct_ptx_hash(const char *text, uint32_t bytes);
 /* Returns whether the word contains the text. */
 int ct_ptx_has(const struct ptx *ptx, uint32_t token, const char *text);
 /* Returns whether one of the suffixes of the opcode, which begin with a dot, is this one. */

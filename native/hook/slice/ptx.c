@@ -142,6 +142,7 @@ int ct_ptx_rewrite(const char *text, size_t bytes, struct ct_ptx_module *module)
     free(ptx.order);
     free(ptx.ins);
     free(ptx.labels);
+    free(ptx.ranges);
     free(ptx.registers);
     if (!is_done)
         ct_ptx_free(module);

@@ -127,6 +127,14 @@ int ct_ptx_same(const struct ptx *ptx, uint32_t left, uint32_t right)
     return a->bytes == b->bytes && memcmp(a->text, b->text, a->bytes) == 0;
 }
 
+uint32_t ct_ptx_hash(const char *text, uint32_t bytes)
+{
+    uint32_t hash = 2166136261u;
+    for (uint32_t i = 0; i < bytes; i++)
+        hash = (hash ^ (unsigned char)text[i]) * 16777619u;
+    return hash;
+}
+
 int ct_ptx_has(const struct ptx *ptx, uint32_t token, const char *text)
 {
     const struct token *one = &ptx->tokens[token];

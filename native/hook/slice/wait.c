@@ -28,14 +28,6 @@ static uint32_t name_bytes(const struct token *token)
     return dot ? (uint32_t)(dot - token->text) : token->bytes;
 }
 
-static uint32_t hash_of(const struct token *token)
-{
-    uint32_t hash = 2166136261u;
-    for (uint32_t i = 0; i < name_bytes(token); i++)
-        hash = (hash ^ (unsigned char)token->text[i]) * 16777619u;
-    return hash;
-}
-
 static int is_same_name(const struct token *left, const struct token *right)
 {
     return name_bytes(left) == name_bytes(right) && memcmp(left->text, right->text, name_bytes(left)) == 0;
@@ -56,7 +48,7 @@ static int number_words(const struct ptx *ptx, const struct function *function, 
     for (uint32_t at = function->body; at < function->body_end; at++) {
         if (ptx->tokens[at].kind != TOKEN_WORD)
             continue;
-        size_t bucket = hash_of(&ptx->tokens[at]) & (words->bucket_count - 1);
+        size_t bucket = ct_ptx_hash(ptx->tokens[at].text, name_bytes(&ptx->tokens[at])) & (words->bucket_count - 1);
         while (words->buckets[bucket] && !is_same_name(&ptx->tokens[words->buckets[bucket]], &ptx->tokens[at]))
             bucket = (bucket + 1) & (words->bucket_count - 1);
         words->buckets[bucket] = at;
