@@ -12,7 +12,7 @@ from cuda.bindings import driver
 from cuda_helpers import Part, ok
 from ptx_kernels import THREADS, WORDS, Kernel, kernels
 
-from cotenant import _native
+from cotenant.hook import parts
 
 WORDS_IN = np.random.default_rng(3).integers(0, 1 << 32, WORDS, dtype=np.uint64).astype(np.uint32)
 
@@ -21,9 +21,9 @@ class Prepared:
     """A loaded kernel and its variant, with memory for their results."""
 
     def __init__(self, kernel: Kernel) -> None:
-        text, listed = _native.ptx_rewrite(kernel.text.encode())
-        ((name, reason, variant, _, _),) = listed
-        assert (name, kernel.reason in reason, variant is None) == (b"k", True, bool(reason)), (kernel.name, listed)
+        text, (found,) = parts.rewrite(kernel.text.encode())
+        reason, variant = found.reason, found.variant
+        assert (found.name, kernel.reason in reason, variant is None) == (b"k", True, bool(reason)), (kernel, found)
         assert bool(reason) == bool(kernel.reason), (kernel.name, reason)
         self.kernel, self.grid = kernel, kernel.grid
         self.blocks = kernel.grid[0] * kernel.grid[1] * kernel.grid[2]
@@ -53,7 +53,7 @@ class Prepared:
             os.dup2(printed.fileno(), 1)
             for first in range(0, self.blocks, size or self.blocks):
                 blocks = min(size or self.blocks, self.blocks - first)
-                part = _native.ptx_part(self.grid, first) if size else b""
+                part = parts.part_parameter(self.grid, first) if size else b""
                 self._launch(*((self.variant, (blocks, 1, 1)) if size else (self.plain, self.grid)), part)
             ok(driver.cuCtxSynchronize())
             os.dup2(saved, 1)

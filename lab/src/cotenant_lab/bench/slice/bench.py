@@ -14,10 +14,9 @@ from typing import Any, Final
 
 import msgspec
 
-from cotenant import _native
 from cotenant.errors import WorldError
 from cotenant.gate.rules import GateRules
-from cotenant.hook import shim
+from cotenant.hook import parts, shim
 from cotenant.hook.kernel_times import FILE_NAME, MAGIC, key_of
 from cotenant.runner.clock import monotonic_ns
 from cotenant.runner.process import run_and_capture, start_with_pipes
@@ -124,8 +123,8 @@ def part_cost_us(home: Path) -> float:
         setup.close()
     if not page["cut_launches"]:
         raise WorldError("no launch was cut into parts: nothing was measured")
-    parts = float(page["parts"]) / float(page["cut_launches"])
-    return (statistics.median(cut) - statistics.median(whole)) / parts / 1e3
+    per_launch = float(page["parts"]) / float(page["cut_launches"])
+    return (statistics.median(cut) - statistics.median(whole)) / per_launch / 1e3
 
 
 def rewrite_cost_ms() -> float:
@@ -139,7 +138,7 @@ def rewrite_cost_ms() -> float:
     )
     text = f".version 7.8\n.target sm_70\n.address_size 64\n{kernels}".encode()
     began_ns = monotonic_ns()
-    rewritten, _ = _native.ptx_rewrite(text)
+    rewritten, _ = parts.rewrite(text)
     took_ns = monotonic_ns() - began_ns
     if rewritten is None:
         raise WorldError("the module of the bench has no variants")
