@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,10 @@ settings.load_profile("ci" if os.environ.get("CI") else "developer")
 
 # A shell starts background jobs with SIGINT ignored, and programs that tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Programs that tests start keep what their hook caches here, not in the developer's home directory.
+_CACHE = tempfile.TemporaryDirectory(prefix="cotenant-cache-")
+os.environ["COTENANT_CACHE"] = _CACHE.name
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -133,6 +133,18 @@ struct ct_gate_requests {
     _Atomic uint32_t bucket[CT_GATE_REQUEST_BUCKETS];
 };
 
+/* Why a launch that is longer than the bound of a part was not cut. The reasons of its text follow the last one, see enum
+ * ct_ptx_reason in hook/slice/ptx.h. */
+enum ct_gate_whole {
+    CT_GATE_WHOLE_CODE = 0,    /* the text of its code is not known */
+    CT_GATE_WHOLE_WAVE = 1,    /* all of its blocks run at once */
+    CT_GATE_WHOLE_LAUNCH = 2,  /* it was launched with attributes, or while a stream was captured */
+    CT_GATE_WHOLE_REFUSED = 3, /* the driver refused its variant */
+    CT_GATE_WHOLE_SLOWER = 4,  /* its variant is slower */
+    CT_GATE_WHOLE_TEXT = 7,
+    CT_GATE_WHOLES = 24,
+};
+
 struct ct_gate_page {
     /* What lower-priority tenants read, in one cache line; written from the last word to the first, read in the
      * opposite order. */
@@ -185,6 +197,9 @@ struct ct_gate_page {
     _Atomic uint64_t measured_waits;       /* number of waits in these two sums */
     _Atomic uint64_t clean_wanted_ns;      /* since when it needs a wait next to which no lower-priority work runs, to
                                             * measure its loss; 0: it does not */
+    /* Launches in parts, next to tenants of higher priority. */
+    _Alignas(64) _Atomic uint64_t cut_launches, parts; /* launches that were cut, and all of their parts */
+    _Atomic uint64_t whole_launches[CT_GATE_WHOLES];   /* by enum ct_gate_whole */
 };
 _Static_assert(sizeof(struct ct_gate_page) <= CT_GATE_PAGE_BYTES, "a gate page is one page");
 

@@ -247,6 +247,8 @@ static const struct {
     WORD_AT(requests_sum_ns, requests.sum_ns),
     WORD_AT(requests_began_ns, requests.began_ns),
     WORD_AT(requests_reported, requests.is_reported),
+    WORD_AT(cut_launches, cut_launches),
+    WORD_AT(parts, parts),
 };
 /* Those with a sign. */
 static const struct {
@@ -262,6 +264,7 @@ static const struct {
     {"passed", offsetof(struct ct_gate_page, counts.passed), CT_GATE_REASONS},
     {"overrun", offsetof(struct ct_gate_page, counts.overrun), CT_GATE_BUCKETS},
     {"waited", offsetof(struct ct_gate_page, counts.waited), CT_GATE_BUCKETS},
+    {"whole_launches", offsetof(struct ct_gate_page, whole_launches), CT_GATE_WHOLES},
 };
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 

@@ -16,5 +16,6 @@ int ct_add_player(PyObject *module);
 int ct_add_ledger(PyObject *module);
 int ct_add_requests(PyObject *module);
 int ct_add_match(PyObject *module);
+int ct_add_slice(PyObject *module);
 
 #endif

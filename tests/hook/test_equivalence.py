@@ -53,6 +53,7 @@ NOT_COMPARED = {
     "request_reporter.py": "prints whether requests are recorded",
     "paced.py": "prints how long things took",
     "ptx_faults.py": "ends by a fault that its argument names",
+    "ptx_kernels.py": "no program",
     "ptx_random.py": "generates programs until its argument's number is reached",
     "scripted_program.py": "speaks over a socket",
     "script.py": "prints how long things took",
@@ -65,6 +66,7 @@ NOT_COMPARED = {
 }
 ARGUMENTS = {  # arguments; all others have none
     "green.py": ("2", "2"),
+    "sliced_launches.py": ("10",),
     "hoard.py": ("1",),
     "smallcalls.py": ("none",),
     "spins.py": ("10",),
@@ -75,6 +77,7 @@ INPUT = {"worker.py": WORKER_COMMANDS, "zeros.py": " ".join(hooked_symbols())}
 ON_TWO_DEVICES = ("peers.py", "two.py")
 WITHOUT_RECORD = {"obedient.py"}  # it does not call the driver
 LOWER_PRIORITY = {"capture.py", "capture_beside.py", "contexts.py", "oldlaunch.py", "spins.py", "twins.py"}
+LOWER_PRIORITY |= {"ptx_rules.py", "sliced_launches.py"}
 NOT_LOWER_PRIORITY = {  # a launch at lower priority may wait until earlier work has ended
     "deep.py": "queues more than ever ends: it takes seconds until the gate gives up",
     "graph_memory.py": "expects a launch to return while earlier work runs",

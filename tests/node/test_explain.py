@@ -1,6 +1,7 @@
 """`cotenant explain` names the causes of a tenant's state, the most binding first, with the journal entry."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from cotenant.gate.rules import GateEntry, GateRules
 from cotenant.node import wire
 from cotenant.node.client import explain as explaining
 from cotenant.node.client import explain_gate
+from cotenant.node.client.explain_text import describe_whole
 from cotenant.node.client.tenants import NodeSnapshot
 from cotenant.node.directories import Directories
 from cotenant.node.model.action import (
@@ -49,6 +51,7 @@ from cotenant.node.model.protection import ExitPhase, GpuWatch, Health, Lifecycl
 from cotenant.node.model.tenant import Tenant, TenantSpec, TenantView
 from cotenant.node.state.node import NodeMachine
 from cotenant.runner.journal_file import FileJournal
+from tests.support.tools import ROOT
 
 pytestmark = pytest.mark.live
 
@@ -188,6 +191,39 @@ def test_gate_decision_names_higher_priorities(
     lines = explanation_lines(capsys)
     assert lines[1] == "1. nothing holds it back: it did not wait at the gate in any of 20 checks"
     assert "1 of them waited, 1s in total" in lines[2]
+
+
+def test_launches_in_parts_are_explained_with_the_reasons_of_whole_ones(
+    directories: Directories, set_present: SetTenants, set_gpu: SetGpu, capsys: Captured
+) -> None:
+    write_journal(directories)
+    set_present(job())
+    rules = GateRules(entries=(GateEntry(0, 1, 2, online=True), GateEntry(1, 1, 7, online=False)))
+    whole = tuple({0: 12, 17: 3400}.get(reason, 0) for reason in range(24))
+    counts = GateCounts(1, cut_launches=1000, parts=25_000, whole_launches=whole)
+    set_gpu(DeviceSnapshot(0, 10**12, rules, {1: counts}), None, {})
+    assert explanation_lines(capsys)[-4:] == [
+        "2. next to tenants of higher priority its long kernels are launched in parts: 1,000 launches in 25,000 parts",
+        "   3,400 long launches were whole: the kernel may wait for other blocks",
+        "   12 long launches were whole: its modules contain machine code only, or were not loaded as PTX",
+        GRANTED,
+    ]
+    set_gpu(DeviceSnapshot(0, 10**12, rules, {1: GateCounts(1, whole_launches=whole)}), None, {})
+    assert "2. its long kernels are launched whole, also next to tenants of higher priority" in explanation_lines(
+        capsys
+    )
+
+
+def test_every_reason_of_a_whole_launch_has_a_sentence() -> None:
+    pages, texts = ((ROOT / "native" / name).read_text() for name in ("gate/pages.h", "hook/slice/ptx.h"))
+    named = {int(number) for number in re.findall(r"CT_GATE_WHOLE_(?!TEXT)\w+ = (\d+)", pages)}
+    listed = re.search(r"enum ct_ptx_reason \{(.*?)\}", texts, re.DOTALL)
+    assert listed is not None
+    in_text = range(8, 7 + len(re.findall(r"CT_PTX_\w+", listed[1])) - 1)  # from 0, which is eligible, to their number
+    assert "CT_GATE_WHOLE_TEXT = 7" in pages
+    for reason in {*named, *in_text}:
+        assert "does not know" not in describe_whole(reason), reason
+    assert "does not know" in describe_whole(in_text.stop)
 
 
 def test_denials_are_explained_with_the_quota_in_use(

@@ -43,6 +43,12 @@ def code(answer: tuple[Any, ...]) -> str:
     return str(answer[0].name)
 
 
+class Part(ctypes.Structure):
+    """The last parameter of a kernel's variant that is launched in parts."""
+
+    _fields_ = (("words", ctypes.c_uint32 * 8),)
+
+
 class Gpu:
     """A context on device 0 and the functions of the image."""
 

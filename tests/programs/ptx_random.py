@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 from cuda.bindings import driver
-from cuda_helpers import ok
+from cuda_helpers import Part, ok
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from cotenant.hook import parts
 
 THREADS, BLOCKS = 64, 2
 COUNT = THREADS * BLOCKS
@@ -333,14 +335,26 @@ def check(program_steps: list[Step], seed: int) -> None:
     words[:4] = (0, 1, 0xFFFFFFFF, 0x80000000)
     text, pool = build(program_steps, words)
     named = [(kind, name, value) for kind in pool for name, value in pool[kind] if name.startswith("%")]
-    module = ok(driver.cuModuleLoadData(text.encode()))
+    rewritten, (kernel,) = parts.rewrite(text.encode())
+    assert rewritten is not None, (kernel.reason, text)
+    assert kernel.variant is not None
+    module = ok(driver.cuModuleLoadData(rewritten))
     function = ok(driver.cuModuleGetFunction(module, b"test"))
+    in_parts = ok(driver.cuModuleGetFunction(module, kernel.variant.encode()))
     out = np.zeros((len(named), COUNT), L)
     source, target = ok(driver.cuMemAlloc(words.nbytes)), ok(driver.cuMemAlloc(out.nbytes))
     ok(driver.cuMemcpyHtoD(source, words, words.nbytes))
     types = (ctypes.c_uint64, ctypes.c_uint64)
     ok(driver.cuLaunchKernel(function, BLOCKS, 1, 1, THREADS, 1, 1, 0, 0, ((int(source), int(target)), types), 0))
     ok(driver.cuMemcpyDtoH(out, target, out.nbytes))
+    ok(driver.cuMemsetD8(target, 0, out.nbytes))
+    for block in range(BLOCKS):
+        part = Part.from_buffer_copy(parts.part_parameter((BLOCKS, 1, 1), block))
+        values = ((int(source), int(target), part), (*types, None))
+        ok(driver.cuLaunchKernel(in_parts, 1, 1, 1, THREADS, 1, 1, 0, 0, values, 0))
+    again = np.zeros_like(out)
+    ok(driver.cuMemcpyDtoH(again, target, again.nbytes))
+    assert (again == out).all(), text
     ok(driver.cuMemFree(source))
     ok(driver.cuMemFree(target))
     ok(driver.cuModuleUnload(module))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,10 @@ FAULTS = {
 def test_a_failed_kernel_ends_its_context(softgpu: Path, fault: str) -> None:
     assert run(softgpu, "ptx_faults.py", fault).strip() == FAULTS[fault]
     assert run(softgpu, "ptx_faults.py", "illegal").strip() == FAULTS["illegal"]  # the device still serves others
+
+
+def test_kernels_in_parts_of_every_size_equal_whole_launches(softgpu: Path) -> None:
+    found = re.fullmatch(r"(\d+) kernels, (\d+) runs in parts, 3 refused\n", run(softgpu, "ptx_parts.py"))
+    assert found is not None
+    assert int(found[1]) >= 80
+    assert int(found[2]) > 1000

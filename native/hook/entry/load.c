@@ -3,6 +3,7 @@
 #include "hook/memory/memory.h"
 #include "hook/entry/parameters.h"
 #include "hook/launch/work.h"
+#include "hook/slice/modules.h"
 
 CT_EXPORT CUresult cuInit(unsigned int flags)
 {
@@ -14,15 +15,19 @@ CT_EXPORT CUresult cuInit(unsigned int flags)
 
 CT_EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
 {
+    if (name && ct_slice_is_variant(name) && ct_slice_variant_count((uintptr_t)module))
+        return CUDA_ERROR_NOT_FOUND;
     CUresult result = CT_NEXT(cuModuleGetFunction)(function, module, name);
     struct ct_session *session = ct_session();
     if (session && result == CUDA_SUCCESS && function && name)
-        ct_function_note(session, (uintptr_t)*function, (uintptr_t)module, name);
+        ct_function_note(session, (uintptr_t)*function, ct_slice_owner((uintptr_t)module), name);
     return result;
 }
 
 CT_EXPORT CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name)
 {
+    if (name && ct_slice_is_variant(name) && ct_slice_variant_count((uintptr_t)library))
+        return CUDA_ERROR_NOT_FOUND;
     CUresult result = CT_NEXT(cuLibraryGetKernel)(kernel, library, name);
     struct ct_session *session = ct_session();
     if (session && result == CUDA_SUCCESS && kernel && name)

@@ -14,6 +14,8 @@
 
 #include <stdint.h>
 
+struct ct_slice;
+
 /* A function, graph or copy engine under one handle. Its memory is reused, but never freed, because handles may be looked
  * up concurrently. */
 struct ct_function {
@@ -22,6 +24,7 @@ struct ct_function {
     uint32_t free_ppm; /* of a graph: mean fraction of the device that its kernels leave free; 0 if unknown */
     uint64_t used_ticks;
     uint64_t name_hash; /* of the whole name, which may be longer than what is kept of it */
+    _Atomic(struct ct_slice *) slice; /* how to launch it in parts; NULL: its text was not read */
     struct ct_function *next;
     char name[CT_RECORD_NAME_BYTES];
 };
@@ -222,6 +225,8 @@ void ct_function_set_free(struct ct_session *session, uintptr_t handle, uint32_t
 /* Returns how many blocks of a kernel fit on an SM; 0: unknown. */
 uint32_t ct_blocks_per_sm(uintptr_t handle, const struct ct_shape *shape);
 uintptr_t ct_function_owner(struct ct_session *session, uintptr_t handle);
+/* Returns how to launch the function in parts; NULL: unknown. */
+struct ct_slice *ct_function_slice(struct ct_session *session, uintptr_t handle);
 /* Returns whether the handle's name is known. The name stays readable after the handle is destroyed. */
 int ct_function_name(struct ct_session *session, uintptr_t handle, const char **name);
 /* Forgets the functions of this owner and those of unknown owner; owner 0: all except copy engines. */

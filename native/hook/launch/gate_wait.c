@@ -32,6 +32,12 @@ static int is_stuck(const struct ct_completions *completions, uint64_t now_ns)
         now_ns - completions->ended_ns >= CT_GATE_STUCK_NS;
 }
 
+/* Returns whether another thread is launching a kernel in parts. */
+static int is_in_parts_of_other(const struct ct_gateway *gateway)
+{
+    return gateway->parts_thread && gateway->parts_thread != (uintptr_t)__builtin_thread_pointer();
+}
+
 /* Tells the gate in which steps this launch can be limited. A stream that is being captured anywhere forbids calls that
  * create contexts. */
 static void set_step(struct ct_session *session, const struct ct_launch *launch)
@@ -52,6 +58,8 @@ static struct ct_gate_answer admit(struct ct_session *session, struct ct_launch 
                                  uint64_t now_ns)
 {
     struct ct_gateway *gateway = session->gateway;
+    if (is_in_parts_of_other(gateway))
+        return (struct ct_gate_answer){.reason = CT_GATE_OTHER, .until_ns = now_ns};
     if (gateway->gate.unconfirmed && is_stuck(&gateway->completions, now_ns) &&
         gateway->completions.ended_ns < since_ns)
         since_ns = gateway->completions.ended_ns;
@@ -109,6 +117,29 @@ static void wake_sleepers(const struct ct_gateway *gateway, uint32_t limit)
     errno = saved_errno;
 }
 
+/* Sleeps until the other thread has launched all parts. Called with the lock held, which it releases meanwhile. */
+static void await_parts(struct ct_session *session)
+{
+    _Atomic uint32_t *ended = &session->gateway->parts_ended;
+    const uint32_t count = load_relaxed(ended);
+    ct_unlock(session);
+    syscall(SYS_futex, ended, FUTEX_WAIT_PRIVATE, count, NULL, NULL, 0);
+    ct_lock(session);
+}
+
+void ct_gate_end_parts(struct ct_session *session)
+{
+    _Atomic uint32_t *ended = &session->gateway->parts_ended;
+    const int saved_errno = errno;
+    ct_lock(session);
+    session->gateway->parts_thread = 0;
+    session->last_ticks = ct_clock_ticks(&session->clock); /* the host's own intervals are measured from here */
+    fetch_add_release(ended, 1);
+    ct_unlock(session);
+    syscall(SYS_futex, ended, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
+    errno = saved_errno;
+}
+
 /* A wait in progress; accessed with the lock held. */
 struct waiting {
     struct ct_session *session;
@@ -125,6 +156,10 @@ static void wait_once(struct waiting *waiting, const struct ct_gate_answer *answ
     struct ct_session *session = waiting->session;
     struct ct_gate *gate = &session->gateway->gate;
     const uint64_t now_ns = session->gateway->instant.last_ns;
+    if (is_in_parts_of_other(session->gateway)) {
+        await_parts(session);
+        return;
+    }
     const struct ct_gate_wait_plan plan = ct_gate_wait_plan(gate, answer, now_ns);
     ct_unlock(session);
     if (plan.spin_until_ns) {
@@ -216,7 +251,13 @@ void ct_gate_wait(struct ct_session *session, struct ct_launch *launch, uint64_t
                                   .slack = -1};
         wait_until_admitted(&waiting, &answer, wake_value);
     }
-    if (gateway->gate.limit_ppm && !gateway->gate.is_lent && launch->is_counted)
+    launch->is_stuck = answer.reason == CT_GATE_STUCK;
+    if (!launch->request.part_blocks)
+        ct_parts_count_whole(launch, gateway->instant.last_ns);
+    if (launch->request.part_blocks) {
+        gateway->parts_thread = (uintptr_t)__builtin_thread_pointer();
+        launch->must_check = 0; /* what is measured is the part, not the launch */
+    } else if (gateway->gate.limit_ppm && !gateway->gate.is_lent && launch->is_counted)
         ct_kernel_time_charge(&session->kernel_times[launch->identity->number], gateway->gate.bound_ns);
     ct_launch_trace(launch, gateway->instant.last_ns, answer.reason);
     ct_unlock(session);

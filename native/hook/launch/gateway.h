@@ -32,6 +32,10 @@ struct ct_gateway {
     uint64_t awaited_ns; /* predicted completion of the work that the host waits for; 0: it was already due */
     struct ct_completions completions;
     struct ct_requests requests;
+    /* The thread that launches a kernel in parts; 0: none does. The parts are one launch for the program, so other threads'
+     * launches wait meanwhile. */
+    uintptr_t parts_thread;
+    _Atomic uint32_t parts_ended; /* a futex: how many kernels were launched in parts */
     uint32_t sm_step_ppm; /* launches of a kernel can be limited to multiples of this part of the SMs; 0: they cannot */
 };
 
@@ -46,6 +50,8 @@ static inline uint64_t ct_gateway_now(struct ct_session *session, uint64_t ticks
     return ct_instant_ns(&session->gateway->instant, &session->clock, ticks);
 }
 
+/* Called when all parts of a kernel have been submitted: other threads may launch again. */
+void ct_gate_end_parts(struct ct_session *session);
 /* Asks until the launch may pass. Called with the lock held, which is released on return. */
 /* Limits a launch that need not ask, if the gate is open and the operator states a part of the SMs. */
 void ct_gate_limit_open(struct ct_session *session, struct ct_launch *launch);

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "hook/entry/session.h"
 
+#include "hook/slice/modules.h"
 #include "hook/timing/timing.h"
 
 #include <string.h>
@@ -60,6 +61,7 @@ static struct ct_function *function_add(struct ct_session *session, uintptr_t ha
     created->handle = handle;
     created->owner = owner;
     created->name_hash = name_hash;
+    store_relaxed(&created->slice, NULL);
     created->free_ppm = 0;
     created->used_ticks = ct_clock_ticks(&session->clock);
     memset(created->name, 0, strnlen(created->name, NAME_END));
@@ -71,6 +73,7 @@ static struct ct_function *function_add(struct ct_session *session, uintptr_t ha
 
 void ct_function_note(struct ct_session *session, uintptr_t handle, uintptr_t owner, const char *name)
 {
+    struct ct_slice *slice = ct_slice_find(owner, name);
     ct_lock(session);
     struct ct_function *existing = function_of(session, handle);
     if (existing && (existing->owner != owner || existing->name_hash != hash_of_name(name))) {
@@ -79,7 +82,8 @@ void ct_function_note(struct ct_session *session, uintptr_t handle, uintptr_t ow
         existing = NULL;
     }
     if (!existing)
-        function_add(session, handle, owner, name);
+        existing = function_add(session, handle, owner, name);
+    store_relaxed(&existing->slice, slice);
     ct_unlock(session);
 }
 
@@ -101,6 +105,15 @@ uintptr_t ct_function_owner(struct ct_session *session, uintptr_t handle)
     return owner;
 }
 
+struct ct_slice *ct_function_slice(struct ct_session *session, uintptr_t handle)
+{
+    ct_lock(session);
+    const struct ct_function *existing = function_of(session, handle);
+    struct ct_slice *slice = existing ? load_relaxed(&existing->slice) : NULL;
+    ct_unlock(session);
+    return slice;
+}
+
 int ct_function_name(struct ct_session *session, uintptr_t handle, const char **name)
 {
     ct_lock(session);
@@ -116,10 +129,13 @@ void ct_functions_forget(struct ct_session *session, uintptr_t owner)
     for (uint32_t i = 0; i < session->function_count; i++) {
         struct ct_function *function = &session->function_storage[i];
         int is_graph = function->owner == function->handle; /* a graph that replaces it will be noted */
-        if (function->owner != CT_ENGINES && (owner ? !function->owner || function->owner == owner : !is_graph))
+        if (function->owner != CT_ENGINES && (owner ? !function->owner || function->owner == owner : !is_graph)) {
             store_relaxed(&function->is_alive, 0);
+            store_relaxed(&function->slice, NULL);
+        }
     }
     ct_unlock(session);
+    ct_slice_unload(owner); /* nothing refers to its kernels any more */
 }
 
 /* -- identities ----------------------------------------------------------------------------------------------------- */

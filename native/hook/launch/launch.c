@@ -1,5 +1,6 @@
 /* Launches of kernels and graphs. Each hook calls the driver's function of the same symbol with the same arguments. */
 #include "hook/launch/partition.h"
+#include "hook/launch/parts.h"
 
 #define SHAPE {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes}
 
@@ -12,6 +13,11 @@
         struct ct_launch launch;                                                                                       \
         ct_launch_begin(&launch, CT_WORK_KERNEL, (uintptr_t)function, &shape, stream, is_per_thread,                   \
                        CT_MAY_TIME_AND_LIMIT);                                                                         \
+        if (CT_UNLIKELY(ct_parts_are_due(&launch))) {                                                                  \
+            const struct ct_parts_call call = {function, stream, is_per_thread, params, extra};                        \
+            return ct_launch_end(&launch, CT_WORK_KERNEL, (uintptr_t)function, &shape,                                 \
+                                 ct_parts_launch(&launch, &shape, &call));                                             \
+        }                                                                                                              \
         const CUstream target = ct_partition_stream(&launch, stream);                                                  \
         CUresult result = CT_NEXT(symbol)(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes,   \
                                           target, params, extra);                                                      \
@@ -57,6 +63,11 @@ static enum ct_permission permission_of(const CUlaunchConfig *config)
         struct ct_launch launch;                                                                                       \
         ct_launch_begin(&launch, CT_WORK_KERNEL, (uintptr_t)function, &shape, config->hStream, is_per_thread,          \
                        permission_of(config));                                                                         \
+        if (CT_UNLIKELY(ct_parts_are_due(&launch))) {                                                                  \
+            const struct ct_parts_call call = {function, config->hStream, is_per_thread, params, extra};               \
+            return ct_launch_end(&launch, CT_WORK_KERNEL, (uintptr_t)function, &shape,                                 \
+                                 ct_parts_launch(&launch, &shape, &call));                                             \
+        }                                                                                                              \
         const CUstream target = ct_partition_stream(&launch, config->hStream);                                         \
         CUlaunchConfig changed = *config;                                                                              \
         changed.hStream = target;                                                                                      \

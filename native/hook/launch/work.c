@@ -22,6 +22,8 @@ void ct_launch_time(struct ct_launch *launch)
     if (must_wait && ct_kernel_time_can_wait(kernel_time))
         return; /* a later launch of the same kernel usually follows our own work, and is more informative */
     launch->pair = ct_timing_begin(session, launch->stream, launch->is_per_thread, must_bound);
+    if (launch->pair)
+        launch->pair->part_blocks = launch->request.part_blocks;
     if (!kernel_time)
         return;
     ct_lock(session);
@@ -68,7 +70,7 @@ static inline void learn_interval(struct ct_session *session, struct ct_gateway 
         ct_forecast_learn(&step->next, ct_clock_between_ns(&session->clock, session->last_ticks, ticks));
 }
 
-static inline void predict(struct ct_launch *launch)
+void ct_launch_predict(struct ct_launch *launch)
 {
     struct ct_kernel_time *kernel_time = &launch->session->kernel_times[launch->identity->number];
     const struct ct_gate *gate = &launch->session->gateway->gate;
@@ -156,7 +158,7 @@ void ct_launch_admit(struct ct_launch *launch)
     } else {
         learn_interval(session, gateway, ticks);
         ct_advance(session, launch->identity, ticks);
-        predict(launch);
+        ct_launch_predict(launch);
         launch->is_counted = 1;
         launch->ticks = ticks;
     }
@@ -164,7 +166,9 @@ void ct_launch_admit(struct ct_launch *launch)
     const uint32_t number = launch->is_counted ? launch->identity->number : UINT32_MAX;
     if (CT_UNLIKELY(!ct_burst_continues(&gateway->requests.bursts, number)))
         ct_requests_resume(session, number, now_ns);
-    if (CT_UNLIKELY(ct_gate_must_ask(&gateway->gate))) {
+    if (CT_UNLIKELY(ct_gate_must_ask(&gateway->gate) || gateway->parts_thread)) {
+        if (launch->slice && launch->is_counted)
+            ct_parts_request(launch, session->kernel_times[launch->identity->number].blocks);
         ct_gate_wait(session, launch, now_ns);
         return;
     }
@@ -178,8 +182,7 @@ void ct_launch_admit(struct ct_launch *launch)
     launch->passed = CT_PASSED_ANNOUNCED;
 }
 
-/* Reports to the gate what became of the launch. */
-static void report_outcome(struct ct_launch *launch, CUresult result)
+void ct_launch_report(struct ct_launch *launch, CUresult result)
 {
     struct ct_session *session = launch->session;
     struct ct_gateway *gateway = session->gateway;
@@ -214,7 +217,7 @@ void ct_unidentified_end(struct ct_launch *launch, CUresult result)
 {
     struct ct_session *session = launch->session;
     if (launch->passed != CT_PASSED_UNGATED)
-        report_outcome(launch, result);
+        ct_launch_report(launch, result);
     if (session && result == CUDA_SUCCESS) {
         fetch_add_relaxed(&session->record.header->untimed, 1);
         ct_count_launch(session, NULL, 0, 0);
@@ -233,7 +236,7 @@ void ct_launch_settle(struct ct_launch *launch, enum ct_work work, uintptr_t han
         ct_timing_end(session, launch->pair, is_work ? launch->identity : NULL, launch->ticks, launch->stream,
                       launch->is_per_thread);
     if (launch->passed != CT_PASSED_UNGATED)
-        report_outcome(launch, result);
+        ct_launch_report(launch, result);
     if (is_work && !launch->pair && (session->is_measuring || !launch->is_counted))
         fetch_add_relaxed(&header->untimed, 1);
     if (is_work && !launch->is_counted)

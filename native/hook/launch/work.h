@@ -28,7 +28,12 @@ struct ct_launch {
     int must_check;       /* its time is measured, to correct what was charged to the share */
     int may_record_event; /* whether an event may be recorded after it */
     int must_watch;       /* its completion must be seen by an event, see ct_completions_watch() */
-    int may_limit;        /* it may run on a part of the SMs */
+    int may_limit;        /* it may run on a part of the SMs, or in parts */
+    int is_rest;          /* a part of it was launched before */
+    enum ct_work work;
+    int is_stuck;         /* it passed because nothing ended for too long */
+    int runs_variant;     /* the variant is launched whole, to measure it */
+    struct ct_slice *slice; /* how to launch it in parts; NULL: it is launched whole */
     CUstream partition;   /* the stream that it is launched into instead, see ct_partition_enter() */
     enum ct_passed passed;
     uint64_t sync_ticks; /* when it began to wait for its own completion, if it does */
@@ -60,6 +65,22 @@ void ct_unidentified_end(struct ct_launch *launch, CUresult result);
 /* Identifies a launch that must ask before it is executed for the first time, so that its profile can be used. */
 void ct_launch_identify(struct ct_launch *launch, enum ct_work work, uintptr_t handle, const struct ct_shape *shape);
 
+/* Reports to the gate what became of the launch, or of a part of it. */
+void ct_launch_report(struct ct_launch *launch, CUresult result);
+/* Computes the request of the whole launch. Called with the lock held. */
+void ct_launch_predict(struct ct_launch *launch);
+
+/* ---- parts.c: kernels that are launched in parts ------------------------------------------------------------------- */
+
+/* Decides whether the launch may be cut into parts. Called without the lock, because it may call the driver. */
+void ct_parts_prepare(struct ct_launch *launch);
+/* Lets the gate cut the rest of a launch. Called with the lock held, with the request of the whole launch. */
+void ct_parts_request(struct ct_launch *launch, uint64_t blocks_left);
+/* Counts a launch that is longer than a part may be and was not cut. Called with the lock held. */
+void ct_parts_count_whole(struct ct_launch *launch, uint64_t now_ns);
+/* Decides whether a launch that is timed runs the variant, so that it is compared with the kernel. */
+int ct_parts_measures_variant(struct ct_launch *launch);
+
 /* What may be done to a launch. An event between two launches that are meant to overlap would serialize them. */
 enum ct_permission { CT_MAY_NOTHING, CT_MAY_TIME, CT_MAY_TIME_AND_LIMIT };
 
@@ -78,6 +99,10 @@ static inline void ct_launch_begin(struct ct_launch *launch, enum ct_work work, 
     launch->is_counted = launch->must_time = launch->must_check = launch->must_watch = 0;
     launch->may_limit = permission == CT_MAY_TIME_AND_LIMIT;
     launch->request.sm_ppm = 0;
+    launch->request.part_blocks = 0;
+    launch->is_stuck = launch->is_rest = launch->runs_variant = 0;
+    launch->work = work;
+    launch->slice = NULL;
     launch->may_record_event = may_time || stream == CT_NO_STREAM;
     launch->passed = CT_PASSED_UNGATED;
     if (CT_UNLIKELY(session->is_measuring) && may_time)
@@ -85,12 +110,16 @@ static inline void ct_launch_begin(struct ct_launch *launch, enum ct_work work, 
     if (session->gateway) {
         if (CT_UNLIKELY(!launch->identity))
             ct_launch_identify(launch, work, handle, shape);
+        if (launch->identity && CT_UNLIKELY(load_relaxed(&launch->identity->function->slice)) && launch->may_limit)
+            ct_parts_prepare(launch);
         ct_launch_admit(launch);
     }
     /* On a part of the SMs it takes longer than its profile says. */
     if (CT_UNLIKELY(launch->must_time || launch->must_check || load_relaxed(&session->time_next)) && may_time &&
-        !launch->request.sm_ppm)
+        !launch->request.sm_ppm) {
         ct_launch_time(launch);
+        launch->runs_variant = CT_UNLIKELY(launch->slice) && ct_parts_measures_variant(launch);
+    }
     if (!launch->is_counted || launch->pair)
         launch->ticks = ct_clock_ticks(&session->clock);
 }

@@ -1,6 +1,7 @@
 /* Code on the device: estimates the memory of a module, before the node can measure it. */
 #define _GNU_SOURCE
 #include "hook/memory/memory.h"
+#include "hook/slice/modules.h"
 
 #include <elf.h>
 #include <errno.h>
@@ -50,48 +51,94 @@ static CUresult settle_load(struct ct_memory *memory, enum ct_held held, uint64_
     return ct_memory_settle(memory, &holding, result);
 }
 
-#define LOAD_CODE(symbol, held, estimate, handle, ...)                                                                 \
+/* Reserves memory for the text with variants, or for the program's own if that is too long. */
+static CUresult reserve(struct ct_memory *memory, struct ct_slice_text *text, void **jit_values, uint64_t *bytes)
+{
+    const uint64_t longer = memory && text->text ? rounded(text->module.bytes) : 0;
+    if (longer > *bytes && ct_memory_try(memory, CT_LEDGER_OWN, longer)) {
+        *bytes = longer;
+        return CUDA_SUCCESS;
+    }
+    if (longer > *bytes)
+        ct_slice_refused(text, jit_values);
+    return ct_memory_reserve(memory, CT_LEDGER_OWN, *bytes);
+}
+
+/* Loads the text with variants if there is one that the driver accepts, and otherwise the program's own. `values` are those
+ * of the options, over which the driver writes. */
+#define LOAD_CODE(held, estimate, handle, values, load_variants, load_own)                                             \
     struct ct_memory *memory = ct_memory();                                                                            \
-    const uint64_t bytes = memory ? (estimate) : 0;                                                                    \
-    CUresult result = ct_memory_reserve(memory, CT_LEDGER_OWN, bytes);                                                 \
-    if (result != CUDA_SUCCESS)                                                                                        \
+    uint64_t bytes = memory ? (estimate) : 0;                                                                          \
+    CUresult result = reserve(memory, &text, values, &bytes);                                                          \
+    if (result != CUDA_SUCCESS) {                                                                                      \
+        ct_slice_loaded(&text, 0, 0);                                                                                  \
         return result;                                                                                                 \
-    return settle_load(memory, held, bytes, handle, CT_NEXT(symbol)(handle, __VA_ARGS__))
+    }                                                                                                                  \
+    result = text.text ? (load_variants) : CUDA_ERROR_NOT_FOUND;                                                       \
+    if (result != CUDA_SUCCESS) {                                                                                      \
+        ct_slice_refused(&text, values);                                                                               \
+        result = (load_own);                                                                                           \
+    }                                                                                                                  \
+    ct_slice_loaded(&text, result == CUDA_SUCCESS ? (uintptr_t)*handle : 0, (held) == CT_HELD_LIBRARY);                \
+    return settle_load(memory, held, bytes, handle, result)
 
 CT_EXPORT CUresult cuModuleLoad(CUmodule *module, const char *path)
 {
-    LOAD_CODE(cuModuleLoad, CT_HELD_MODULE, file_bytes(path), module, path);
+    struct ct_slice_text text;
+    ct_slice_open_file(&text, path, 0, NULL, NULL);
+    LOAD_CODE(CT_HELD_MODULE, file_bytes(path), module, NULL, CT_NEXT(cuModuleLoadData)(module, text.text),
+              CT_NEXT(cuModuleLoad)(module, path));
 }
 
 CT_EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image)
 {
-    LOAD_CODE(cuModuleLoadData, CT_HELD_MODULE, image_bytes(image), module, image);
+    struct ct_slice_text text;
+    ct_slice_open(&text, image, 0, NULL, NULL);
+    LOAD_CODE(CT_HELD_MODULE, image_bytes(image), module, NULL, CT_NEXT(cuModuleLoadData)(module, text.text),
+              CT_NEXT(cuModuleLoadData)(module, image));
 }
 
 CT_EXPORT CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int count, CUjit_option *options,
                                       void **values)
 {
-    LOAD_CODE(cuModuleLoadDataEx, CT_HELD_MODULE, image_bytes(image), module, image, count, options, values);
+    struct ct_slice_text text;
+    ct_slice_open(&text, image, count, options, values);
+    LOAD_CODE(CT_HELD_MODULE, image_bytes(image), module, values,
+              CT_NEXT(cuModuleLoadDataEx)(module, text.text, count, options, values),
+              CT_NEXT(cuModuleLoadDataEx)(module, image, count, options, values));
 }
 
 CT_EXPORT CUresult cuModuleLoadFatBinary(CUmodule *module, const void *fat)
 {
-    LOAD_CODE(cuModuleLoadFatBinary, CT_HELD_MODULE, image_bytes(fat), module, fat);
+    struct ct_slice_text text;
+    ct_slice_open(&text, fat, 0, NULL, NULL);
+    LOAD_CODE(CT_HELD_MODULE, image_bytes(fat), module, NULL, CT_NEXT(cuModuleLoadData)(module, text.text),
+              CT_NEXT(cuModuleLoadFatBinary)(module, fat));
 }
 
 CT_EXPORT CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *options, void **values,
                                      unsigned int count, CUlibraryOption *library_options, void **library_values,
                                      unsigned int library_count)
 {
-    LOAD_CODE(cuLibraryLoadData, CT_HELD_LIBRARY, image_bytes(code), library, code, options, values, count,
-              library_options,
-         library_values, library_count);
+    struct ct_slice_text text;
+    /* With such options the driver may keep a reference to the text. */
+    ct_slice_open(&text, library_count ? NULL : code, count, options, values);
+    LOAD_CODE(CT_HELD_LIBRARY, image_bytes(code), library, values,
+              CT_NEXT(cuLibraryLoadData)(library, text.text, options, values, count, library_options, library_values,
+                                         library_count),
+              CT_NEXT(cuLibraryLoadData)(library, code, options, values, count, library_options, library_values,
+                                         library_count));
 }
 
 CT_EXPORT CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *options, void **values,
                                          unsigned int count, CUlibraryOption *library_options, void **library_values,
                                          unsigned int library_count)
 {
-    LOAD_CODE(cuLibraryLoadFromFile, CT_HELD_LIBRARY, file_bytes(path), library, path, options, values, count,
-         library_options, library_values, library_count);
+    struct ct_slice_text text;
+    ct_slice_open_file(&text, library_count ? NULL : path, count, options, values);
+    LOAD_CODE(CT_HELD_LIBRARY, file_bytes(path), library, values,
+              CT_NEXT(cuLibraryLoadData)(library, text.text, options, values, count, library_options, library_values,
+                                         library_count),
+              CT_NEXT(cuLibraryLoadFromFile)(library, path, options, values, count, library_options, library_values,
+                                             library_count));
 }

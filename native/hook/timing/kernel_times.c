@@ -2,7 +2,7 @@
 #define _GNU_SOURCE
 #include "hook/timing/kernel_times.h"
 
-#include "gate/gate.h"
+#include "gate/slice.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -121,6 +121,24 @@ void ct_kernel_time_learn(struct ct_kernel_time *kernel_time, uint64_t length_ns
     else
         ct_duration_learn(&kernel_time->duration, length_ns, clock_ppm);
     refresh(kernel_time);
+}
+
+void ct_kernel_time_learn_part(struct ct_kernel_time *kernel_time, uint64_t part_blocks, uint64_t length_ns,
+                               uint64_t clock_ppm, int is_bound)
+{
+    struct ct_duration *parts = &kernel_time->parts;
+    const uint64_t whole_ns = ct_slice_time(length_ns, part_blocks, kernel_time->blocks, kernel_time->slots);
+    if (is_bound)
+        ct_duration_learn_bound(parts, whole_ns, clock_ppm);
+    else
+        ct_duration_learn(parts, whole_ns, clock_ppm);
+    if (kernel_time->is_known || kernel_time->duration.count + kernel_time->duration.bound_count)
+        return;
+    kernel_time->expect_ns = ct_duration_expected(parts);
+    kernel_time->upper_ns = parts->count && parts->range.high_ns > kernel_time->expect_ns ? parts->range.high_ns
+        : kernel_time->expect_ns;
+    kernel_time->is_doubtful = (uint32_t)ct_duration_is_doubtful(parts);
+    kernel_time->may_fill = kernel_time->expect_ns != 0;
 }
 
 /* Returns how many times one grid is larger than the other. */

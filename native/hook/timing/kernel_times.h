@@ -24,6 +24,7 @@ struct ct_kernel_time {
     uint32_t next_of_name;        /* index plus one of the next kernel time in the list of its name; 0: none */
     uint32_t is_referenced;       /* used during an eviction */
     struct ct_duration duration;
+    struct ct_duration parts; /* the time of a launch in parts, computed from measured ones */
     uint32_t varies;                          /* launches with the same name and shape take different times */
     uint32_t kernel_count;                    /* kernels in a graph; 0 means 1 */
     uint32_t granularity_part;                /* preemption granularity as a fraction of its time, in 2^-16; 0: not
@@ -62,6 +63,10 @@ void ct_kernel_time_find(const struct ct_kernel_time_file *file, const char *dev
 
 /* Adds a measurement at this clock (see gate/duration.h). `is_bound`: neighbours or the host may have lengthened it. */
 void ct_kernel_time_learn(struct ct_kernel_time *kernel_time, uint64_t length_ns, uint64_t clock_ppm, int is_bound);
+
+/* Adds a measurement of a part of so many blocks. Whole launches are estimated by it only while none was measured. */
+void ct_kernel_time_learn_part(struct ct_kernel_time *kernel_time, uint64_t part_blocks, uint64_t length_ns,
+                               uint64_t clock_ppm, int is_bound);
 
 /* Estimates the time of an unseen shape from the nearest shape of the same function. `first` is the index plus one of the
  * list of its name. */

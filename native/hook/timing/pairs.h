@@ -26,6 +26,8 @@ struct ct_pair {
                                       * the wait for our time slice */
     uint32_t charges;                /* launches of the kernel that it represents, which were charged to the share */
     uint64_t charged_ns;             /* what they were charged */
+    uint64_t part_blocks;            /* blocks of the part of a launch; 0: a whole launch */
+    int is_variant;                  /* the whole grid, by the variant that parts use */
     unsigned generation;
     int context;
     struct ct_pair *next;

@@ -1,4 +1,5 @@
 /* Evaluates a pair of events: the time of the work between them, and what the device did before. */
+#include "hook/slice/modules.h"
 #include "hook/timing/pairs.h"
 
 enum { CLOSE_NS = 50, NEAR_NS = 500, PPM = 1000 * 1000, USUAL_FACTOR = 4, PROMPT_NS = 20 * 1000 };
@@ -31,7 +32,7 @@ static void locate_work(struct ct_session *session, struct ct_timed_context *con
     int is_next = reference && reference->untimed_before == pair->untimed_before;
     if (!reference || begin_ns >= context->covered_until_ns) {
         uint64_t gap_ns = reference ? rounded_ns(begin_ns - context->covered_until_ns) : 0;
-        if (is_next && context->covered_by->kernel)
+        if (is_next && !reference->part_blocks && context->covered_by->kernel)
             ct_histogram_add(&context->covered_by->kernel->gap, gap_ns);
         add_single_writer(&header->span_ns, gap_ns + rounded_ns(length_ns));
         add_single_writer(&header->busy_ns, rounded_ns(length_ns));
@@ -79,6 +80,22 @@ static void add_length(struct ct_session *session, const struct ct_identity *ide
     ct_lock(session);
     ct_kernel_time_learn(&session->kernel_times[identity->number], length_ns,
                          ct_gate_clock_ppm(&session->gateway->gate), is_bound || !is_undisturbed);
+    ct_unlock(session);
+}
+
+/* Adds the measurement of a part, or of a variant, which is none of the kernel. */
+static void add_part(struct ct_session *session, const struct ct_pair *pair, uint64_t length_ns, int is_bound)
+{
+    struct ct_slice *slice = load_relaxed(&pair->identity->function->slice);
+    if (!session->gateway)
+        return;
+    ct_lock(session);
+    struct ct_kernel_time *kernel_time = &session->kernel_times[pair->identity->number];
+    const uint64_t clock_ppm = ct_gate_clock_ppm(&session->gateway->gate);
+    if (!pair->is_variant)
+        ct_kernel_time_learn_part(kernel_time, pair->part_blocks, length_ns, clock_ppm, is_bound);
+    else if (slice && !is_bound && kernel_time->duration.count)
+        ct_slice_measured(slice, ct_duration_at_reference(length_ns, clock_ppm), kernel_time->expect_ns);
     ct_unlock(session);
 }
 
@@ -160,7 +177,9 @@ int ct_pair_read_oldest(struct ct_session *session, struct ct_timed_context *con
         const int is_current = pair->identity_generation == pair->identity->generation; /* otherwise evicted */
         if (pair->charges && is_prompt && is_current)
             settle_share(session, pair, rounded_ns(length_ns), is_undisturbed, is_bound);
-        if (is_prompt && is_current)
+        if ((pair->part_blocks || pair->is_variant) && is_prompt && is_current)
+            add_part(session, pair, rounded_ns(length_ns), is_bound || !is_undisturbed);
+        else if (is_prompt && is_current)
             add_length(session, pair->identity, rounded_ns(length_ns), is_bound, is_undisturbed);
     }
     ct_timing_lock(&timing->lock);

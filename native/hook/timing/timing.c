@@ -158,6 +158,8 @@ static struct ct_pair *begin_relaxed(struct ct_session *session, CUstream stream
         return NULL;
     pair->begin_ticks = 0;
     pair->charges = 0;
+    pair->part_blocks = 0;
+    pair->is_variant = 0;
     pair->has_waited = 0;
     pair->alone_since = alone_since;
     pair->quiescence = *quiescence;

@@ -43,6 +43,9 @@ class GateCounts(msgspec.Struct, frozen=True):
     requests_began_ns: int = 0
     requests_reported: int = 0
     request_buckets: tuple[int, ...] = ()
+    cut_launches: int = 0
+    parts: int = 0
+    whole_launches: tuple[int, ...] = ()
 
 
 class DeviceSnapshot(msgspec.Struct, frozen=True):

@@ -23,9 +23,10 @@ _SUMS: Final = frozenset(
         *("slept_ns", "overruns", "overrun_ns", "admitted", "submitted", "late", "late_ns", "stale", "forecasts"),
         *("early", "miss_ns", "confirmed", "stuck", "requests_ended", "requests_over", "requests_sum_ns", "lost_ns"),
         *("loss_reports", "delayed_ns", "undelayed_ns", "measured_waits", "used_ns", "min_share_used_ns"),
+        *("cut_launches", "parts"),
     )
 )
-_SUMMED_LISTS: Final = frozenset(("passed", "overrun", "waited", "request_buckets"))
+_SUMMED_LISTS: Final = frozenset(("passed", "overrun", "waited", "whole_launches", "request_buckets"))
 _MAX_WORD: Final = (1 << 63) - 1
 """A process may publish any number; sums are limited to what every reader accepts."""
 

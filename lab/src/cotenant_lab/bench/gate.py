@@ -90,7 +90,7 @@ def _added_ns(rows: Sequence[Sequence[float]]) -> float:
     return statistics.median(row[1] - row[0] for row in rows)
 
 
-class _GateSetup:
+class GateSetup:
     """A device's gate with an online and an offline entry, and the programs that use them."""
 
     def __init__(
@@ -155,7 +155,7 @@ class _GateSetup:
 
 
 def _compare(home: Path, mode: str) -> list[list[float]]:
-    setup = _GateSetup(home, shim.null_driver(), {}, is_limited=mode == "limited")
+    setup = GateSetup(home, shim.null_driver(), {}, is_limited=mode == "limited")
     try:
         slot = {"hook": None, "online": ONLINE, "offline": OFFLINE, "limited": OFFLINE}[mode]
         for neighbour in {ONLINE, OFFLINE} - {slot}:  # the gate learns nothing about a tenant without a known neighbour
@@ -169,9 +169,9 @@ def _compare(home: Path, mode: str) -> list[list[float]]:
     return rows
 
 
-def _setup_on_softgpu(home: Path, gpu: Path) -> _GateSetup:
+def _setup_on_softgpu(home: Path, gpu: Path) -> GateSetup:
     """Set up a gate without a debt limit: a gate that is closed because of debt does not show how fast it reacts."""
-    return _GateSetup(home, manage.library(), {**manage.env(gpu, base={}), "CUDA_VISIBLE_DEVICES": "0"}, 1_000_000)
+    return GateSetup(home, manage.library(), {**manage.env(gpu, base={}), "CUDA_VISIBLE_DEVICES": "0"}, 1_000_000)
 
 
 def _read_output(process: subprocess.Popen[str]) -> Any:

@@ -17,7 +17,7 @@ from cotenant.cli.flags import overlay
 from cotenant.errors import ConfigError
 from cotenant.node.config.file import Config
 
-_PLAIN: Final = ("loop", "device", "hook", "gate")
+_PLAIN: Final = ("loop", "device", "hook", "gate", "slice")
 _OWN_FLAGS: Final = {
     "fill": ("data", "quick", "sweep_bound", "gate", "bound", "delay"),
     "cold": ("quick",),
@@ -40,6 +40,7 @@ def add_commands(commands: Any) -> None:
     bench = add_command(commands, "bench", "Measure cotenant itself.", _bench, json=True)
     about = (
         "loop: the event loop under both clocks; device: the software GPU; hook, gate: added cost of a launch; "
+        "slice: cost of launching kernels in parts, and the delays that parts cause; "
         "cold: services without a profile next to training; "
         "fill: pairs of measured kernel streams under each sharing mode; faults: requests lost to injected faults; "
         "attack: an online tenant while an offline tenant attacks; memory: quotas under random allocation; "
@@ -165,8 +166,15 @@ def _bench_plain(name: str, rounds: int, *, as_json: bool) -> int:
     from cotenant_lab.bench.gate import bench_gate
     from cotenant_lab.bench.hook import bench_hook
     from cotenant_lab.bench.loop import bench_loop
+    from cotenant_lab.bench.slice.bench import bench_slice
 
-    benches = {"loop": bench_loop, "device": bench_device, "hook": bench_hook, "gate": bench_gate}
+    benches = {
+        "loop": bench_loop,
+        "device": bench_device,
+        "hook": bench_hook,
+        "gate": bench_gate,
+        "slice": bench_slice,
+    }
     metrics = benches[name](rounds, print_line)
     if not as_json:
         show_metrics(output(), metrics)

@@ -12,7 +12,7 @@ from cotenant.gate.hold_reason import HeldLaunch
 from cotenant.gate.ledger import LedgerSnapshot
 from cotenant.node import wire
 from cotenant.node.client.connection import read_activity
-from cotenant.node.client.explain_text import describe_hold
+from cotenant.node.client.explain_text import describe_hold, describe_whole
 from cotenant.node.client.tenants import NodeSnapshot
 from cotenant.node.directories import Directories
 from cotenant.node.model.tenant import Tenant
@@ -44,7 +44,6 @@ def gate_causes(directories: Directories, snapshot: NodeSnapshot, tenant: Tenant
     details = _launch_counts(counts, first.gate.at_ns)
     if not holds:
         yield "free", f"nothing holds it back: it did not wait at the gate in any of {CHECKS} checks", details
-        return
     tenants = {(view.tenant.grant.gpu, view.tenant.grant.slot): view.tenant for view in snapshot.tenants}
     for number, (hold, count) in enumerate(Counter(held.hold for held in holds).most_common()):
         slots = sorted({slot for held in holds if held.hold is hold for slot in held.active_slots})
@@ -52,6 +51,7 @@ def gate_causes(directories: Directories, snapshot: NodeSnapshot, tenant: Tenant
         higher = ", ".join(f"{other.name} (priority {other.grant.priority})" for other in higher_tenants)
         frequency = f"in {count} of {CHECKS} checks within {CHECKS * CHECK_PERIOD_S:.1f} s"
         yield "gate", describe_hold(hold, higher), (frequency, *(() if number else details))
+    yield from _part_causes(counts)
 
 
 def _read_gpu(directories: Directories, gpu: int) -> wire.GpuActivity:
@@ -86,6 +86,17 @@ def _ledger_causes(snapshot: LedgerSnapshot | None, grant: Grant) -> Iterator[Ga
         times = "once" if account.denied == 1 else f"{account.denied:,} times"
         denied = round_size(account.denied_bytes)
         yield "denied", f"it was denied device memory {times}, {denied} in total: that exceeds its quota", (holds,)
+
+
+def _part_causes(counts: GateCounts) -> Iterator[GateCause]:
+    """Yield whether long kernels are launched in parts next to tenants of higher priority."""
+    whole = sorted(enumerate(counts.whole_launches), key=lambda item: -item[1])
+    details = tuple(f"{count:,} long launches were whole: {describe_whole(reason)}" for reason, count in whole if count)
+    if counts.cut_launches:
+        launches = f"{counts.cut_launches:,} launches in {counts.parts:,} parts"
+        yield "parts", f"next to tenants of higher priority its long kernels are launched in parts: {launches}", details
+    elif details:
+        yield "parts", "its long kernels are launched whole, also next to tenants of higher priority", details
 
 
 def _launch_counts(counts: GateCounts, now: int) -> tuple[str, ...]:

@@ -49,6 +49,30 @@ _HOLDS: Final = {
     HoldReason.SHARE: "it waits at the gate: a tenant of equal priority has not had its share of the device yet",
 }
 
+_WHOLE: Final = {
+    0: "its modules contain machine code only, or were not loaded as PTX",
+    1: "all blocks of the kernel run at once",
+    2: "it was launched with attributes, or while a stream was captured",
+    3: "the driver refused the rewritten kernel",
+    4: "the rewritten kernel is more than 5 % slower",
+    8: "the PTX of its module is not understood",
+    9: "the kernel is too large",
+    10: "its module contains debug information",
+    11: "the kernel has an unknown instruction",
+    12: "the kernel has an unknown register",
+    13: "the kernel reads its block number in an unknown way",
+    14: "the kernel depends on the SM or the launch that it belongs to",
+    15: "the kernel uses clusters of blocks",
+    16: "the kernel orders itself with other launches",
+    17: "the kernel may wait for other blocks",
+    18: "the kernel calls functions through pointers",
+    19: "the kernel calls a function that its module does not contain",
+    20: "the kernel launches kernels",
+    21: "the kernel calls functions recursively",
+    22: "the kernel has too many parameters",
+}
+"""enum ct_gate_whole in native/gate/pages.h; from 8 on enum ct_ptx_reason in native/hook/slice/ptx.h plus 7."""
+
 
 def describe_phase(lifecycle: Lifecycle, now: Instant) -> str:
     """Return the sentence about the lifecycle of a tenant, its cause and its duration."""
@@ -62,3 +86,8 @@ def describe_phase(lifecycle: Lifecycle, now: Instant) -> str:
 def describe_hold(hold: HoldReason, higher: str) -> str:
     """Return the sentence that says why a launch waits; `higher` names the tenants of higher priority."""
     return _HOLDS[hold].format(higher=higher or "a tenant of higher priority")
+
+
+def describe_whole(reason: int) -> str:
+    """Return why long launches were not cut into parts."""
+    return _WHOLE.get(reason, "for a reason that this version does not know")
