@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from cotenant.cli import main
-from cotenant.cluster.kubernetes.api import ApiClient, ApiError
+from cotenant.cluster.kubernetes.api import STRATEGIC_PATCH, ApiClient, ApiError
 from cotenant.cluster.kubernetes.api_config import load_api_config
 from cotenant.cluster.kubernetes.webhook.certificate_source import CONFIGURATIONS
 from cotenant.cluster.kubernetes.webhook.certificates import make_certificates, validity_of
@@ -288,6 +288,12 @@ def test_a_plugin_writes_only_the_objects_of_its_own_node(plane: TestControlPlan
     spec["nodeName"] = pool["name"] = "n1"
     client.create("/apis/resource.k8s.io/v1/resourceslices", slice_)
     client.delete("/apis/resource.k8s.io/v1/resourceslices/n2-gpu.cotenant.dev")
+    mark = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByCotenant", "message": "test"}
+    pods = "/api/v1/namespaces/cotenant/pods"
+    client.patch(f"{pods}/plugin-n1/status", {"status": {"conditions": [mark]}}, STRATEGIC_PATCH)
+    node_client(plane, "n2").close()
+    with pytest.raises(ApiError, match="may not write the objects of node 'n2'"):
+        client.patch(f"{pods}/plugin-n2/status", {"status": {"conditions": [mark]}}, STRATEGIC_PATCH)
     client.close()
 
 
