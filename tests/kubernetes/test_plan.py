@@ -84,7 +84,6 @@ def test_a_state_that_cannot_be_written_is_refused(cluster: Any, capsys: Any) ->
 
 
 @pytest.mark.kubernetes
-@pytest.mark.xdist_group("planes")
 def test_plan_of_a_real_api_server(capsys: Any) -> None:
     account, gpu_nodes = "/api/v1/namespaces/default/serviceaccounts/default", "/apis/cotenant.dev/v1alpha1/gpunodes"
     with TestControlPlane(components=(CONTROLLER_MANAGER,)) as plane:

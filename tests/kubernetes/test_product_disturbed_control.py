@@ -17,7 +17,7 @@ from cotenant_lab.kubernetes.installation import Installation
 from tests.support.kubernetes_parts import CONTROLLER, WEBHOOK, Parts
 from tests.support.kubernetes_tenants import CLAIMS, JOBS, PODS, Records, Tenants, offline_job
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.xdist_group("control"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
 
 SECRET = "/api/v1/namespaces/cotenant/secrets/cotenant-webhook-certificate"
 HOSTS = ("cotenant-webhook.cotenant.svc",)

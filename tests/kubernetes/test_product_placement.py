@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.product import BUSY, JOBS, PLACED, Product, train
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.xdist_group("node"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
 OFFLINE = {"kind": "offline", "memory": "1GiB"}
 
