@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +17,16 @@ from tests.support.product import Product
 
 def _report(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the state of the product to the report of a failed test that uses it."""
+    report = yield
+    installation = getattr(item, "funcargs", {}).get("installation")
+    if report.failed and report.when == "call" and isinstance(installation, Installation):
+        report.sections.append(("state of the product", installation.describe()))
+    return report
 
 
 @pytest.fixture(scope="session")

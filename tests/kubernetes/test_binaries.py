@@ -52,7 +52,6 @@ def test_versions_are_those_of_the_go_modules() -> None:
         "kubernetes": "v1.",
         "containerd": "v2.",
         "runc": "v1.",
-        "helm": "v3.",
     }
 
 

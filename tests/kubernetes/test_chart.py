@@ -15,6 +15,7 @@ from cotenant.cluster.kubernetes import gpu_node, names
 from cotenant.cluster.kubernetes.webhook.hami import TRANSLATED
 from cotenant.cluster.kubernetes.webhook.main import MUTATE_PATH, VALIDATE_PATH
 from cotenant.cluster.model.cluster import GpuCondition
+from cotenant.cluster.policy import LIVE
 from tests.support.admission_reviews import mutated
 from tests.support.chart import CHART, KUBERNETES, ROOT, find, helm, pod_specs, render, template, type_problems
 
@@ -81,6 +82,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("controller.round", "10", "controller.round: Does not match pattern"),
     ("controller.replicas", 0, "controller.replicas: Must be greater than or equal to 1"),
     ("node.directories.cdi", "cdi", "node.directories.cdi: Does not match pattern"),
+    ("controller.place", "fifo", 'controller.place must be one of the following: "match"'),
     ("node.places", 65, "node.places: Must be less than or equal to 64"),
     ("node.softwareGpus.type", "b200", "node.softwareGpus.type must be one of the following"),
     ("webhook.timeoutSeconds", 60, "webhook.timeoutSeconds: Must be less than or equal to 30"),
@@ -114,6 +116,19 @@ def test_every_value_is_in_the_schema_and_has_a_comment() -> None:
                 check(inner, part["properties"][key], f"{path}.{key}")
 
     check(values, schema, "values")
+
+
+def test_the_placement_policies_are_those_of_the_controller() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    assert schema["properties"]["controller"]["properties"]["place"]["enum"] == list(LIVE)
+
+
+@pytest.mark.parametrize("name", ["cotenant-controller", "cotenant-webhook"])
+def test_replicas_prefer_different_nodes(name: str) -> None:
+    deployment = find(render(), "Deployment", name)
+    [spread] = deployment["spec"]["template"]["spec"]["topologySpreadConstraints"]
+    assert spread["topologyKey"] == "kubernetes.io/hostname"
+    assert spread["labelSelector"]["matchLabels"] == deployment["spec"]["selector"]["matchLabels"]
 
 
 def test_claims_are_refused_on_a_cluster_that_is_too_old() -> None:

@@ -99,6 +99,7 @@ Break = Callable[[FakeApi], Any]
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/gpunodes.cotenant.dev"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/cotenant/leases/cotenant-controller"
 NODE = "/api/v1/nodes/n1"
+SECRET = "/api/v1/namespaces/cotenant/secrets/cotenant-webhook-certificate"
 GPU_NODE = "/apis/cotenant.dev/v1alpha1/gpunodes/n1"
 MUTATING = f"{ADMISSION}/mutatingwebhookconfigurations/cotenant"
 BROKEN: list[tuple[str, Break, str]] = [
@@ -180,6 +181,26 @@ def test_an_expired_certificate_is_found(tmp_path: Path) -> None:
         put_cluster(api)
         found = problems(api, client, tmp_path, NOW_NS + 400 * DAY_NS)
     assert "the certificate expired 35 days ago" in [result.what for result in found]
+
+
+def test_remedies_name_the_objects_of_the_examined_release(tmp_path: Path) -> None:
+    options = CheckOptions(namespace="gpu", configuration="lab-cotenant", paths=NodePaths(str(tmp_path / "none")))
+    with fake_api() as (api, client):
+        put_cluster(api)
+        api.objects[GPU_NODE]["status"].pop("observedAt")
+        api.objects["/api/v1/namespaces/gpu/secrets/lab-cotenant-webhook-certificate"] = api.objects.pop(SECRET)
+        for plural in ("mutating", "validating"):
+            api.put(f"{ADMISSION}/{plural}webhookconfigurations/lab-cotenant", {"webhooks": [{"name": "pods"}]})
+        api.put(LEASE.replace("namespaces/cotenant", "namespaces/gpu"), {"spec": {}})
+        api.dry_run = lambda _, body: (500, {"message": "no endpoints"}) if body["kind"] == "Pod" else (201, body)
+        found = list(check_cluster(client, options, NOW_NS + 400 * DAY_NS))
+    commands = {result.remedy.partition(": ")[2] for result in found if result.level is Level.BAD}
+    assert commands == {
+        "kubectl -n gpu logs -l app.kubernetes.io/component=node -c plugin",
+        "kubectl -n gpu logs deployment/lab-cotenant-controller",
+        "kubectl -n gpu logs deployment/lab-cotenant-webhook",
+        "kubectl -n gpu delete secret lab-cotenant-webhook-certificate",
+    }
 
 
 def test_missing_rights_are_named_and_are_no_problem_of_the_installation(tmp_path: Path) -> None:

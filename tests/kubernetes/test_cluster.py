@@ -14,7 +14,7 @@ from cotenant_lab.kubernetes import leftovers
 from cotenant_lab.kubernetes.cluster import TestCluster, TestControlPlane
 from cotenant_lab.kubernetes.images import PYTHON_IMAGE
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.xdist_group("control")]
+pytestmark = pytest.mark.kubernetes
 
 PODS = "/api/v1/namespaces/default/pods"
 

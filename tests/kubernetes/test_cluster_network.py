@@ -13,7 +13,7 @@ from cotenant_lab.kubernetes.api import ApiError
 from cotenant_lab.kubernetes.cluster import TestCluster
 from cotenant_lab.kubernetes.images import PYTHON_IMAGE
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.xdist_group("control")]
+pytestmark = pytest.mark.kubernetes
 
 REFUSING_SERVER = """
 import http.server, json, ssl

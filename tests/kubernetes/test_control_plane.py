@@ -11,7 +11,7 @@ from cotenant_lab.kubernetes.api import ApiClient, ApiError
 from cotenant_lab.kubernetes.cluster import TestControlPlane
 from cotenant_lab.kubernetes.control_plane import CONTROLLER_MANAGER, SCHEDULER
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.xdist_group("planes")]
+pytestmark = pytest.mark.kubernetes
 
 DRIVER = "gpu.example.com"
 PODS = "/api/v1/namespaces/default/pods"

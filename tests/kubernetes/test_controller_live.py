@@ -30,7 +30,7 @@ from tests.support.kubernetes_objects import (
     resource_slice,
 )
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.xdist_group("planes")]
+pytestmark = pytest.mark.kubernetes
 
 PODS = "/api/v1/namespaces/default/pods"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"

@@ -15,7 +15,7 @@ import pytest
 from cotenant import __version__
 from tests.support.chart import ROOT
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.xdist_group("planes"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
 INSTRUCTION = re.compile(r"(FROM|COPY|RUN|LABEL|ENV|USER|ENTRYPOINT|CMD) (.+)", re.DOTALL)
 BASE = "python:3.11-slim-bookworm"

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from cotenant.cluster.kubernetes import names
 from tests.support.kubernetes_cluster import GIB, TestCluster
 
@@ -302,8 +304,18 @@ def test_a_silent_node_gets_no_pods_until_it_reports() -> None:
     assert not cluster.is_gated(uid)
 
 
-def test_a_pod_that_the_scheduler_refuses_is_evicted_and_the_node_left_out() -> None:
-    cluster = TestCluster(nodes=2, gpus=1)
+@pytest.mark.parametrize(
+    "nodes, reason, is_left_out",
+    [
+        (2, "0/2 nodes are available: 1 Insufficient cpu, 1 node(s) didn't match Pod's node affinity/selector.", True),
+        (1, "0/1 nodes are available: 1 Insufficient cpu.", True),
+        (1, "0/1 nodes are available: 1 cannot allocate all claims. still not schedulable", False),
+    ],
+)
+def test_a_pod_that_the_scheduler_refuses_is_evicted_and_a_node_without_cpu_left_out(
+    nodes: int, reason: str, is_left_out: bool
+) -> None:
+    cluster = TestCluster(nodes=nodes, gpus=1)
     cluster.start_controller()
     uid = cluster.add_pod()
     cluster.settle(1)
@@ -313,7 +325,7 @@ def test_a_pod_that_the_scheduler_refuses_is_evicted_and_the_node_left_out() -> 
     node = cluster.claims()[uid]["metadata"]["annotations"]["cotenant.dev/node"]
     held = cluster.claims()[uid]["metadata"]["annotations"]["cotenant.dev/gpu-uuids"]
     assert not cluster.pod(uid)["spec"].get("nodeName"), "it was bound before the test could refuse it"
-    refusal = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    refusal = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": reason}
     cluster.change("pods", ("default", "job-1"), lambda pod: pod["status"].update(conditions=[refusal]))
     cluster.deliver("pods")
     for _ in range(70):
@@ -324,7 +336,8 @@ def test_a_pod_that_the_scheduler_refuses_is_evicted_and_the_node_left_out() -> 
     successor = cluster.add_pod()
     cluster.settle(3)
     assert held
-    assert cluster.pod(successor)["spec"]["nodeName"] != node
+    assert (cluster.pod(successor)["spec"].get("nodeName") != node) is is_left_out
+    assert cluster.is_gated(successor) is (is_left_out and nodes == 1)
 
 
 def test_a_gate_that_was_removed_by_hand_leads_to_an_unpinned_claim() -> None:

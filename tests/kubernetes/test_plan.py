@@ -15,7 +15,6 @@ from cotenant.runner.clock import rfc3339, unix_ns
 from cotenant.units.instant import SECOND_NS
 from cotenant_lab.kubernetes.api import ApiError
 from cotenant_lab.kubernetes.cluster import TestControlPlane
-from cotenant_lab.kubernetes.control_plane import CONTROLLER_MANAGER
 from tests.support.api_server import FakeApi, fake_api
 from tests.support.kubernetes_objects import CRD, gated_pod, gpu_node_object, gpu_node_status, node_object
 
@@ -84,14 +83,16 @@ def test_a_state_that_cannot_be_written_is_refused(cluster: Any, capsys: Any) ->
 
 
 @pytest.mark.kubernetes
-@pytest.mark.xdist_group("planes")
 def test_plan_of_a_real_api_server(capsys: Any) -> None:
-    account, gpu_nodes = "/api/v1/namespaces/default/serviceaccounts/default", "/apis/cotenant.dev/v1alpha1/gpunodes"
-    with TestControlPlane(components=(CONTROLLER_MANAGER,)) as plane:
+    gpu_nodes = "/apis/cotenant.dev/v1alpha1/gpunodes"
+    metadata = {"name": "default", "namespace": "default"}
+    with TestControlPlane() as plane:
         plane.kubectl("create", "-f", str(CRD))
-        for path in (account, gpu_nodes):
-            plane.wait(f"{path} is there", partial(_is_there, plane, path))
+        plane.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
+        plane.wait(f"{gpu_nodes} is there", partial(_is_there, plane, gpu_nodes))
         plane.request("POST", "/api/v1/nodes", node_object("one"))
+        # A new node is tainted as not ready, and here is no controller manager that removes that.
+        plane.request("PATCH", "/api/v1/nodes/one", {"spec": {"taints": None}})
         plane.request("POST", gpu_nodes, gpu_node_object("one"))
         plane.request("PATCH", f"{gpu_nodes}/one/status", gpu_node_status("one", 2))
         for number in range(3):

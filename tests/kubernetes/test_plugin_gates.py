@@ -11,7 +11,7 @@ import pytest
 
 from cotenant_lab.kubernetes.cluster import TestControlPlane
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.xdist_group("planes")]
+pytestmark = pytest.mark.kubernetes
 
 GATES = ("DRAConsumableCapacity", "DRADeviceTaints")
 

@@ -9,7 +9,7 @@ import pytest
 from cotenant_lab.kubernetes.installation import EXAMPLES
 from tests.support.product import BUSY, Product, train
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.xdist_group("node"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
 OFFLINE = {"kind": "offline", "memory": "1GiB"}
 

@@ -14,7 +14,7 @@ from tests.support.kubernetes_parts import DAEMON, PLUGIN, Parts
 from tests.support.kubernetes_tenants import GPU_NODE, JOBS, SLICES, Records, RequestLoop, Tenants
 from tests.support.product import BUSY, Product
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.xdist_group("node"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
 
 DISABLED = "cotenant.dev/disabled"
 NO_OFFLINE = "cotenant.dev/no-offline"

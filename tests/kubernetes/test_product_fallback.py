@@ -14,7 +14,7 @@ from cotenant_lab.kubernetes.installation import Installation
 from cotenant_lab.kubernetes.product_images import write_product_images
 from tests.support.product import BUSY, PODS, Product, pod_template, train
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.xdist_group("planes"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

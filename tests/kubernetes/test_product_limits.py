@@ -11,7 +11,7 @@ from cotenant_lab.kubernetes.installation import EXAMPLES
 from cotenant_lab.kubernetes.request_load import RequestLoad
 from tests.support.product import BUSY, PODS, Product
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.xdist_group("node"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
 GIB = 1 << 30
 REQUESTS = 300

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.product import BUSY, JOBS, PLACED, Product, train
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.xdist_group("node"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
 OFFLINE = {"kind": "offline", "memory": "1GiB"}
 
@@ -67,8 +67,9 @@ def test_the_reason_why_a_pod_waits_is_a_condition_an_event_and_an_explanation(p
 
 
 def test_pods_that_no_gpu_can_hold_name_what_is_missing(product: Product) -> None:
-    product.pod("large", train(1), {"kind": "offline", "memory": "15GiB"})
     product.pod("online", BUSY, {"kind": "online", "memory": "4GiB", "share": "10%"})
+    product.wait_running("online")
+    product.pod("large", train(1), {"kind": "offline", "memory": "15GiB"})
     product.pod("excluded", train(1), OFFLINE, nodeSelector={"zone": "none"})
     product.wait("excluded waits", lambda: is_waiting(product, "excluded"))
     assert "its node selector, affinity or tolerations exclude" in product.condition("excluded")["message"]

@@ -9,7 +9,7 @@ import pytest
 from cotenant_lab.kubernetes.installation import Installation
 from tests.support.kubernetes_tenants import Records, Tenants
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.xdist_group("control"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
 PLACES = 4
 VALUES = {"node": {"offlinePlaces": PLACES}}

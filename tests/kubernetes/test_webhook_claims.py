@@ -55,7 +55,11 @@ def test_an_alternative_of_a_request_is_validated() -> None:
         (claim(driver="other"), "add at least"),
         (claim(requests=["other"]), "add at least"),
         (claim({"kind": "offline"}), "capacity.requests.offlinePlaces = 0: write 1"),
-        (claim({"kind": "offline"}, {"offlinePlaces": "1"}), "capacity.requests.share = None"),
+        (claim({"kind": "offline"}, {"offlinePlaces": "1"}), "capacity.requests.share = '(not set)': write \"0\""),
+        (
+            claim(ONLINE, {"memorry": "1Gi"}),
+            "capacity.requests.memorry = '1Gi': is not a capacity of a GPU",
+        ),
         (claim(ONLINE, {"offlinePlaces": "1"}), "capacity.requests.offlinePlaces = 1: write 0"),
     ],
 )

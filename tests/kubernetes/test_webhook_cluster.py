@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from cotenant.cli import main
-from cotenant.cluster.kubernetes.api import ApiClient, ApiError
+from cotenant.cluster.kubernetes.api import STRATEGIC_PATCH, ApiClient, ApiError
 from cotenant.cluster.kubernetes.api_config import load_api_config
 from cotenant.cluster.kubernetes.webhook.certificate_source import CONFIGURATIONS
 from cotenant.cluster.kubernetes.webhook.certificates import make_certificates, validity_of
@@ -24,11 +24,13 @@ from cotenant_lab.errors import RunFailedError
 from cotenant_lab.kubernetes.cluster import TestControlPlane
 from tests.support.chart import CHART, render
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.xdist_group("planes")]
+pytestmark = pytest.mark.kubernetes
 
 ACCOUNT = "system:serviceaccount:cotenant:cotenant-webhook"
 SECRET = "/api/v1/namespaces/cotenant/secrets/cotenant-webhook-certificate"
 PODS = "/api/v1/namespaces/default/pods"
+GPU_NODES = "/apis/cotenant.dev/v1alpha1/gpunodes"
+EMPTY_STATUS = {"epoch": 1, "observedAt": "2026-01-01T00:00:00Z", "gpus": [], "tenants": []}
 DAY_NS = 86_400 * 10**9
 
 
@@ -87,6 +89,9 @@ def webhook(plane: TestControlPlane) -> Iterator[WebhookProcess]:
             route = each["clientConfig"].pop("service")["path"]
             each["clientConfig"]["url"] = f"https://localhost:{process.port}{route}"
         plane.request("PUT", path, configuration)
+    plane.apply({"apiVersion": "cotenant.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n0"}})
+    status = {**EMPTY_STATUS, "allocation": "claim"}
+    plane.request("PATCH", f"{GPU_NODES}/n0/status", {"status": status})
     process.start()
     yield process
     process.end()
@@ -180,7 +185,7 @@ def test_the_check_finds_the_webhook_good(
     plane: TestControlPlane, webhook: WebhookProcess, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     flags = ["--kubeconfig", str(plane.kubeconfig), "--kubelet-dir", str(tmp_path / "none"), "--json"]
-    assert main(["kubernetes", "check", *flags]) == 1  # there are no nodes
+    assert main(["kubernetes", "check", *flags]) == 1  # the only report of a node is old
     results = json.loads(capsys.readouterr().out)["results"]
     levels = {(result["check"], result["level"]) for result in results}
     for check in ("API access", "features", "CRD", "webhook", "webhook certificate"):
@@ -268,13 +273,11 @@ def node_client(plane: TestControlPlane, node: str) -> ApiClient:
 def test_a_plugin_writes_only_the_objects_of_its_own_node(plane: TestControlPlane) -> None:
     plane.wait("the policy is in force", lambda: _is_refused(plane))
     client = node_client(plane, "n1")
-    gpunodes = "/apis/cotenant.dev/v1alpha1/gpunodes"
     body = {"apiVersion": "cotenant.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n1"}}
-    client.create(gpunodes, body)
-    status = {"epoch": 1, "observedAt": "2026-01-01T00:00:00Z", "gpus": [], "tenants": []}
-    client.patch(f"{gpunodes}/n1/status", {"status": status})
+    client.create(GPU_NODES, body)
+    client.patch(f"{GPU_NODES}/n1/status", {"status": EMPTY_STATUS})
     with pytest.raises(ApiError, match="plugin of node 'n1' may not write the objects of node 'n2'"):
-        client.create(gpunodes, {**body, "metadata": {"name": "n2"}})
+        client.create(GPU_NODES, {**body, "metadata": {"name": "n2"}})
     pool = {"name": "n2", "generation": 1, "resourceSliceCount": 1}
     spec = {"driver": "gpu.cotenant.dev", "nodeName": "n2", "pool": pool, "devices": []}
     slice_ = {
@@ -288,6 +291,12 @@ def test_a_plugin_writes_only_the_objects_of_its_own_node(plane: TestControlPlan
     spec["nodeName"] = pool["name"] = "n1"
     client.create("/apis/resource.k8s.io/v1/resourceslices", slice_)
     client.delete("/apis/resource.k8s.io/v1/resourceslices/n2-gpu.cotenant.dev")
+    mark = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByCotenant", "message": "test"}
+    pods = "/api/v1/namespaces/cotenant/pods"
+    client.patch(f"{pods}/plugin-n1/status", {"status": {"conditions": [mark]}}, STRATEGIC_PATCH)
+    node_client(plane, "n2").close()
+    with pytest.raises(ApiError, match="may not write the objects of node 'n2'"):
+        client.patch(f"{pods}/plugin-n2/status", {"status": {"conditions": [mark]}}, STRATEGIC_PATCH)
     client.close()
 
 
@@ -298,7 +307,7 @@ def _is_refused(plane: TestControlPlane) -> bool:
     client = ApiClient(load_api_config(str(account)))
     body = {"apiVersion": "cotenant.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n9"}}
     try:
-        client.create("/apis/cotenant.dev/v1alpha1/gpunodes", body, dryRun="All")
+        client.create(GPU_NODES, body, dryRun="All")
     except ApiError as error:
         return "may not write" in str(error)
     finally:

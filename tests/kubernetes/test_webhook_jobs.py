@@ -8,6 +8,7 @@ from cotenant.cluster.kubernetes.webhook.pod_request import WebhookSettings
 from cotenant.cluster.kubernetes.webhook.review import mutate, validate
 from tests.support.admission_reviews import answer_of, mutated, patch_of, refusal_of, review_of
 
+GIB = 1 << 30
 RULE = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
 FAIL_RULE = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [143]}}
 
@@ -53,6 +54,14 @@ def test_a_job_that_restarts_its_containers_gets_a_warning(restart: str) -> None
     assert patch_of(answer) == []
     assert "spec.template.spec.restartPolicy" in answer["warnings"][0]
     assert len(answer["warnings"][0]) <= 250
+
+
+@pytest.mark.parametrize("kind", ["online", "offline"])
+def test_a_job_that_needs_more_memory_than_any_gpu_has_gets_a_warning(kind: str) -> None:
+    value = job(annotations={"kind": kind, "memory": "33GiB"})
+    answer = answer_of(mutate(review_of("Job", value), WebhookSettings(memory_sizes=(32 * GIB,))))
+    [warning] = answer["warnings"]
+    assert warning.startswith("spec.template.metadata.annotations[cotenant.dev/memory] = 33GiB: ")
 
 
 def test_a_job_without_a_free_rule_is_refused() -> None:

@@ -306,6 +306,17 @@ def test_a_privileged_container_is_accepted_with_a_warning() -> None:
     assert "privileged" in answer["warnings"][0]
 
 
+def test_a_pod_that_needs_more_memory_than_any_gpu_has_is_accepted_with_a_warning() -> None:
+    settings = WebhookSettings(memory_sizes=(16 * GIB, 32 * GIB))
+    for memory, count in (("33GiB", 1), ("32GiB", 0)):
+        answer = answer_of(mutate(review_of("Pod", pod({"slo": "50ms", "memory": memory})), settings))
+        assert answer["allowed"]
+        assert len(answer.get("warnings", ())) == count
+    answer = answer_of(mutate(review_of("Pod", pod({"slo": "50ms", "memory": "33GiB"})), settings))
+    expected = "metadata.annotations[cotenant.dev/memory] = 33GiB: the largest GPU of this cluster has 32GiB; "
+    assert answer["warnings"] == [f"{expected}the pod waits for a larger one"]
+
+
 @pytest.mark.parametrize("name", ["annotations", "labels"])
 def test_an_update_cannot_change_what_the_claim_was_made_from(name: str) -> None:
     old = mutated("Pod", pod({"slo": "50ms"}))

@@ -3,7 +3,6 @@
 import importlib
 import json
 import subprocess
-import sys
 import types
 import typing
 from collections.abc import Iterator
@@ -14,17 +13,18 @@ from typing import Any
 import msgspec
 import yaml
 
+from cotenant_lab.kubernetes.cluster import helm_program
+
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "chart"
-HELM = Path(sys.prefix) / "bin" / "helm"
 KUBERNETES = "1.35.0"
 OTHER_KINDS = {"PodMonitor", "Certificate", "Issuer", "ResourceFlavor", "ClusterQueue", "LocalQueue"}
 """Kinds of other projects, whose types are not those of Kubernetes."""
 
 
 def helm(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run helm, which comes with the package helm-binary of the extra dev."""
-    return subprocess.run([HELM, *words], capture_output=True, text=True, check=False)
+    """Run helm."""
+    return subprocess.run([helm_program(), *words], capture_output=True, text=True, check=False)
 
 
 def template(values: dict[str, Any], version: str = KUBERNETES, namespace: str = "cotenant") -> Any:

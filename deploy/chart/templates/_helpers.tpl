@@ -36,6 +36,15 @@ fsGroup: 65532
 seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
+{{/* Replicas on different nodes where possible, so that the loss of one node leaves the others. */}}
+{{- define "cotenant.spread" -}}
+- maxSkew: 1
+  topologyKey: kubernetes.io/hostname
+  whenUnsatisfiable: ScheduleAnyway
+  labelSelector:
+    matchLabels: {{- include "cotenant.selector" . | nindent 6 }}
+{{- end }}
+
 {{/* Whether the webhook maintains its own certificate. */}}
 {{- define "cotenant.ownCertificate" -}}
 {{- if not .Values.webhook.certificate.certManager }}true{{ end }}

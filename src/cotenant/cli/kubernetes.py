@@ -276,10 +276,10 @@ def _configure_check(verbs: Any) -> None:
     what = group(parser, "Installation")
     about = "Namespace of the installation (default cotenant)."
     what.add_argument("-n", "--namespace", default=NAMESPACE, metavar="NAME", help=about)
-    about = "Name of the mutating and the validating webhook configuration (default cotenant)."
+    about = "Name of both webhook configurations, with which all names of the chart begin (default cotenant)."
     what.add_argument("--configuration", default="cotenant", metavar="NAME", help=about)
-    about = "Secret with the certificate of the webhook (default cotenant-webhook-certificate)."
-    what.add_argument("--secret", default="cotenant-webhook-certificate", metavar="NAME", help=about)
+    about = "Secret with the certificate of the webhook (default: the configuration's name + -webhook-certificate)."
+    what.add_argument("--secret", default="", metavar="NAME", help=about)
     about = "Namespace in which a pod is created in a dry run (default: default)."
     what.add_argument("--probe-namespace", default="default", metavar="NAME", help=about)
     about = "Root directory of the kubelet, if this machine is a node (default /var/lib/kubelet)."

@@ -72,13 +72,8 @@ MODULES: Final[Mapping[str, GoModule]] = {
     "runc": GoModule(
         "github.com/opencontainers/runc", {"github.com/opencontainers/runc": "runc"}, tags="seccomp", needs_c=True
     ),
-    "helm": GoModule(
-        "helm.sh/helm/v3",
-        {"helm.sh/helm/v3/cmd/helm": "helm"},
-        ["helm.sh/helm/v3/internal/version.version={version}"],
-    ),
 }
-"""The Go modules by the name of their folder. `helm` is built for the tests of the chart only."""
+"""The Go modules by the name of their folder."""
 
 CONTROL_PLANE_MODULES: Final = ("kubernetes",)
 NODE_MODULES: Final = ("kubernetes", "containerd", "runc")

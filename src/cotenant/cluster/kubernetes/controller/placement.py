@@ -291,7 +291,8 @@ class Placement:
             del self._refused[uid]
             if start is None or pod is None or spec is None:
                 continue
-            self.fleet.exclude(spec.pool, start.node, now + _EXCLUDED_NS)
+            if not pod.is_refused_by_gpu:  # what is free on its GPUs is known from claims and reports
+                self.fleet.exclude(spec.pool, start.node, now + _EXCLUDED_NS)
             if any(owner.controller for owner in pod.metadata.owner_references):
                 self.starts.evict(uid)
             else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from cotenant.cluster.kubernetes import names
 from cotenant.cluster.kubernetes.plugin.parameters import parse_parameters
@@ -11,6 +11,8 @@ from cotenant.cluster.kubernetes.quantity import whole_quantity
 from cotenant.cluster.kubernetes.webhook.objects import JsonObject, list_at, object_at, text_at
 from cotenant.errors import ConfigError
 from cotenant.gate.grant import Kind
+
+_CAPACITIES: Final = (names.CAPACITY_MEMORY, names.CAPACITY_SHARE, names.CAPACITY_OFFLINE_PLACES)
 
 
 class DeviceRequest(NamedTuple):
@@ -89,6 +91,10 @@ def _is_selected(name: str, selected: tuple[str, ...]) -> bool:
 def _check_capacity(request: DeviceRequest, kind: Kind) -> None:
     """Refuse a claim that would take another kind of capacity than its parameters state."""
     capacity = object_at(object_at(request.value, "capacity", request.path), "requests", f"{request.path}.capacity")
+    for name, value in capacity.items():
+        if name not in _CAPACITIES:  # no device has it, so that the pod would wait for ever
+            remedy = f"is not a capacity of a GPU; use {', '.join(_CAPACITIES)}"
+            raise ConfigError(f"{request.path}.capacity.requests.{name}", value, remedy)
     field = f"{request.path}.capacity.requests.{names.CAPACITY_OFFLINE_PLACES}"
     stated = capacity.get(names.CAPACITY_OFFLINE_PLACES)
     places = 0 if stated is None else whole_quantity(stated, field, "write 0 or 1")
@@ -99,4 +105,4 @@ def _check_capacity(request: DeviceRequest, kind: Kind) -> None:
     share_field = f"{request.path}.capacity.requests.{names.CAPACITY_SHARE}"
     if kind is Kind.OFFLINE and capacity.get(names.CAPACITY_SHARE) not in ("0", 0):
         remedy = 'write "0": offline work takes what online tenants leave, and its limit is the share of the parameters'
-        raise ConfigError(share_field, capacity.get(names.CAPACITY_SHARE), remedy)
+        raise ConfigError(share_field, capacity.get(names.CAPACITY_SHARE, "(not set)"), remedy)

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from cotenant.cluster.kubernetes.webhook.objects import JsonObject, list_at, object_at, text_at
-from cotenant.cluster.kubernetes.webhook.pod_patch import Translation
+from cotenant.cluster.kubernetes.webhook.pod_patch import Translation, size_warnings
 from cotenant.cluster.kubernetes.webhook.pod_request import WebhookSettings, read_request
 from cotenant.errors import ConfigError
 from cotenant.gate.grant import Kind
@@ -27,18 +27,20 @@ def translate_job(job: JsonObject, settings: WebhookSettings) -> Translation:
     """
     template = object_at(object_at(job, "spec"), "template", "spec")
     request = read_request(template, settings, of_job=True, prefix=_TEMPLATE)
-    if request is None or request.kind is Kind.ONLINE:
+    if request is None:
         return Translation(job)
+    warnings = tuple(size_warnings(request, settings, _TEMPLATE))
+    if request.kind is Kind.ONLINE:
+        return Translation(job, warnings)
     policy = text_at(object_at(template, "spec", _TEMPLATE), "restartPolicy", f"{_TEMPLATE}.spec")
     if policy != "Never":
         warning = (
             f"{_TEMPLATE}.spec.restartPolicy = {policy or 'Always'}: an eviction counts against spec.backoffLimit; "
             "write Never, so that it costs no retry"
         )
-        return Translation(job, (warning,))
+        return Translation(job, (*warnings, warning))
     translated: JsonObject = msgspec.json.decode(msgspec.json.encode(job))
-    warnings = _add_rule(translated["spec"])
-    return Translation(translated, warnings)
+    return Translation(translated, (*warnings, *_add_rule(translated["spec"])))
 
 
 def _add_rule(spec: JsonObject) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from cotenant.cluster.kubernetes.webhook.pod_request import (
 )
 from cotenant.errors import ConfigError
 from cotenant.gate.grant import Kind
+from cotenant.units.text import format_size, parse_size
 
 _SUFFIX: Final = re.compile(rf"[0-9a-f]{{{names.CLAIM_SUFFIX_DIGITS}}}")
 
@@ -165,12 +166,26 @@ def _warnings(pod: JsonObject, request: GpuRequest, settings: WebhookSettings) -
         "the cluster lacks what claims need, so the device plugin allocates the GPU of this pod, without a placement "
         "round; `cotenant kubernetes check` names what is missing"
     )
-    return [fallback] * settings.is_fallback + [
-        f"{container.path('')}.securityContext.privileged = true: the container can reach every GPU of its node, "
-        "whatever its claim says"
-        for container in request.containers
-        if _is_privileged(pod, container)
-    ]
+    return (
+        [fallback] * settings.is_fallback
+        + size_warnings(request, settings)
+        + [
+            f"{container.path('')}.securityContext.privileged = true: the container can reach every GPU of its node, "
+            "whatever its claim says"
+            for container in request.containers
+            if _is_privileged(pod, container)
+        ]
+    )
+
+
+def size_warnings(request: GpuRequest, settings: WebhookSettings, prefix: str = "") -> list[str]:
+    """Return a warning if no GPU that was reported is large enough; a node with larger ones may still come."""
+    name, largest = names.ANNOTATION_MEMORY, max(settings.memory_sizes, default=0)
+    text = request.annotations.get(name, "")
+    if not text or not largest or parse_size(text, field=name) <= largest:
+        return []
+    remedy = f"the largest GPU of this cluster has {format_size(largest)}; the pod waits for a larger one"
+    return [f"{annotation_path(name, prefix)} = {text}: {remedy}"]
 
 
 def _is_privileged(pod: JsonObject, container: ContainerIndex) -> bool:
