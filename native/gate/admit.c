@@ -176,7 +176,7 @@ static struct ct_gate_answer wait_for(uint32_t reason, uint64_t until_ns)
 static void charge_expected_loss(struct ct_gate *gate, const struct ct_launch_request *request, uint32_t reason,
                                  const struct snapshot *snapshot, uint64_t now_ns)
 {
-    if (reason == CT_GATE_RISK) {
+    if (reason == CT_GATE_RISK || (reason == CT_GATE_AGREED && snapshot->is_active)) {
         ct_gate_spend(gate, sat_add_u64(weight_of(gate, request->expect_ns), 1), now_ns);
         ct_gate_charge(gate, sat_add_u64(weight_of(gate, request->expect_ns), 1), now_ns);
     }
@@ -215,7 +215,8 @@ static struct ct_gate_answer pass(struct ct_gate *gate, const struct ct_launch_r
     /* Use of the minimum share is granted, so higher-priority tenants are not charged for it. */
     gate->charged_until_ns = reason == CT_GATE_MIN_SHARE || reason == CT_GATE_SPACE ? 0
         : load_relaxed(&gate->mine->busy_ns);
-    gate->holder_returned = reason == CT_GATE_RISK; /* already charged, except for time beyond the prediction */
+    /* Already charged, except for time beyond the prediction. */
+    gate->holder_returned = reason == CT_GATE_RISK || (reason == CT_GATE_AGREED && snapshot->is_active);
     const uint64_t weight_ns = weight_of(gate, request->expect_ns);
     if (reason == CT_GATE_MIN_SHARE)
         ct_account_charge_min_share(gate, sat_add_u64(weight_ns, 1), now_ns);
@@ -226,7 +227,19 @@ static struct ct_gate_answer pass(struct ct_gate *gate, const struct ct_launch_r
     gate->unconfirmed_ns = sat_add_u64(gate->unconfirmed_ns, weight_ns);
     add_single_writer(&counts->admitted, 1);
     add_single_writer(&counts->passed[reason], 1);
+    if (gate->gang.is_asking)
+        ct_gang_passed(&gate->gang);
     return (struct ct_gate_answer){.pass = 1, .reason = reason, .until_ns = now_ns};
+}
+
+/* Passes, or waits for the other ranks of the gang. */
+static struct ct_gate_answer pass_with_ranks(struct ct_gate *gate, const struct ct_launch_request *request,
+                                             uint32_t reason, const struct snapshot *snapshot, uint64_t now_ns)
+{
+    if (!gate->gang.is_asking || ct_gang_open(&gate->gang, now_ns))
+        return pass(gate, request, reason, snapshot, now_ns);
+    store_relaxed(&gate->mine->wanted_ns, CT_GATE_NEVER); /* it does not compete for gaps */
+    return wait_for(CT_GATE_GANG, ct_gang_recheck_at(&gate->gang, now_ns));
 }
 
 /* Returns whether the snapshot is outdated. Higher-priority tenants are checked last, immediately before the launch. */
@@ -249,7 +262,7 @@ static struct ct_gate_answer pass_if_unchanged(struct ct_gate *gate, const struc
     if (gate->must_claim && !ct_gate_take_claim(gate, now_ns, &claim))
         return wait_for(CT_GATE_OTHER, sat_add_u64(now_ns, RETRY_NS));
     if (!is_outdated(gate, reason, snapshot, now_ns))
-        answer = pass(gate, request, reason, snapshot, now_ns);
+        answer = pass_with_ranks(gate, request, reason, snapshot, now_ns);
     if (gate->must_claim)
         ct_gate_release_claim(gate, claim); /* if the claim expired meanwhile, another tenant may have passed too: one
                                           * extra kernel */
@@ -363,11 +376,11 @@ static struct ct_gate_answer admit_lower(struct ct_gate *gate, struct ct_launch_
         return wait_for(CT_GATE_CLEAN, sat_add_u64(now_ns, CLEAN_RECHECK_NS));
     if (!snapshot->is_active) {
         answer = admit_idle(gate, request, snapshot, now_ns);
-        if (answer.reason != CT_GATE_DEBT || !ct_space_is_open(gate))
+        if (answer.reason != CT_GATE_DEBT || !ct_space_is_open(gate) || request->is_collective)
             return answer;
         return admit_limited(gate, request, snapshot, answer, now_ns);
     }
-    if (ct_space_is_open(gate)) {
+    if (ct_space_is_open(gate) && !request->is_collective) {
         answer = admit_space(gate, request, snapshot, now_ns);
         if (answer.pass || answer.reason > CT_GATE_DUE || !ct_space_permits_loss(gate, request))
             return answer;
@@ -419,18 +432,38 @@ static void publish_request(struct ct_gate *gate, const struct ct_launch_request
     store_release(&gate->mine->asked_ns, now_ns);
 }
 
-struct ct_gate_answer ct_gate_admit(struct ct_gate *gate, struct ct_launch_request *request, uint64_t since_ns,
-                                  uint64_t now_ns)
+/* Passes a launch that need not ask. A collective waits for those ranks of its gang that have to. */
+static struct ct_gate_answer admit_top(struct ct_gate *gate, struct ct_launch_request *request, uint64_t now_ns)
+{
+    struct ct_gang *gang = &gate->gang;
+    if (gang->is_asking && !ct_gang_is_uncontended(gang) && !ct_gang_open(gang, now_ns))
+        return wait_for(CT_GATE_GANG, ct_gang_recheck_at(gang, now_ns));
+    ct_space_limit_open(gate, request);
+    ct_gate_announce(gate, request, now_ns);
+    store_relaxed(&gate->mine->wanted_ns, 0);
+    add_single_writer(&gate->mine->counts.passed[CT_GATE_TOP], 1);
+    if (gang->is_asking)
+        ct_gang_passed(gang);
+    return (struct ct_gate_answer){.pass = 1, .reason = CT_GATE_TOP, .until_ns = now_ns};
+}
+
+/* Passes a collective that is agreed, whatever has happened since: other ranks launch it now. */
+static struct ct_gate_answer pass_agreed(struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns)
 {
     struct snapshot snapshot;
-    request->sm_ppm = 0;
-    if (!ct_gate_must_ask(gate)) {
-        ct_space_limit_open(gate, request);
-        ct_gate_announce(gate, request, now_ns);
-        store_relaxed(&gate->mine->wanted_ns, 0);
-        add_single_writer(&gate->mine->counts.passed[CT_GATE_TOP], 1);
-        return (struct ct_gate_answer){.pass = 1, .reason = CT_GATE_TOP, .until_ns = now_ns};
-    }
+    ct_account_update(gate, now_ns);
+    ct_gate_settle(gate, now_ns);
+    take_snapshot(gate, now_ns, &snapshot);
+    snapshot.submitted_ns = submitted_work(gate, now_ns);
+    gate->is_lent = 0; /* ct_limit_ask() was not called for this launch */
+    return pass(gate, request, CT_GATE_AGREED, &snapshot, now_ns);
+}
+
+/* Decides by this gate alone. */
+static struct ct_gate_answer decide(struct ct_gate *gate, struct ct_launch_request *request, uint64_t since_ns,
+                                    uint64_t now_ns)
+{
+    struct snapshot snapshot;
     ct_account_update(gate, now_ns);
     const int is_full = ct_limit_is_full(gate, request, now_ns);
     publish_request(gate, request, request->may_fill && !is_full && !gate->is_paused, now_ns);
@@ -457,11 +490,36 @@ struct ct_gate_answer ct_gate_admit(struct ct_gate *gate, struct ct_launch_reque
     }
     /* Without higher-priority tenants, only an ending tenant and a tenant with shares to observe get here. */
     if (gate->policy == CT_GATE_OPEN || (!gate->higher_count && !gate->is_ending))
-        return pass(gate, request, gate->is_lent ? CT_GATE_LENT : CT_GATE_FREE, &snapshot, now_ns);
+        return pass_with_ranks(gate, request, gate->is_lent ? CT_GATE_LENT : CT_GATE_FREE, &snapshot, now_ns);
     struct ct_gate_answer answer = admit_lower(gate, request, &snapshot, since_ns, now_ns);
-    if (!answer.pass && answer.reason != CT_GATE_CHANGED && min_share_is_due(gate, now_ns)) {
+    if (!answer.pass && answer.reason != CT_GATE_CHANGED && answer.reason != CT_GATE_GANG &&
+        min_share_is_due(gate, now_ns)) {
         take_snapshot(gate, now_ns, &snapshot);
-        return pass(gate, request, CT_GATE_MIN_SHARE, &snapshot, now_ns);
+        return pass_with_ranks(gate, request, CT_GATE_MIN_SHARE, &snapshot, now_ns);
     }
+    return answer;
+}
+
+struct ct_gate_answer ct_gate_admit(struct ct_gate *gate, struct ct_launch_request *request, uint64_t since_ns,
+                                    uint64_t now_ns)
+{
+    struct ct_gang *gang = &gate->gang;
+    const int must_ask = ct_gate_must_ask(gate);
+    request->sm_ppm = 0;
+    gang->is_asking = request->is_collective && ct_gang_begin(gang, must_ask, now_ns);
+    if (request->is_collective) {
+        request->granularity_ns = 0; /* its blocks do not give way before it ends */
+        request->may_fill = request->may_fill && gang->is_asking; /* alone it may wait for others in any gap */
+    }
+    struct ct_gate_answer answer;
+    if (!must_ask)
+        answer = admit_top(gate, request, now_ns);
+    else if (gang->is_asking && ct_gang_is_agreed(gang))
+        answer = pass_agreed(gate, request, now_ns);
+    else
+        answer = decide(gate, request, since_ns, now_ns);
+    if (!answer.pass && gang->is_asking && answer.reason != CT_GATE_GANG && ct_gang_close(gang))
+        answer = pass_agreed(gate, request, now_ns);
+    ct_gang_held(gang, answer.pass ? 0 : now_ns);
     return answer;
 }

@@ -9,6 +9,7 @@
 #define COTENANT_GATE_GATE_H
 
 #include "gate/forecast.h"
+#include "gate/gang.h"
 #include "gate/pages.h"
 
 /* Tuned constants; docs/concepts/gate.md describes the measurements behind each. */
@@ -77,6 +78,9 @@ enum ct_gate_reason {
     CT_GATE_CLEAN = 18,   /* a higher-priority tenant needs a wait without lower-priority work, to measure its loss */
     /* the launch passes as well, because */
     CT_GATE_SPACE = 19, /* it occupies a part of the SMs only, and higher-priority tenants lose no more than they may */
+    CT_GATE_AGREED = 20, /* all ranks of its gang have agreed to launch the collective, and others launch it now */
+    /* the launch waits as well, because */
+    CT_GATE_GANG = 21, /* this gate admits the collective, and the other ranks of its gang have not come or must wait */
     CT_GATE_REASON_COUNT,
 };
 _Static_assert((int)CT_GATE_REASONS >= (int)CT_GATE_REASON_COUNT, "a tenant's page has a counter for every reason");
@@ -164,6 +168,7 @@ struct ct_gate {
         uint64_t retry_ns, retry_wait_ns; /* when to try again after a part that was too small, and how long that was */
         uint64_t failed_delay_ppm;        /* the permitted loss with which it was too small */
     } space;
+    struct ct_gang gang;               /* the ranks with which this process agrees on collectives */
     uint64_t owed_ns;                  /* lost by higher-priority tenants, not yet charged */
     int holder_returned;               /* a higher-priority tenant launched while that work ran: the work is charged to
                                         * its end */
@@ -221,6 +226,7 @@ struct ct_launch_request {
                               * until it ends */
     uint32_t free_ppm;       /* fraction of the device that stays free while it runs; all of it for a copy */
     uint32_t is_doubtful;    /* the expected time may be wrong by much: the work counts until it is seen to complete */
+    uint32_t is_collective;  /* it runs until kernels of other processes on other devices have run */
     uint32_t sm_ppm;         /* set by ct_gate_admit(): the part of the SMs to which the launch must be limited; 0: all */
 };
 

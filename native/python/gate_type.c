@@ -17,7 +17,7 @@ typedef unsigned long long ull;
 enum { PROCESSES_OFFSET = CT_TABLE_BYTES + CT_GATE_PAGE_BYTES };
 
 struct py_gate {
-    PyObject_HEAD Py_buffer view;
+    PyObject_HEAD Py_buffer view, gang_view;
     struct ct_gate *gate; /* aligned to a cache line */
 };
 
@@ -75,6 +75,7 @@ static void gate_dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     PyBuffer_Release(&((struct py_gate *)self)->view);
+    PyBuffer_Release(&((struct py_gate *)self)->gang_view);
     free(((struct py_gate *)self)->gate);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
@@ -83,9 +84,9 @@ static void gate_dealloc(PyObject *self)
 static int parse_request(PyObject *item, struct ct_launch_request *request)
 {
     ull expect, upper, low, high, granularity = 0;
-    unsigned int may_fill, kernel_count = 1, free_ppm = 0, is_doubtful = 0;
-    if (!PyArg_ParseTuple(item, "KKKKI|KIII:request", &expect, &upper, &low, &high, &may_fill, &granularity,
-                          &kernel_count, &free_ppm, &is_doubtful))
+    unsigned int may_fill, kernel_count = 1, free_ppm = 0, is_doubtful = 0, is_collective = 0;
+    if (!PyArg_ParseTuple(item, "KKKKI|KIIII:request", &expect, &upper, &low, &high, &may_fill, &granularity,
+                          &kernel_count, &free_ppm, &is_doubtful, &is_collective))
         return -1;
     *request = (struct ct_launch_request){.expect_ns = expect,
                                           .upper_ns = upper,
@@ -95,7 +96,8 @@ static int parse_request(PyObject *item, struct ct_launch_request *request)
                                           .kernel_count = kernel_count,
                                           .granularity_ns = granularity,
                                           .free_ppm = free_ppm,
-                                          .is_doubtful = is_doubtful};
+                                          .is_doubtful = is_doubtful,
+                                          .is_collective = is_collective};
     return 0;
 }
 
@@ -215,6 +217,25 @@ static PyObject *share_by_mps(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* Its arguments are the page of a gang and the number of its ranks. */
+static PyObject *join_gang(PyObject *self, PyObject *args)
+{
+    struct py_gate *object = (struct py_gate *)self;
+    unsigned int rank_count;
+    Py_buffer view;
+    if (!PyArg_ParseTuple(args, "w*I:join_gang", &view, &rank_count))
+        return NULL;
+    struct ct_gang_page *page = ct_gang_page_of(&view);
+    if (!page) {
+        PyBuffer_Release(&view);
+        return NULL;
+    }
+    ct_gang_join(&object->gate->gang, page, rank_count, object->gate->generation);
+    PyBuffer_Release(&object->gang_view);
+    object->gang_view = view;
+    Py_RETURN_NONE;
+}
+
 /* Counts a request in the process's page while it has an entry; oldest() publishes the oldest one in progress. */
 static PyObject *requested(PyObject *self, PyObject *args)
 {
@@ -277,7 +298,7 @@ static PyMethodDef gate_methods[] = {
     METHOD(measured, METH_VARARGS),  METHOD(slept, METH_VARARGS),     METHOD(overslept, METH_VARARGS),
         METHOD(wait_plan, METH_VARARGS),       METHOD(has_sleepers, METH_VARARGS),
     METHOD(completed, METH_VARARGS), METHOD(clock_ppm, METH_NOARGS),  METHOD(quiescence, METH_VARARGS),
-    METHOD(was_quiescent, METH_VARARGS),
+    METHOD(was_quiescent, METH_VARARGS), METHOD(join_gang, METH_VARARGS),
     {NULL, NULL, 0, NULL},
 };
 

@@ -108,7 +108,8 @@ static void admit_random_request(struct ct_gate *gate, uint64_t now_ns)
     }
     uint64_t since_ns = random_word() % 4 ? now_ns - random_word() % 200000000 : word_near(now_ns);
     struct ct_gate_answer answer = ct_gate_admit(gate, &request, since_ns, now_ns);
-    EXPECT(answer.pass == (answer.reason < CT_GATE_BUSY || answer.reason == CT_GATE_SPACE));
+    EXPECT(answer.pass == (answer.reason < CT_GATE_BUSY || answer.reason == CT_GATE_SPACE ||
+                           answer.reason == CT_GATE_AGREED));
     EXPECT(answer.reason < CT_GATE_REASON_COUNT);
     EXPECT(!request.sm_ppm || (answer.reason == CT_GATE_SPACE && request.sm_ppm <= 1000000));
     EXPECT(answer.until_ns >= now_ns);

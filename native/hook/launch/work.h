@@ -29,6 +29,7 @@ struct ct_launch {
     int may_record_event; /* whether an event may be recorded after it */
     int must_watch;       /* its completion must be seen by an event, see ct_completions_watch() */
     int may_limit;        /* it may run on a part of the SMs */
+    int is_cooperative;   /* all its blocks run at once and may wait for each other */
     CUstream partition;   /* the stream that it is launched into instead, see ct_partition_enter() */
     enum ct_passed passed;
     uint64_t sync_ticks; /* when it began to wait for its own completion, if it does */
@@ -61,7 +62,7 @@ void ct_unidentified_end(struct ct_launch *launch, CUresult result);
 void ct_launch_identify(struct ct_launch *launch, enum ct_work work, uintptr_t handle, const struct ct_shape *shape);
 
 /* What may be done to a launch. An event between two launches that are meant to overlap would serialize them. */
-enum ct_permission { CT_MAY_NOTHING, CT_MAY_TIME, CT_MAY_TIME_AND_LIMIT };
+enum ct_permission { CT_MAY_NOTHING, CT_MAY_TIME, CT_MAY_TIME_AND_LIMIT, CT_MAY_TIME_COOPERATIVE };
 
 static inline void ct_launch_begin(struct ct_launch *launch, enum ct_work work, uintptr_t handle,
                                   const struct ct_shape *shape, CUstream stream, int is_per_thread,
@@ -77,6 +78,7 @@ static inline void ct_launch_begin(struct ct_launch *launch, enum ct_work work, 
     launch->is_per_thread = is_per_thread;
     launch->is_counted = launch->must_time = launch->must_check = launch->must_watch = 0;
     launch->may_limit = permission == CT_MAY_TIME_AND_LIMIT;
+    launch->is_cooperative = permission == CT_MAY_TIME_COOPERATIVE;
     launch->request.sm_ppm = 0;
     launch->may_record_event = may_time || stream == CT_NO_STREAM;
     launch->passed = CT_PASSED_UNGATED;
