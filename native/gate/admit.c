@@ -176,7 +176,7 @@ static struct ct_gate_answer wait_for(uint32_t reason, uint64_t until_ns)
 static void charge_expected_loss(struct ct_gate *gate, const struct ct_launch_request *request, uint32_t reason,
                                  const struct snapshot *snapshot, uint64_t now_ns)
 {
-    if (reason == CT_GATE_RISK || (reason == CT_GATE_AGREED && snapshot->is_active)) {
+    if (reason == CT_GATE_RISK) {
         ct_gate_spend(gate, sat_add_u64(weight_of(gate, request->expect_ns), 1), now_ns);
         ct_gate_charge(gate, sat_add_u64(weight_of(gate, request->expect_ns), 1), now_ns);
     }
@@ -196,12 +196,13 @@ static struct ct_gate_answer pass(struct ct_gate *gate, const struct ct_launch_r
                                   const struct snapshot *snapshot, uint64_t now_ns)
 {
     struct ct_gate_counts *counts = &gate->mine->counts;
+    const uint32_t basis = reason == CT_GATE_AGREED ? gate->opened_reason : reason;
     for (uint32_t i = 0; i < gate->higher_count; i++) {
-        if (gate->higher[i].latest_sequence != snapshot->sequence[i])
+        if (gate->higher[i].latest_sequence != snapshot->sequence[i] && reason != CT_GATE_AGREED)
             add_single_writer(&counts->stale, 1);
         gate->higher[i].admission_sequence = snapshot->sequence[i];
     }
-    charge_expected_loss(gate, request, reason, snapshot, now_ns);
+    charge_expected_loss(gate, request, basis, snapshot, now_ns);
     ct_limit_charge(gate, request, now_ns);
     gate->has_switched = 1;
     if (gate->charged_until_ns <= now_ns)
@@ -213,14 +214,13 @@ static struct ct_gate_answer pass(struct ct_gate *gate, const struct ct_launch_r
     store_relaxed(&gate->mine->wanted_ns, 0);
     gate->charged_from_ns = now_ns;
     /* Use of the minimum share is granted, so higher-priority tenants are not charged for it. */
-    gate->charged_until_ns = reason == CT_GATE_MIN_SHARE || reason == CT_GATE_SPACE ? 0
+    gate->charged_until_ns = basis == CT_GATE_MIN_SHARE || basis == CT_GATE_SPACE ? 0
         : load_relaxed(&gate->mine->busy_ns);
-    /* Already charged, except for time beyond the prediction. */
-    gate->holder_returned = reason == CT_GATE_RISK || (reason == CT_GATE_AGREED && snapshot->is_active);
+    gate->holder_returned = basis == CT_GATE_RISK; /* already charged, except for time beyond the prediction */
     const uint64_t weight_ns = weight_of(gate, request->expect_ns);
-    if (reason == CT_GATE_MIN_SHARE)
+    if (basis == CT_GATE_MIN_SHARE)
         ct_account_charge_min_share(gate, sat_add_u64(weight_ns, 1), now_ns);
-    if (reason == CT_GATE_GAP)
+    if (basis == CT_GATE_GAP)
         add_single_writer(&counts->filled_ns, request->expect_ns);
     if (!gate->unconfirmed++)
         gate->ended_ns = now_ns;
@@ -238,6 +238,9 @@ static struct ct_gate_answer pass_with_ranks(struct ct_gate *gate, const struct 
 {
     if (!gate->gang.is_asking || ct_gang_open(&gate->gang, now_ns))
         return pass(gate, request, reason, snapshot, now_ns);
+    for (uint32_t i = 0; i < gate->higher_count; i++)
+        gate->higher[i].opened_sequence = snapshot->sequence[i];
+    gate->opened_reason = reason;
     store_relaxed(&gate->mine->wanted_ns, CT_GATE_NEVER); /* it does not compete for gaps */
     return wait_for(CT_GATE_GANG, ct_gang_recheck_at(&gate->gang, now_ns));
 }
@@ -380,7 +383,7 @@ static struct ct_gate_answer admit_lower(struct ct_gate *gate, struct ct_launch_
             return answer;
         return admit_limited(gate, request, snapshot, answer, now_ns);
     }
-    if (ct_space_is_open(gate) && !request->is_collective) {
+    if (ct_space_is_open(gate) && (!request->is_collective || gate->gang.is_asking)) {
         answer = admit_space(gate, request, snapshot, now_ns);
         if (answer.pass || answer.reason > CT_GATE_DUE || !ct_space_permits_loss(gate, request))
             return answer;
@@ -447,7 +450,8 @@ static struct ct_gate_answer admit_top(struct ct_gate *gate, struct ct_launch_re
     return (struct ct_gate_answer){.pass = 1, .reason = CT_GATE_TOP, .until_ns = now_ns};
 }
 
-/* Passes a collective that is agreed, whatever has happened since: other ranks launch it now. */
+/* Passes a collective that is agreed, whatever has happened since this gate admitted it: other ranks launch it now. If a
+ * higher-priority tenant has launched since, its loss is charged as if the collective had been launched then. */
 static struct ct_gate_answer pass_agreed(struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns)
 {
     struct snapshot snapshot;
@@ -455,7 +459,8 @@ static struct ct_gate_answer pass_agreed(struct ct_gate *gate, const struct ct_l
     ct_gate_settle(gate, now_ns);
     take_snapshot(gate, now_ns, &snapshot);
     snapshot.submitted_ns = submitted_work(gate, now_ns);
-    gate->is_lent = 0; /* ct_limit_ask() was not called for this launch */
+    for (uint32_t i = 0; i < gate->higher_count; i++)
+        snapshot.sequence[i] = gate->higher[i].opened_sequence;
     return pass(gate, request, CT_GATE_AGREED, &snapshot, now_ns);
 }
 
@@ -507,10 +512,8 @@ struct ct_gate_answer ct_gate_admit(struct ct_gate *gate, struct ct_launch_reque
     const int must_ask = ct_gate_must_ask(gate);
     request->sm_ppm = 0;
     gang->is_asking = request->is_collective && ct_gang_begin(gang, must_ask, now_ns);
-    if (request->is_collective) {
-        request->granularity_ns = 0; /* its blocks do not give way before it ends */
-        request->may_fill = request->may_fill && gang->is_asking; /* alone it may wait for others in any gap */
-    }
+    if (request->is_collective && !gang->is_asking) /* it may wait for others, for as long as they are held elsewhere */
+        request->may_fill = request->granularity_ns = 0;
     struct ct_gate_answer answer;
     if (!must_ask)
         answer = admit_top(gate, request, now_ns);

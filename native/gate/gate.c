@@ -42,6 +42,7 @@ static void carry_over(const struct ct_gate *gate, uint32_t previous_count, stru
             continue;
         peer->admission_sequence = previous->admission_sequence;
         peer->latest_sequence = previous->latest_sequence;
+        peer->opened_sequence = previous->opened_sequence;
         peer->requests_ended = previous->requests_ended;
         peer->requests_sum_ns = previous->requests_sum_ns;
         peer->request_ns = previous->request_ns;
@@ -51,6 +52,7 @@ static void carry_over(const struct ct_gate *gate, uint32_t previous_count, stru
         return;
     }
     peer->admission_sequence = peer->latest_sequence = peer->loss_sequence = load_acquire(&peer->page->sequence);
+    peer->opened_sequence = peer->latest_sequence;
     peer->loss_reports = load_relaxed(&peer->page->loss_reports);
     peer->lost_ns = ct_loss_reported(peer);
 }

@@ -92,6 +92,7 @@ struct ct_gate_peer {
                                                     * reported loss, as last read */
     uint64_t admission_sequence, latest_sequence; /* its sequence number at our last admission, and the latest one
                                                    * read */
+    uint64_t opened_sequence; /* the same when this gate last admitted a collective that waits for other ranks */
     uint64_t requests_ended, requests_sum_ns; /* of higher priority: its totals when request_ns was computed */
     uint64_t request_ns;                      /* and the mean length of its recent requests; 0: unknown */
     uint64_t used_ns, min_share_used_ns;          /* of a sibling: its totals as last read */
@@ -169,6 +170,7 @@ struct ct_gate {
         uint64_t failed_delay_ppm;        /* the permitted loss with which it was too small */
     } space;
     struct ct_gang gang;               /* the ranks with which this process agrees on collectives */
+    uint32_t opened_reason;            /* why this gate last admitted a collective that waits for other ranks */
     uint64_t owed_ns;                  /* lost by higher-priority tenants, not yet charged */
     int holder_returned;               /* a higher-priority tenant launched while that work ran: the work is charged to
                                         * its end */

@@ -18,6 +18,7 @@ enum { PROCESSES_OFFSET = CT_TABLE_BYTES + CT_GATE_PAGE_BYTES };
 
 struct py_gate {
     PyObject_HEAD Py_buffer view, gang_view;
+    uint32_t is_collective; /* the next launches */
     struct ct_gate *gate; /* aligned to a cache line */
 };
 
@@ -84,9 +85,9 @@ static void gate_dealloc(PyObject *self)
 static int parse_request(PyObject *item, struct ct_launch_request *request)
 {
     ull expect, upper, low, high, granularity = 0;
-    unsigned int may_fill, kernel_count = 1, free_ppm = 0, is_doubtful = 0, is_collective = 0;
-    if (!PyArg_ParseTuple(item, "KKKKI|KIIII:request", &expect, &upper, &low, &high, &may_fill, &granularity,
-                          &kernel_count, &free_ppm, &is_doubtful, &is_collective))
+    unsigned int may_fill, kernel_count = 1, free_ppm = 0, is_doubtful = 0;
+    if (!PyArg_ParseTuple(item, "KKKKI|KIII:request", &expect, &upper, &low, &high, &may_fill, &granularity,
+                          &kernel_count, &free_ppm, &is_doubtful))
         return -1;
     *request = (struct ct_launch_request){.expect_ns = expect,
                                           .upper_ns = upper,
@@ -96,8 +97,7 @@ static int parse_request(PyObject *item, struct ct_launch_request *request)
                                           .kernel_count = kernel_count,
                                           .granularity_ns = granularity,
                                           .free_ppm = free_ppm,
-                                          .is_doubtful = is_doubtful,
-                                          .is_collective = is_collective};
+                                          .is_doubtful = is_doubtful};
     return 0;
 }
 
@@ -137,6 +137,7 @@ static PyObject *admit(PyObject *self, PyObject *args)
     ull since_ns, now_ns;
     if (!PyArg_ParseTuple(args, "OKK:admit", &item, &since_ns, &now_ns) || parse_request(item, &request) < 0)
         return NULL;
+    request.is_collective = ((struct py_gate *)self)->is_collective;
     struct ct_gate_answer answer = ct_gate_admit(gate_of(self), &request, since_ns, now_ns);
     return Py_BuildValue("(IIKKI)", answer.pass, answer.reason, (ull)answer.until_ns, (ull)request.expect_ns,
                          request.sm_ppm);
@@ -236,6 +237,16 @@ static PyObject *join_gang(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* Its argument is whether the next launches are collectives. */
+static PyObject *set_collective(PyObject *self, PyObject *args)
+{
+    int is_collective;
+    if (!PyArg_ParseTuple(args, "p:set_collective", &is_collective))
+        return NULL;
+    ((struct py_gate *)self)->is_collective = (uint32_t)is_collective;
+    Py_RETURN_NONE;
+}
+
 /* Counts a request in the process's page while it has an entry; oldest() publishes the oldest one in progress. */
 static PyObject *requested(PyObject *self, PyObject *args)
 {
@@ -299,6 +310,7 @@ static PyMethodDef gate_methods[] = {
         METHOD(wait_plan, METH_VARARGS),       METHOD(has_sleepers, METH_VARARGS),
     METHOD(completed, METH_VARARGS), METHOD(clock_ppm, METH_NOARGS),  METHOD(quiescence, METH_VARARGS),
     METHOD(was_quiescent, METH_VARARGS), METHOD(join_gang, METH_VARARGS),
+    METHOD(set_collective, METH_VARARGS),
     {NULL, NULL, 0, NULL},
 };
 
