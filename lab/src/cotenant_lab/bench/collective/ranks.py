@@ -1,7 +1,7 @@
 """Several simulated devices in one time, with the ranks of a training job whose collectives wait for each other.
 
-A collective is a sequence of kernels in its stream: one that ends at once when its blocks are placed, and then, in turn,
-one that spins until the kernels of all ranks have come this far, and one that moves a part of the data.
+A collective is a sequence of kernels in its stream: one that ends when its blocks are placed, and then, in turn, one
+that spins until the kernels of all ranks have come this far, and one that moves a part of the data.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Job:
     def __init__(self) -> None:
         self.ranks: list[RankSimulation] = []
         self.spins: list[tuple[Duration, Duration]] = []
-        """For each rank and collective: for how long it spun, and for how long of that another rank waited at a gate."""
+        """For each rank and collective: how long it spun, and for how much of that another rank waited at a gate."""
         self._reached: dict[Spin, dict[int, Instant]] = {}
 
     def reached(self, rank: int, spin: Spin, at_ns: Instant) -> None:
