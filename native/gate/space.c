@@ -236,7 +236,7 @@ void ct_space_limit_open(const struct ct_gate *gate, struct ct_launch_request *r
 {
     const uint64_t part_ppm = sat_sub_u64(PPM, request->free_ppm);
     if (gate->policy == CT_GATE_OPEN && gate->is_mps && gate->sm_step_ppm && gate->higher_count && gate->sm_ppm &&
-        gate->sm_ppm < WHOLE_FROM_PPM && part_ppm > gate->sm_ppm)
+        gate->sm_ppm < PPM && part_ppm > gate->sm_ppm)
         limit(request, part_ppm, limit_of(gate, gate->sm_ppm));
 }
 

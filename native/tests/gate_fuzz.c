@@ -111,7 +111,8 @@ static void admit_random_request(struct ct_gate *gate, uint64_t now_ns)
     EXPECT(answer.pass == (answer.reason < CT_GATE_BUSY || answer.reason == CT_GATE_SPACE ||
                            answer.reason == CT_GATE_AGREED));
     EXPECT(answer.reason < CT_GATE_REASON_COUNT);
-    EXPECT(!request.sm_ppm || (answer.reason == CT_GATE_SPACE && request.sm_ppm <= 1000000));
+    const int is_limited_open = answer.reason == CT_GATE_TOP && gate->policy == CT_GATE_OPEN;
+    EXPECT(!request.sm_ppm || ((answer.reason == CT_GATE_SPACE || is_limited_open) && request.sm_ppm <= 1000000));
     EXPECT(answer.until_ns >= now_ns);
     EXPECT(gate->duty_ppm >= CT_GATE_DUTY_MIN_PPM && gate->duty_ppm <= 1000000);
     EXPECT(answer.until_ns - now_ns <= SLOTS * CT_GATE_HORIZON_NS);

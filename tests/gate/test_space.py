@@ -120,7 +120,9 @@ def test_launch_next_to_a_holder_gets_at_most_the_part_that_the_node_states(
 
 
 @pytest.mark.parametrize("is_active", [True, False])
-@pytest.mark.parametrize("stated, limited", [(600_000, 600_000), (620_000, 600_000), (960_000, 0), (None, 0)])
+@pytest.mark.parametrize(
+    "stated, limited", [(600_000, 600_000), (620_000, 600_000), (960_000, 950_000), (1_000_000, 0), (None, 0)]
+)
 def test_open_gate_limits_every_lower_launch_to_the_stated_part(
     stated: int | None, limited: int, is_active: bool
 ) -> None:

@@ -1,21 +1,30 @@
 /* Green contexts of several sizes, created when a launch first needs one, and the order between their streams and those
  * of the program. */
 #include "hook/launch/partition.h"
+#include "hook/memory/context.h"
 
 #include <pthread.h>
 #include <string.h>
 
-/* The hook's own functions, which account for the memory of green contexts. */
+/* The hook's own function, which accounts for the memory of a green context. */
 CT_EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resources, CUdevice device, unsigned int flags);
-CT_EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green);
 
 enum {
     WHOLE_PPM = 1000 * 1000,
     SIZES = 20,          /* at most this many sizes of partitions */
+    PARTITIONS = 3,      /* at most this many exist at a time, because each takes device memory */
+    REPLACE_NS = 1000 * 1000 * 1000, /* the shortest time between two replacements */
     SMS_MIN = 2,         /* of older drivers, which do not state the size of a partition */
     SMS_MIN_CLUSTERS = 8 /* the same, for devices with clusters of blocks */
 };
 enum { CLUSTERS_SINCE = 9, COMPUTE_CAPABILITY_MAJOR = 75 };
+
+struct partition {
+    CUgreenCtx context; /* NULL: there is none */
+    CUstream stream;
+    uint32_t steps;     /* its size */
+    uint64_t last_use;  /* larger: later */
+};
 
 /* The partitions of this process. All of them begin with the same SMs, so that a smaller one is part of a larger one. */
 static struct {
@@ -23,10 +32,10 @@ static struct {
     int is_usable;
     CUdevice device;
     uint32_t sm_count, step_sms;
-    CUgreenCtx contexts[SIZES + 1];
-    CUstream streams[SIZES + 1]; /* by the number of steps */
-    CUevent event;               /* orders two streams; a wait refers to the record before it, so it can be used again at
-                                  * once */
+    struct partition partition[PARTITIONS];
+    uint64_t uses;
+    uint64_t replaced_ns; /* when a partition was last replaced by one of another size */
+    CUevent event;        /* orders two streams; a wait refers to the record before it, so it can be used again at once */
 } partitions = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static uint32_t rounded_up(uint32_t value, uint32_t step)
@@ -69,8 +78,8 @@ static void give_up(struct ct_session *session)
     ct_unlock(session);
 }
 
-/* Creates the partition of this many steps. Called with the lock held. */
-static void create(uint32_t steps)
+/* Creates a partition of this many steps; returns whether the driver did so. Called with the lock held. */
+static int create(struct partition *partition, uint32_t steps)
 {
     CUdevResource whole, part;
     CUdevResourceDesc resources;
@@ -80,31 +89,81 @@ static void create(uint32_t steps)
     if (CT_NEXT(cuDeviceGetDevResource)(partitions.device, &whole, CU_DEV_RESOURCE_TYPE_SM) != CUDA_SUCCESS ||
         CT_NEXT(cuDevSmResourceSplitByCount)(&part, &count, &whole, NULL, 0, steps * partitions.step_sms) !=
             CUDA_SUCCESS ||
-        CT_NEXT(cuDevResourceGenerateDesc)(&resources, &part, 1) != CUDA_SUCCESS)
-        return;
-    if (cuGreenCtxCreate(&partitions.contexts[steps], resources, partitions.device, CU_GREEN_CTX_DEFAULT_STREAM) !=
-        CUDA_SUCCESS) {
-        partitions.contexts[steps] = NULL;
-        return;
+        CT_NEXT(cuDevResourceGenerateDesc)(&resources, &part, 1) != CUDA_SUCCESS ||
+        cuGreenCtxCreate(&partition->context, resources, partitions.device, CU_GREEN_CTX_DEFAULT_STREAM) !=
+            CUDA_SUCCESS) {
+        partition->context = NULL;
+        return 0;
     }
-    if (CT_NEXT(cuGreenCtxStreamCreate)(&partitions.streams[steps], partitions.contexts[steps], CU_STREAM_NON_BLOCKING,
-                                        0) != CUDA_SUCCESS)
-        partitions.streams[steps] = NULL;
+    partition->steps = steps;
+    if (CT_NEXT(cuGreenCtxStreamCreate)(&partition->stream, partition->context, CU_STREAM_NON_BLOCKING, 0) ==
+        CUDA_SUCCESS)
+        return 1;
+    partition->stream = NULL;
+    return 0;
 }
 
-/* Returns the stream of the partition of this size, or NULL. */
-static CUstream stream_of_size(uint32_t sm_ppm)
+static int is_idle(const struct partition *partition)
 {
-    CUstream stream = NULL;
+    return !partition->stream || CT_NEXT(cuStreamQuery)(partition->stream) == CUDA_SUCCESS;
+}
+
+static void destroy(CUgreenCtx context)
+{
+    struct ct_memory *memory = ct_memory();
+    ct_memory_begin(memory);
+    ct_memory_green_ended(memory, context, CT_NEXT(cuGreenCtxDestroy)(context));
+}
+
+/* Returns whether `one` replaces `other` better than what was found so far: the next smaller size, or else the next larger
+ * one. */
+static int is_nearer(const struct partition *one, const struct partition *other, uint32_t steps)
+{
+    if (!other || (one->steps < steps) != (other->steps < steps))
+        return !other || one->steps < steps;
+    return one->steps < steps ? one->steps > other->steps : one->steps < other->steps;
+}
+
+/* Returns a partition of this size, or one of a size near it while no more can be created; NULL if there is none. Called
+ * with the lock held. */
+static struct partition *provide(uint32_t steps, uint64_t now_ns)
+{
+    struct partition *empty = NULL, *oldest = NULL, *near = NULL;
+    for (int i = 0; i < PARTITIONS; i++) {
+        struct partition *each = &partitions.partition[i];
+        if (each->context && each->steps == steps)
+            return each;
+        if (!each->context)
+            empty = each;
+        else if (!oldest || each->last_use < oldest->last_use)
+            oldest = each;
+        if (each->context && is_nearer(each, near, steps))
+            near = each;
+    }
+    if (!empty && now_ns - partitions.replaced_ns >= REPLACE_NS && is_idle(oldest)) {
+        destroy(oldest->context);
+        near = near == oldest ? NULL : near;
+        *oldest = (struct partition){0};
+        partitions.replaced_ns = now_ns;
+        empty = oldest;
+    }
+    return empty && create(empty, steps) ? empty : near;
+}
+
+/* Returns the stream of a partition of about this size; NULL: the driver refuses to create one. */
+static CUstream stream_of_size(uint32_t sm_ppm, uint64_t now_ns)
+{
+    struct partition *partition = NULL;
     pthread_mutex_lock(&partitions.lock);
     if (partitions.is_usable) {
         const uint32_t sms = (uint32_t)((uint64_t)sm_ppm * partitions.sm_count / WHOLE_PPM);
         uint32_t steps = (sms + partitions.step_sms / 2) / partitions.step_sms;
         steps = steps < 1 ? 1 : steps > SIZES ? SIZES : steps;
-        if (!partitions.contexts[steps])
-            create(steps);
-        stream = partitions.streams[steps];
+        partition = provide(steps, now_ns);
     }
+    if (partition)
+        partition->last_use = ++partitions.uses;
+    const CUstream stream = partition ? partition->stream : NULL;
     pthread_mutex_unlock(&partitions.lock);
     return stream;
 }
@@ -128,12 +187,11 @@ static int order(CUstream earlier, int earlier_is_per_thread, CUstream later, in
 
 CUstream ct_partition_enter(struct ct_launch *launch)
 {
-    const CUstream stream = stream_of_size(launch->request.sm_ppm);
-    if (!stream || !order(launch->stream, launch->is_per_thread, stream, 0)) {
-        give_up(launch->session);
-        return launch->stream;
-    }
-    return launch->partition = stream;
+    const CUstream stream = stream_of_size(launch->request.sm_ppm, launch->session->gateway->instant.last_ns);
+    if (stream && order(launch->stream, launch->is_per_thread, stream, 0))
+        return launch->partition = stream;
+    give_up(launch->session);
+    return launch->stream;
 }
 
 int ct_partition_leave(struct ct_launch *launch, CUresult result)
@@ -148,16 +206,40 @@ int ct_partition_leave(struct ct_launch *launch, CUresult result)
     return 1;
 }
 
+/* Takes the contexts of all partitions, or of those that are idle, for the caller to destroy. Called with the lock held. */
+static int take(CUgreenCtx contexts[PARTITIONS], int only_idle)
+{
+    int count = 0;
+    for (int i = 0; i < PARTITIONS; i++) {
+        struct partition *partition = &partitions.partition[i];
+        if (!partition->context || (only_idle && !is_idle(partition)))
+            continue;
+        contexts[count++] = partition->context;
+        *partition = (struct partition){0};
+    }
+    return count;
+}
+
+int ct_partition_trim(void)
+{
+    CUgreenCtx contexts[PARTITIONS];
+    if (pthread_mutex_trylock(&partitions.lock) != 0)
+        return 0; /* this thread is creating one, or another thread uses them */
+    const int count = take(contexts, 1);
+    partitions.is_usable = partitions.is_usable && !count;
+    pthread_mutex_unlock(&partitions.lock);
+    for (int i = 0; i < count; i++)
+        destroy(contexts[i]);
+    return count;
+}
+
 void ct_partition_close(void)
 {
-    CUgreenCtx contexts[SIZES + 1];
+    CUgreenCtx contexts[PARTITIONS];
     pthread_mutex_lock(&partitions.lock);
-    memcpy(contexts, partitions.contexts, sizeof contexts);
-    memset(partitions.contexts, 0, sizeof partitions.contexts);
-    memset(partitions.streams, 0, sizeof partitions.streams);
+    const int count = take(contexts, 0);
     partitions.event = NULL;
     pthread_mutex_unlock(&partitions.lock);
-    for (int i = 0; i <= SIZES; i++)
-        if (contexts[i])
-            cuGreenCtxDestroy(contexts[i]); /* which calls this function again: nothing is left then */
+    for (int i = 0; i < count; i++)
+        destroy(contexts[i]);
 }

@@ -17,12 +17,16 @@ CUstream ct_partition_enter(struct ct_launch *launch);
  * then the caller must launch it into the program's own. */
 int ct_partition_leave(struct ct_launch *launch, CUresult result);
 
+/* Destroys the green contexts that are idle, because the program needs their memory, and limits no further launches.
+ * Returns how many there were. */
+int ct_partition_trim(void);
+
 /* Destroys the green contexts, because they keep the primary context alive, which is being released. */
 void ct_partition_close(void);
 
 static inline CUstream ct_partition_stream(struct ct_launch *launch, CUstream stream)
 {
-    if (CT_UNLIKELY(launch->session && launch->request.sm_ppm && launch->passed == CT_PASSED_ADMITTED))
+    if (CT_UNLIKELY(launch->session && launch->request.sm_ppm && launch->passed != CT_PASSED_UNGATED))
         return ct_partition_enter(launch);
     return stream;
 }

@@ -121,18 +121,16 @@ static void add_primary(struct ct_memory *memory, CUdevice device, uint64_t rese
         ct_holding_add(memory, &primary);
 }
 
-/* Begins a change, and reserves memory for the primary context unless it is known to exist; `bytes` receives the
- * amount. */
-static CUresult reserve_primary(struct ct_memory *memory, CUdevice device, uint64_t *bytes)
+/* Begins a change, and reserves memory for the primary context unless it is known to exist, and `more` bytes; `bytes`
+ * receives the amount for the primary context. */
+static CUresult reserve_primary(struct ct_memory *memory, CUdevice device, uint64_t more, uint64_t *bytes)
 {
     struct ct_holding holding;
-    *bytes = 0;
-    if (ct_holding_find(memory, CT_HELD_PRIMARY, CT_HOME_PRIMARY(device), &holding)) {
-        ct_memory_begin(memory); /* it exists and needs no more memory, even if the tenant is over its quota */
-        return CUDA_SUCCESS;
-    }
-    *bytes = context_bytes(memory);
-    return ct_memory_reserve(memory, CT_LEDGER_OWN, *bytes);
+    *bytes = ct_holding_find(memory, CT_HELD_PRIMARY, CT_HOME_PRIMARY(device), &holding) ? 0 : context_bytes(memory);
+    if (*bytes + more)
+        return ct_memory_reserve(memory, CT_LEDGER_OWN, *bytes + more);
+    ct_memory_begin(memory); /* it exists and needs no more memory, even if the tenant is over its quota */
+    return CUDA_SUCCESS;
 }
 
 CT_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
@@ -140,7 +138,7 @@ CT_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     struct ct_memory *memory = ct_memory();
     struct ct_memory_wait wait = {0};
     uint64_t bytes;
-    CUresult result = reserve_primary(memory, device, &bytes);
+    CUresult result = reserve_primary(memory, device, 0, &bytes);
     if (result != CUDA_SUCCESS)
         return result;
     do
@@ -172,22 +170,40 @@ void ct_memory_primary_released(struct ct_memory *memory, CUdevice device, CUres
     ct_memory_end(memory);
 }
 
-/* ---- green contexts: their memory belongs to the primary context, which they retain ------------------------------- */
+/* ---- green contexts: allocations in them belong to the primary context, which they retain ------------------------- */
 
+/* Returns how much less memory is free than before, at most `max` bytes; `max` if the driver cannot tell. Other processes
+ * may have allocated or freed memory meanwhile: the node tolerates a difference. */
+static uint64_t taken_since(int was_known, size_t free_before, uint64_t max)
+{
+    size_t free_bytes = 0, total_bytes;
+    if (!was_known || CT_NEXT(cuMemGetInfo_v2)(&free_bytes, &total_bytes) != CUDA_SUCCESS)
+        return max;
+    const uint64_t taken = free_before > free_bytes ? free_before - free_bytes : 0;
+    return taken < max ? taken : max;
+}
+
+/* A green context takes memory of its own, at most as much as an ordinary one; drivers do not document how much. */
 CT_EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resources, CUdevice device, unsigned int flags)
 {
     struct ct_memory *memory = ct_memory();
+    const uint64_t max = context_bytes(memory);
     uint64_t bytes;
-    CUresult result = reserve_primary(memory, device, &bytes);
+    size_t free_before = 0, total_bytes;
+    CUresult result = reserve_primary(memory, device, max, &bytes);
     if (result != CUDA_SUCCESS)
         return result;
+    const int is_known = !bytes && CT_NEXT(cuMemGetInfo_v2)(&free_before, &total_bytes) == CUDA_SUCCESS;
     result = CT_NEXT(cuGreenCtxCreate)(green, resources, device, flags);
     if (result == CUDA_SUCCESS && memory) {
-        const struct ct_holding holding = {.key = (uintptr_t)*green, .note = (uint64_t)device, .held = CT_HELD_GREEN};
+        const uint64_t taken = taken_since(is_known, free_before, max);
+        const struct ct_holding holding = {.key = (uintptr_t)*green, .note = (uint64_t)device, .bytes = taken,
+                                           .held = CT_HELD_GREEN, .kind = CT_LEDGER_OWN};
+        ct_memory_release(memory, CT_LEDGER_OWN, max - taken);
         add_primary(memory, device, bytes);
         ct_holding_add(memory, &holding);
     } else {
-        ct_memory_release(memory, CT_LEDGER_OWN, bytes);
+        ct_memory_release(memory, CT_LEDGER_OWN, bytes + max);
     }
     ct_memory_end(memory);
     return ct_fault_check(result);
@@ -209,8 +225,10 @@ CT_EXPORT CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
 void ct_memory_green_ended(struct ct_memory *memory, CUgreenCtx green, CUresult result)
 {
     struct ct_holding holding;
-    if (result == CUDA_SUCCESS && ct_holding_take(memory, CT_HELD_GREEN, (uintptr_t)green, &holding))
-        ct_memory_primary_released(memory, (CUdevice)holding.note, result);
-    else
+    if (result != CUDA_SUCCESS || !ct_holding_take(memory, CT_HELD_GREEN, (uintptr_t)green, &holding)) {
         ct_memory_end(memory);
+        return;
+    }
+    ct_memory_release(memory, CT_LEDGER_OWN, holding.bytes);
+    ct_memory_primary_released(memory, (CUdevice)holding.note, result);
 }

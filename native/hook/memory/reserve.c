@@ -1,5 +1,6 @@
 /* Opens the ledger of this process's tenant, and reserves memory in it within the quota. */
 #define _GNU_SOURCE
+#include "hook/launch/partition.h"
 #include "hook/memory/memory.h"
 
 #include <errno.h>
@@ -167,7 +168,8 @@ void ct_memory_deny(struct ct_memory *memory, uint64_t bytes)
 
 CUresult ct_memory_reserve(struct ct_memory *memory, enum ct_ledger_kind kind, uint64_t bytes)
 {
-    if (ct_memory_try(memory, kind, bytes) || (ct_supplies_trim(memory) && ct_memory_try(memory, kind, bytes)))
+    if (ct_memory_try(memory, kind, bytes) || (ct_supplies_trim(memory) && ct_memory_try(memory, kind, bytes)) ||
+        (ct_partition_trim() && ct_memory_try(memory, kind, bytes)))
         return CUDA_SUCCESS;
     ct_memory_deny(memory, bytes);
     return CUDA_ERROR_OUT_OF_MEMORY;

@@ -30,13 +30,21 @@ from cotenant.workload.kernel import KernelIdentity
 from cotenant.workload.load import Workload
 
 Policy: TypeAlias = Literal[
-    "open-slice", "open-mps", "open-gate", "open-gate-slice", "strict", "strict-slice", "fill", "fill-slice"
-]
-"""How tenants share: by the driver alone, or with the gate, which is open, strict, or fills gaps."""
+    "open-slice", "open-mps", "open-gate", "open-gate-equal", "open-gate-slice", "strict", "strict-slice", "fill",
+    "fill-slice",
+]  # fmt: skip
+"""How tenants share: by the driver alone, or with the gate, which is open, strict, or fills gaps. "Equal": offline
+programs have CUDA_MPS_CLIENT_PRIORITY=0 in their environment, and so no lower MPS priority."""
 Knowledge: TypeAlias = Literal["exact", "profiled", "none"]
 """What the gate of a program knows of its kernel times: all of them, a profile, or nothing; the latter two are
 corrected by what it measures."""
-_GATES: Final = {"open-gate": GatePolicy.OPEN, "strict": GatePolicy.STRICT, "fill": GatePolicy.FILL}
+_EQUAL: Final = "open-gate-equal"
+_GATES: Final = {
+    "open-gate": GatePolicy.OPEN,
+    _EQUAL: GatePolicy.OPEN,
+    "strict": GatePolicy.STRICT,
+    "fill": GatePolicy.FILL,
+}
 _FIRST: Final = -1
 """Stream priority of the first tenant. Under MPS, offline programs run below normal priority; here the first runs
 above."""
@@ -122,7 +130,7 @@ def play(
             (index if tenant.process_of < 0 else tenant.process_of) if sliced else 0,
             _host_seed(setting, index),
             setting.warm if index == 0 else 0,
-            _FIRST if base in _GATES and (index == 0 or tenant.process_of == 0) else 0,
+            _FIRST if base in _GATES and base != _EQUAL and (index == 0 or tenant.process_of == 0) else 0,
             cycle=tenant.cycle,
         )
         for index, tenant in enumerate(tenants)

@@ -44,7 +44,11 @@ _ONLINE_PRIORITY: Final = 1
 _OFFLINE_PRIORITY: Final = 7
 _LONGEST_NS: Final = 600 * SECOND_NS
 _PROMISED: Final[dict[Policy, str]] = {"fill-slice": "cotenant slices", "fill": "cotenant mps"}
-_WITH_PARTS: Final[dict[Policy, str]] = {"fill": "cotenant mps", "open-gate": "cotenant mps, gate open"}
+_WITH_PARTS: Final[dict[Policy, str]] = {
+    "fill": "cotenant mps",
+    "open-gate": "cotenant mps, gate open",
+    "open-gate-equal": "cotenant mps, gate open, no priority",
+}
 TARGETS: Final = {"min": 0.98, "median": 1.0, "promise_kept": 1.0}
 Progress = Callable[[str], None]
 
@@ -325,6 +329,7 @@ def _cotenant_results(baseline: _Baseline) -> list[SettingResult]:
     results += [
         baseline.result("cotenant slices, gate open", played("open-gate-slice")),
         baseline.result("cotenant mps, gate open", played("open-gate")),
+        baseline.result("cotenant mps, gate open, no priority", played("open-gate-equal")),
     ]
     return results
 
