@@ -132,9 +132,11 @@ void ct_gang_leave(struct ct_gang_page *page, uint32_t generation)
 /* Returns whether a rank shows no sign of life: it is not held by its gate, and the patience with it is over. */
 static int is_silent(const struct ct_gang *gang, const struct ct_gang_rank *rank, uint64_t now_ns)
 {
-    const uint64_t generation = load_acquire(&rank->generation), asked_ns = load_acquire(&rank->asked_ns);
-    const int is_held = generation && asked_ns && sat_sub_u64(now_ns, asked_ns) < CT_GANG_HELD_NS;
-    const uint64_t last_ns = generation ? max_u64(gang->arrived_ns, asked_ns) : gang->arrived_ns;
+    uint64_t asked_ns = load_acquire(&rank->asked_ns);
+    if (!load_acquire(&rank->generation) || sat_sub_u64(asked_ns, now_ns) > CT_GANG_HELD_NS) /* it left, or is corrupt */
+        asked_ns = 0;
+    const int is_held = asked_ns && sat_sub_u64(now_ns, asked_ns) < CT_GANG_HELD_NS;
+    const uint64_t last_ns = max_u64(gang->arrived_ns, asked_ns);
     return !is_held && sat_sub_u64(now_ns, last_ns) >= gang->patience_ns;
 }
 
