@@ -241,7 +241,6 @@ static struct ct_gate_answer pass_with_ranks(struct ct_gate *gate, const struct 
     for (uint32_t i = 0; i < gate->higher_count; i++)
         gate->higher[i].opened_sequence = snapshot->sequence[i];
     gate->opened_reason = reason;
-    store_relaxed(&gate->mine->wanted_ns, CT_GATE_NEVER); /* it does not compete for gaps */
     return wait_for(CT_GATE_GANG, ct_gang_recheck_at(&gate->gang, now_ns));
 }
 
@@ -505,6 +504,16 @@ static struct ct_gate_answer decide(struct ct_gate *gate, struct ct_launch_reque
     return answer;
 }
 
+/* Publishes whether a collective waits for other ranks. Then it does not compete for gaps. */
+static void publish_ranks(struct ct_gate *gate, int is_waiting, uint64_t now_ns)
+{
+    store_relaxed(&gate->mine->ranks_ns, is_waiting ? gate->gang.arrived_ns : 0);
+    if (!is_waiting)
+        return;
+    store_relaxed(&gate->mine->wanted_ns, CT_GATE_NEVER);
+    store_release(&gate->mine->asked_ns, now_ns);
+}
+
 struct ct_gate_answer ct_gate_admit(struct ct_gate *gate, struct ct_launch_request *request, uint64_t since_ns,
                                     uint64_t now_ns)
 {
@@ -524,5 +533,7 @@ struct ct_gate_answer ct_gate_admit(struct ct_gate *gate, struct ct_launch_reque
     if (!answer.pass && gang->is_asking && answer.reason != CT_GATE_GANG && ct_gang_close(gang))
         answer = pass_agreed(gate, request, now_ns);
     ct_gang_held(gang, answer.pass ? 0 : now_ns);
+    if (gang->page)
+        publish_ranks(gate, answer.reason == CT_GATE_GANG, now_ns);
     return answer;
 }

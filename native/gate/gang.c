@@ -180,7 +180,7 @@ int ct_gang_open(struct ct_gang *gang, uint64_t now_ns)
     uint64_t round = load_acquire(&gang->page->round);
     for (int tries = 0; tries < TRIES; tries++) {
         const int32_t distance = ahead(round, number);
-        if (distance > 0) /* the others have launched it */
+        if (distance > 0 || (distance == 0 && is_full(gang, round))) /* others have launched it, or do so now */
             return 1;
         const uint64_t bits =
             bits_of(round) | own | others_bits(gang, distance < 0 ? number + (uint32_t)distance : number, now_ns);
@@ -195,8 +195,6 @@ int ct_gang_open(struct ct_gang *gang, uint64_t now_ns)
             round = next;
             continue;
         }
-        if (is_full(gang, round))
-            return 1;
         if (bits != bits_of(round) && !replace(gang, &round, round_of(number, bits)))
             continue;
         gang->is_prepared = 1;

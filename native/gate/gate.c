@@ -171,6 +171,7 @@ static void take_over_page(struct ct_gate *gate)
     store_relaxed(&page->undelayed_ns, 0);
     store_relaxed(&page->measured_waits, 0);
     store_relaxed(&page->clean_wanted_ns, 0);
+    store_relaxed(&page->ranks_ns, 0);
     store_relaxed(&page->owes_ns, 0);
     store_relaxed(&page->used_ns, 0);
     store_relaxed(&page->min_share_used_ns, 0);

@@ -185,6 +185,8 @@ struct ct_gate_page {
     _Atomic uint64_t measured_waits;       /* number of waits in these two sums */
     _Atomic uint64_t clean_wanted_ns;      /* since when it needs a wait next to which no lower-priority work runs, to
                                             * measure its loss; 0: it does not */
+    _Atomic uint64_t ranks_ns;             /* since when a collective that this gate admits waits for other ranks; 0:
+                                            * none does */
 };
 _Static_assert(sizeof(struct ct_gate_page) <= CT_GATE_PAGE_BYTES, "a gate page is one page");
 

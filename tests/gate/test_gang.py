@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from cotenant import _native
+from cotenant.gate.hold_reason import HeldLaunch, HoldReason, find_hold
+from cotenant.gate.rules import GateEntry, GateRules, ProcessEntry
+from cotenant.gate.tenant_table import device_memory, gate_page, read_page, write_tenant_table
 from tests.support.effort import examples
 
 MS = 10**6
@@ -310,3 +313,113 @@ class HostileRank(RuleBasedStateMachine):
 
 def test_a_hostile_rank_can_only_delay_its_own_job() -> None:
     run_state_machine_as_test(HostileRank, settings=settings(max_examples=examples(200, 4000), stateful_step_count=40))
+
+
+# ---- at the gate ----------------------------------------------------------------------------------------------------
+
+SERVICE, TRAINER = 0, 1
+FREE, GAP, BUSY, DUE, PAUSED, AGREED, GANG = 1, 2, 8, 10, 13, 20, 21
+"""Reasons of the gate; native/gate/gate.h."""
+KERNEL = (50_000, 50_000, 0, 0, 1)
+
+
+class RankAtGate:
+    """A rank on a device of its own, with a service of higher priority."""
+
+    def __init__(self, generation: int, page: mmap.mmap | None) -> None:
+        self.memory = device_memory()
+        self._generation = generation
+        self.pause(is_paused=False)
+        self.service = _native.Gate(self.memory, SERVICE, 1)
+        self.gate = _native.Gate(self.memory, TRAINER, generation)
+        self.gate.set_collective(True)
+        if page is not None:
+            self.gate.join_gang(page, 2)
+
+    def pause(self, *, is_paused: bool) -> None:
+        entries = (GateEntry(SERVICE, 1, 2, True), GateEntry(TRAINER, 1, 7, False, paused=is_paused))
+        processes = (
+            ProcessEntry(SERVICE, 1, SERVICE, entries[0]),
+            ProcessEntry(TRAINER, self._generation, TRAINER, entries[1]),
+        )
+        write_tenant_table(self.memory, GateRules(entries=entries), processes)
+
+    def ask(self, now_ns: int) -> tuple[bool, int]:
+        passes, reason, *_ = self.gate.admit(KERNEL, now_ns, now_ns)
+        return bool(passes), reason
+
+    def serve(self, now_ns: int, length_ns: int) -> None:
+        """Let the service launch, and then be idle for ten times as long."""
+        self.service.announce((length_ns, length_ns, 10 * length_ns, 10 * length_ns, 1), now_ns)
+
+
+def ranks_at_gates() -> tuple[RankAtGate, RankAtGate, int]:
+    """Return two ranks that have launched their first collective, and an instant."""
+    page = make_page()
+    first, second = RankAtGate(7, page), RankAtGate(8, page)
+    now_ns = 10**9
+    assert first.ask(now_ns) == second.ask(now_ns) == (False, GANG)  # the second one only comes now
+    assert first.ask(now_ns) == (True, FREE)
+    assert second.ask(now_ns) == (True, AGREED)
+    return first, second, now_ns + 10 * MS
+
+
+def test_collective_waits_for_the_gates_of_all_devices() -> None:
+    first, second, now_ns = ranks_at_gates()
+    second.serve(now_ns, 4 * MS)
+    assert first.ask(now_ns) == (False, GANG)
+    assert second.ask(now_ns) == (False, BUSY)
+    assert first.ask(now_ns + MS) == (False, GANG)
+    assert second.ask(now_ns + 5 * MS) == (True, GAP)
+    assert first.ask(now_ns + 5 * MS) == (True, AGREED)
+
+
+def test_agreed_collective_passes_although_the_service_has_launched_or_the_rank_was_paused() -> None:
+    first, second, now_ns = ranks_at_gates()
+    assert first.ask(now_ns) == (False, GANG)
+    assert second.ask(now_ns) == (True, FREE)
+    first.serve(now_ns + MS, 4 * MS)
+    first.pause(is_paused=True)
+    assert first.ask(now_ns + MS) == (True, AGREED)
+    assert first.ask(now_ns + MS) == (False, PAUSED)  # the next one
+
+
+def test_rank_that_is_paused_before_the_agreement_holds_the_others() -> None:
+    first, second, now_ns = ranks_at_gates()
+    assert first.ask(now_ns) == (False, GANG)
+    first.pause(is_paused=True)
+    for _ in range(40):
+        now_ns += 100 * MS
+        assert first.ask(now_ns) == (False, PAUSED)
+        assert second.ask(now_ns) == (False, GANG)
+    assert find_hold(second.memory, TRAINER, 8, now_ns) == HeldLaunch(HoldReason.RANKS, now_ns, ())
+    first.pause(is_paused=False)
+    assert first.ask(now_ns) == (True, FREE)
+    assert second.ask(now_ns) == (True, AGREED)
+    assert find_hold(second.memory, TRAINER, 8, now_ns) is None
+
+
+def test_collective_without_a_gang_passes_only_while_the_service_is_idle() -> None:
+    rank = RankAtGate(7, None)
+    now_ns = 10**9
+    rank.serve(now_ns, 4 * MS)
+    assert rank.ask(now_ns + 5 * MS) == (False, DUE)
+    rank.gate.set_collective(False)
+    assert rank.ask(now_ns + 5 * MS) == (True, GAP)
+    rank.gate.set_collective(True)
+    assert rank.ask(now_ns + 100 * MS) == (True, FREE)
+
+
+def test_loss_by_an_agreed_collective_is_charged() -> None:
+    first, second, now_ns = ranks_at_gates()
+    assert first.ask(now_ns) == (False, GANG)
+    assert second.ask(now_ns) == (True, FREE)
+    first.serve(now_ns + 1, 4 * MS)
+    assert first.ask(now_ns + 2) == (True, AGREED)
+    page_of_rank = read_page(gate_page(first.memory, TRAINER))
+    assert page_of_rank["overruns"] == 0
+    assert not first.ask(now_ns + MS)[0]  # now it sees that the service launched before
+    page_of_rank = read_page(gate_page(first.memory, TRAINER))
+    assert page_of_rank["overruns"] == 1
+    assert page_of_rank["overrun_ns"] == KERNEL[0]
+    assert page_of_rank["stale"] == 0
