@@ -82,13 +82,13 @@ class Attach(Message, frozen=True, tag="attach"):
     command: Text
     visible: Text
     """CUDA_VISIBLE_DEVICES of the process, or empty."""
+    index: int = -1
+    """After a reconnect, the index and the generation that the process had before; -1: it had none."""
+    generation: int = 0
     gang: GangName = ""
     """What all ranks of the process's job on this machine have in common; empty: it belongs to no such job."""
     ranks: Annotated[int, msgspec.Meta(ge=0, le=GANG_RANKS)] = 0
     """The number of these ranks."""
-    index: int = -1
-    """After a reconnect, the index and the generation that the process had before; -1: it had none."""
-    generation: int = 0
 
 
 class OwnGrant(Message, frozen=True, tag="own-grant"):
