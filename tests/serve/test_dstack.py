@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cotenant.serve.model.event import ModelReady, ModelSpec, QueuedRequest, RequestArrived, Run, RunFinished
 from cotenant.serve.model.run_times import RunTime, RunTimes
-from cotenant.serve.model.scheduling import ActiveRun, RejectQueued, RunReport, StartRun, View
+from cotenant.serve.model.scheduling import ActiveRun, RejectQueued, RunReport, StartRun, View, WaitUntil
 from cotenant.serve.policy.dstack import Dstack
 from cotenant.serve.policy.fairness import Demand, DeviceTimeRecord, fair_shares
 from cotenant.serve.policy.goodput import ModelTraffic, goodput
@@ -198,26 +198,94 @@ def test_different_shapes_do_not_share_a_run_and_instances_are_limited() -> None
     assert policy.next(view([model_queue], 1, active_runs=[run])) is None
 
 
-def test_forecast_grows_with_the_requests_queued_before() -> None:
-    model_queue, other = queue(1), queue(2)
+def run_once(policy: Dstack, queues: list[ModelQueueState]) -> None:
+    """Let the policy know a recent run of each model, so that its estimates count."""
+    for model_queue in queues:
+        policy.forecast(queued_request(model_queue, 0, 0), model_queue, view(queues, 2))
+        report = RunReport(model_queue.key, model_queue.spec.name, 1, 1, 0, 10 * MS, 1, 0, failed=False)
+        policy.run_ended(report, view(queues, 2))
+
+
+def test_forecast_is_the_end_of_a_run_on_the_first_free_units() -> None:
+    queues = [queue(1), queue(2)]
     policy = Dstack()
-    assert (
-        policy.forecast(queued_request(model_queue, 1, 0), model_queue, view([model_queue, other], 2)).wait_ns == 0
-    )  # idle: admitted
-    policy.run_ended(RunReport(1, "m1", 1, 1, 0, 10 * MS, 1, 0, failed=False), view([model_queue, other], 2))
-    runs = [ActiveRun(2, 1, 1, 0, 10 * MS), ActiveRun(2, 1, 1, 0, 10 * MS)]
-    policy.run_ended(RunReport(2, "m2", 1, 1, 0, 10 * MS, 1, 0, failed=False), view([model_queue, other], 0))
-    busy_wait_ns = policy.forecast(
-        queued_request(model_queue, 1, 0), model_queue, view([model_queue, other], 0, active_runs=runs)
-    ).wait_ns
-    assert busy_wait_ns >= 15 * MS
-    for number in range(4):
-        other.add(queued_request(other, 10 + number, 0, 20 + number))
-    policy.run_ended(RunReport(2, "m2", 1, 1, 0, 10 * MS, 1, 0, failed=False), view([model_queue, other], 0))
-    longer_wait_ns = policy.forecast(
-        queued_request(model_queue, 1, 0), model_queue, view([model_queue, other], 0, active_runs=runs)
-    ).wait_ns
-    assert longer_wait_ns > busy_wait_ns
+    idle = policy.forecast(queued_request(queues[0], 1, 0), queues[0], view(queues, 2))
+    assert idle.wait_ns == 0  # admitted, whatever the estimate
+    run_once(policy, queues)
+    waits = []
+    for end_ms in (5, 10, 20):
+        runs = [ActiveRun(2, 1, 1, 0, end_ms * MS), ActiveRun(2, 1, 1, 0, end_ms * MS)]
+        busy = view(queues, 0, active_runs=runs)
+        waits.append(policy.forecast(queued_request(queues[0], 1, 0), queues[0], busy).wait_ns)
+    assert waits == [waits[0], waits[0] + 5 * MS, waits[0] + 15 * MS]
+    assert waits[0] >= 5 * MS + queues[0].expected_ns(1, 2)
+
+
+def test_request_is_refused_when_the_whole_device_could_not_answer_those_before_it() -> None:
+    model_queue = queue(1)
+    policy = Dstack()
+    run_once(policy, [model_queue])
+    runs = [ActiveRun(1, 1, 2, 0, 5 * MS)]
+    details = []
+    for number in range(20):
+        details.append(
+            policy.forecast(
+                queued_request(model_queue, number, 0), model_queue, view([model_queue], 0, active_runs=runs)
+            ).detail
+        )
+        model_queue.add(queued_request(model_queue, number, 0))
+    refused = details.index(details[-1])
+    assert details[-1]
+    assert not any(details[:refused])
+    best_ns = min(units * model_queue.expected_ns(4, units) for units in (1, 2)) / 4 / 2
+    assert refused * best_ns <= 40 * MS < (refused + 1) * best_ns
+
+
+def test_later_requests_that_fill_a_larger_run_go_before_one_that_would_limit_it() -> None:
+    model_queue = queue(1)
+    policy = Dstack()
+    run_once(policy, [model_queue])
+    model_queue.add(queued_request(model_queue, 1, 0, 13))
+    for number in range(2, 6):
+        model_queue.add(queued_request(model_queue, number, 0, 60))
+    runs = [ActiveRun(1, 1, 1, 0, 90 * MS)]
+    choice = policy.next(view([model_queue], 1, active_runs=runs))
+    assert choice == RejectQueued(1, 1, is_late=False)
+    model_queue.take(1)
+    assert policy.next(view([model_queue], 1, active_runs=runs)) == StartRun(1, 4, 4, 1)
+
+
+def test_units_are_left_for_a_more_valuable_run_that_needs_more() -> None:
+    """A wide model that was served less than others gets its units, although narrow runs could always take them."""
+    tables = {1: table(100, {(80, 1): 10, (80, 2): 18}), 2: table(100, {(20, 1): 10, (20, 2): 18})}
+    server = ServerMachine(ServerSettings(100, pinned=False))
+    for key, times in tables.items():
+        server.handle(ModelReady(queue(key, times, max_batch=2).spec, key, times), now=0)
+    rows = play_overload(server, tables)
+    device_ms = {1: rows[1] * 80 * 9, 2: rows[2] * 20 * 9}
+    assert device_ms[1] >= 0.3 * sum(device_ms.values())
+
+
+def play_overload(server: ServerMachine, times: dict[int, RunTimes]) -> dict[int, int]:
+    """Send requests of both models every half millisecond for a second; return the rows of each that were run."""
+    ends: list[tuple[int, int, int]] = []
+    rows = {1: 0, 2: 0}
+    number = 0
+    for now in range(0, SECOND, MS // 2):
+        actions: list[Any] = []
+        while ends and ends[0][0] <= now:
+            end, run, took_ns = ends.pop(0)
+            actions += server.handle(RunFinished(run, took_ns), now=end)
+        for key in times:
+            number += 1
+            actions += server.handle(RequestArrived(number, f"m{key}", 1, 0), now=now)
+        for action in actions:
+            if isinstance(action, Run):
+                took_ns = queue(action.key, times[action.key]).expected_ns(action.rows, action.units)
+                ends.append((now + took_ns, action.run, took_ns))
+                ends.sort()
+                rows[action.key] += action.rows
+    return rows
 
 
 @settings(max_examples=50)
@@ -234,11 +302,13 @@ def test_decision_is_feasible_for_any_queues(waiting: list[tuple[int, int, int]]
         assert choice.units in chosen.widths
         assert choice.rows == sum(request.rows for request in chosen.waiting[: choice.requests])
         assert choice.requests == 1 or choice.rows <= chosen.spec.max_batch
-    elif isinstance(choice, RejectQueued):
+    elif isinstance(choice, RejectQueued) and choice.is_late:
         quickest = queues[choice.key - 1].expected_ns(queues[choice.key - 1].waiting[0].rows, 2)
         assert quickest > queues[choice.key - 1].waiting[0].deadline
+    elif isinstance(choice, RejectQueued):
+        assert 0 < choice.requests < len(queues[choice.key - 1].waiting)
     else:
-        assert choice is None
+        assert choice is None or isinstance(choice, WaitUntil)
 
 
 @settings(max_examples=10)

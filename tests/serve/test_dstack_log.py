@@ -23,19 +23,21 @@ ARRIVALS = (
 
 LOG = [
     "0.0 run long [1] on 2",
-    "5.0 refuse 6 too-late",
     "16.7 run short [2] on 2",
-    "18.9 run short [5] on 2",
-    "21.1 run long [3, 4] on 2",
+    "18.9 run short [5] on 1",
+    "18.9 run short [6] on 1",
+    "22.9 run long [3, 4, 7] on 2",
+    "40.0 refuse 8 too-late",
+    "41.0 refuse 9 too-late",
+    "42.0 refuse 10 too-late",
+    "43.0 refuse 11 too-late",
     "44.0 refuse 12 too-late",
     "45.0 refuse 13 too-late",
-    "51.1 run short [8, 9, 10, 11] on 2",
-    "58.7 run short [14] on 2",
-    "60.9 run long [7, 15] on 2",
-    "66.0 refuse 21 too-late",
-    "90.9 run long [16, 17] on 2",
-    "120.9 run long [18, 19] on 1",
-    "174.9 run long [20] on 2",
+    "46.0 refuse 14 too-late",
+    "66.2 run short [21] on 1",
+    "70.2 run long [15, 16, 17, 18] on 2",
+    "126.9 run long [19] on 1",
+    "126.9 run long [20] on 1",
 ]
 
 

@@ -23,6 +23,7 @@ from cotenant.workload.kernel import KernelIdentity
 from cotenant.workload.launch_files import script_text
 from cotenant.workload.launch_script import read_script
 from cotenant.workload.load import BACK_TO_BACK, TRAINING, Arrival, Launch, Workload
+from cotenant_lab.bench.goodput.models import make_models
 from tests.support.tools import ROOT, run, run_or_fail
 
 V100 = preset("v100")
@@ -269,3 +270,65 @@ def test_kernel_scenarios_of_the_repository_are_valid(file: Path) -> None:
 def test_launch_script_round_trips(load: Workload) -> None:
     written = script_text("made up", load.launches)
     assert script_text("made up", read_script(written.encode(), "script")) == written
+
+
+MODEL_SCENARIO = """
+seed = 4
+duration = "20ms"
+policies = ["open-mps", "fill"]
+[device]
+preset = "a100"
+[[tenant]]
+name = "service"
+kind = "online"
+priority = 1
+file = "resnet.onnx"
+requests = 3
+[[tenant]]
+name = "training"
+kind = "offline"
+priority = 7
+arrival = "training"
+file = "mobilenet.onnx"
+batch = 8
+train = true
+"""
+
+
+def test_models_are_tenants_of_a_scenario(tmp_path: Path) -> None:
+    make_models(tmp_path, small=True)
+    file = tmp_path / "models.toml"
+    file.write_text(MODEL_SCENARIO)
+    outcome = simulate_kernels(decode_kernels(MODEL_SCENARIO, str(file)), file, lambda _: None)
+    assert outcome.device.startswith("NVIDIA A100")
+    assert outcome.online == "service"
+    found = {policy.policy: policy for policy in outcome.policies}
+    assert set(found) == {"open-mps", "fill"}
+    assert all(policy.offline_kernel_ms > 0 for policy in outcome.policies)
+    assert all(0 < policy.latency_p50_ms <= policy.latency_p99_ms <= policy.online_ms for policy in outcome.policies)
+    assert all(policy.online_ms >= outcome.online_alone_ms for policy in outcome.policies)
+    larger = MODEL_SCENARIO.replace("requests = 3", "requests = 3\nbatch = 64")
+    slower = simulate_kernels(decode_kernels(larger, str(file)), file, lambda _: None)
+    assert slower.online_alone_ms > outcome.online_alone_ms, "the batch size of the model counts"
+    shown = run_or_fail([*COTENANT, "simulate", str(file), "--json"], tmp_path)
+    assert json.loads(shown[shown.index("{") :])["online_alone_ms"] == pytest.approx(outcome.online_alone_ms)
+
+
+@pytest.mark.parametrize(
+    "before, after, texts",
+    [
+        ("resnet.onnx", "none.onnx", ("tenant.file", "none.onnx")),
+        ('preset = "a100"', 'preset = "none"', ("device", "none")),
+        ("train = true", 'mode = "quick"', ("mode",)),
+    ],
+)
+def test_a_bad_model_tenant_is_refused_with_the_field(
+    tmp_path: Path, before: str, after: str, texts: tuple[str, ...]
+) -> None:
+    make_models(tmp_path, small=True)
+    file = tmp_path / "models.toml"
+    file.write_text(MODEL_SCENARIO.replace(before, after))
+    done = run([*COTENANT, "simulate", str(file)], tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stdout
+    assert all(text in done.stdout for text in texts), done.stdout

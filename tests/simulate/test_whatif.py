@@ -9,6 +9,7 @@ from cotenant.cli.render.html.whatif import whatif_page
 from cotenant.cli.render.whatif import answer_line
 from cotenant.errors import ConfigError
 from cotenant.profile.estimate.devices import GPUS
+from cotenant.runner.machine import MachineState
 from cotenant.simulate.whatif import WhatIfReport, answer, run_seconds
 from cotenant.simulate.whatif_tenants import WhatIfTenant, guest_of, share_need, tenant_of_launches
 from cotenant.units.estimate import around
@@ -106,7 +107,7 @@ def test_no_tenant_is_an_error() -> None:
 
 def test_the_page_has_a_curve_for_every_mode_and_escapes_names() -> None:
     report = asked(tenant("<web>", 20, 100, 60, 30), tenant("train", 50, 400))
-    page = whatif_page(report)
+    page = whatif_page(report, MachineState(0, "Test", 2, 0.1))
     assert page.count("<polyline class='curve") == len(report.modes)
     assert "<web>" not in page
     assert "&lt;web&gt;" in page

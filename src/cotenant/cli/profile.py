@@ -131,16 +131,18 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
+    from cotenant.cli.render.html.page import write_report
     from cotenant.cli.render.html.profile import profile_page
     from cotenant.cli.render.profile import show_profile
     from cotenant.profile import commands as profile
     from cotenant.profile.store import open_store
+    from cotenant.runner.machine import read_machine
 
     if options.kernels < 1:
         raise ConfigError("--kernels", options.kernels, "list at least one kernel")
     loaded = profile.load_profile(open_store(load(options)[1], print_line), options.task, options.device)
     if options.html:
-        profile.write_file(Path(options.html), profile_page(loaded).encode())
+        write_report("--html", Path(options.html), profile_page(loaded, read_machine()))
         print_line(f"written: {options.html}")
     elif options.json:
         print_json(profile.profile_json(loaded))

@@ -115,7 +115,9 @@ def simulate_cluster_file(
 ) -> ClusterOutcome:
     """Run a cluster scenario and return its outcome; `log` gets a line for each decision."""
     from cotenant.cli.render.html.cluster import cluster_page
+    from cotenant.cli.render.html.page import check_report, write_report
     from cotenant.cluster.sim.scenario import decode_cluster
+    from cotenant.runner.machine import read_machine
     from cotenant.simulate.cluster import simulate_cluster
     from cotenant.simulate.node import read_scenario
 
@@ -124,21 +126,14 @@ def simulate_cluster_file(
         if seed < 0:
             raise ConfigError("--seed", seed, "choose 0 or more")
         scenario = msgspec.structs.replace(scenario, seed=seed)
+    machine = read_machine()
     if page:
-        _write(page, "")
+        check_report("--report", page)
     with show_progress(console, path.stem) as progress:
         cluster_run = simulate_cluster(scenario, path, data=data, report=log, progress=progress)
     if page:
-        _write(page, cluster_page(cluster_run, path.stem))
+        write_report("--report", Path(page), cluster_page(cluster_run, path.stem, machine))
     return cluster_run.outcome
-
-
-def _write(path: str, page: str) -> None:
-    """Write the report; an empty one is written before the run, so that a bad path is found at once."""
-    try:
-        Path(path).write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError("--report", path, f"cannot be written: {error.strerror}; choose another file") from None
 
 
 @contextlib.contextmanager

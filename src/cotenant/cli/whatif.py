@@ -40,12 +40,13 @@ def configure_whatif(parser: Parser) -> None:
 
 
 def _whatif(options: argparse.Namespace) -> int:
+    from cotenant.cli.render.html.page import check_report, write_report
     from cotenant.cli.render.html.whatif import whatif_page
     from cotenant.cli.render.whatif import show_whatif
-    from cotenant.profile.commands import write_file
     from cotenant.profile.estimate.commands import parse_dimensions
     from cotenant.profile.estimate.devices import find_gpu
     from cotenant.profile.store import open_store
+    from cotenant.runner.machine import read_machine
     from cotenant.simulate.whatif import answer
     from cotenant.simulate.whatif_models import TenantRequest, whatif_tenant
 
@@ -53,6 +54,7 @@ def _whatif(options: argparse.Namespace) -> int:
         raise ConfigError("--gpu", "", "name the GPU to share, as in --gpu a100")
     if not 0 <= options.seconds <= 3600:
         raise ConfigError("--seconds", options.seconds, "choose up to 3600 simulated seconds")
+    machine = read_machine()
     directories = load_own(options)
     gpu = find_gpu(options.gpu)
     store = open_store(directories, print_line)
@@ -72,10 +74,10 @@ def _whatif(options: argparse.Namespace) -> int:
             )
             tenants.append(whatif_tenant(request, store, directories.state, print_line))
     if options.html:
-        write_file(Path(options.html), b"")  # a bad path is found before the simulation
+        check_report("--html", options.html)
     report = answer(tenants, gpu, options.seed, os.cpu_count() or 1, print_line, options.seconds)
     if options.html:
-        write_file(Path(options.html), whatif_page(report).encode())
+        write_report("--html", Path(options.html), whatif_page(report, machine))
         print_line(f"written: {options.html}")
     if options.json:
         print_json(report)

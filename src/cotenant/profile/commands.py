@@ -13,6 +13,7 @@ from cotenant.profile.import_files import as_profile, read_recordings
 from cotenant.profile.profile import KernelTiming, Profile
 from cotenant.profile.profile_file import encode_profile
 from cotenant.profile.store import ProfileStore, StoredProfile
+from cotenant.runner.atomic_file import replace_file
 from cotenant.runner.clock import unix_ns
 from cotenant.workload.launch_files import image_of, script_of
 from cotenant.workload.timeline import Timeline
@@ -140,7 +141,7 @@ def _mean(timing: KernelTiming | None) -> float | None:
 def write_file(path: Path, data: bytes) -> None:
     """Write a file that the user named."""
     try:
-        path.write_bytes(data)
+        replace_file(path, data)
     except OSError as error:
         raise ConfigError("FILE", str(path), f"it cannot be written: {error.strerror}") from None
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -22,6 +24,40 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o600) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)  # noqa: PTH108  as above
         raise
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file that a user named: an interrupted write leaves an existing file as it was.
+
+    A new file has the mode of any other new file of the user, and a replaced one keeps its mode. What is no file, such
+    as a pipe or a terminal, is written directly.
+    """
+    target = path.resolve()
+    if target.exists() and not target.is_file():
+        target.write_bytes(data)
+        return
+    temporary = target.with_name(f".{target.name}-{os.getpid()}")
+    try:
+        temporary.write_bytes(data)
+        if target.exists():
+            temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+        temporary.replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def check_replaceable(path: Path) -> None:
+    """Raise `OSError` if `replace_file` could not write this file; for use before a long computation."""
+    target = path.resolve()
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if target.exists() and not target.is_file():
+        return
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
+    os.close(descriptor)
+    os.unlink(temporary)  # noqa: PTH108  a name that mkstemp made
 
 
 def sync_directory(path: Path) -> None:

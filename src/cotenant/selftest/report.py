@@ -8,7 +8,6 @@ import os
 import platform
 import re
 import socket
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from cotenant import __version__
+from cotenant.runner.atomic_file import replace_file
 
 _UUID: Final = re.compile(r"(GPU|MIG)-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE)
 _PATH: Final = re.compile(r"(?<![\w.])/(?:[\w.@+-]+/)+[\w.@+-]*")
@@ -95,13 +95,4 @@ def _user_name() -> str:
 
 def write_report(path: Path, report: SelftestReport) -> None:
     """Write the report; an interrupted write leaves an existing file as it was."""
-    data = msgspec.json.format(msgspec.json.encode(report), indent=2)
-    directory = path.absolute().parent
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=directory)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data + b"\n")
-        Path(temporary).replace(path)
-    except OSError:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    replace_file(path, msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")

@@ -118,15 +118,15 @@ def _idle_cpu_pct(home: Path) -> float:
         client.stdout.readline()  # it has launched and waited once and is idle from here on
         pids = (manage.gpus(home)[0].pid, client.pid)
         clock = LiveClock()
-        begin_cpu_ns, begin = sum(map(_cpu_ns, pids)), clock.now()
+        begin_cpu_ns, begin = sum(map(cpu_ns, pids)), clock.now()
         pause(IDLE_S)
-        return 100 * (sum(map(_cpu_ns, pids)) - begin_cpu_ns) / (clock.now() - begin)
+        return 100 * (sum(map(cpu_ns, pids)) - begin_cpu_ns) / (clock.now() - begin)
     finally:
         client.kill()
         client.communicate()
 
 
-def _cpu_ns(pid: int) -> int:
+def cpu_ns(pid: int) -> int:
     """Return the CPU time of all threads in nanoseconds."""
     tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(task.read_text().split()[0]) for task in tasks)

@@ -32,6 +32,7 @@ _OWN_FLAGS: Final = {
     "cluster": ("quick", "gpus"),
     "match": ("quick",),
     "kubernetes": ("quick",),
+    "web": ("quick",),
 }
 """Flags that only some of the benches accept."""
 
@@ -48,7 +49,8 @@ def add_commands(commands: Any) -> None:
         "soak: ten minutes of serving while models change and workers are killed; "
         "goodput: requests answered in time by policy and load; cluster: simulation of one day of 20,000 GPUs; "
         "match: matching of jobs to GPUs; "
-        "kubernetes: the placement controller with a real API server"
+        "kubernetes: the placement controller with a real API server; "
+        "web: what the web console costs a node, and how soon its page shows the tenants"
     )
     bench.add_argument("name", choices=[*_PLAIN, *_OWN_FLAGS], help=about)
     bench.add_argument(
@@ -68,7 +70,7 @@ def add_commands(commands: Any) -> None:
         "fill: one pair of each family, about a minute; memory: 2,400 operations; limit: 2 s per case; "
         "server: one round; soak: 20 s; goodput: small models, seconds; cluster: hundreds of GPUs; "
         "match: up to 1,000 jobs; "
-        "kubernetes: up to 10 nodes",
+        "kubernetes: up to 10 nodes; web: 4 tenants",
     )
     sweep = "fill: also measure a curve over the bound on outstanding offline time"
     bench.add_argument("--sweep-bound", action="store_true", default=None, help=sweep)
@@ -116,6 +118,7 @@ def _bench(options: argparse.Namespace) -> int:
             "cluster": _bench_cluster,
             "match": _bench_match,
             "kubernetes": _bench_kubernetes,
+            "web": _bench_web,
         }
         return owners[options.name](options)
     return _bench_plain(options.name, options.rounds or 5, as_json=options.json)
@@ -279,6 +282,17 @@ def _bench_kubernetes(options: argparse.Namespace) -> int:
         print_json(report)
     else:
         show_kubernetes_bench(output(), report)
+    return 0
+
+
+def _bench_web(options: argparse.Namespace) -> int:
+    from cotenant_lab.bench.web import bench_web, show_web
+
+    report = bench_web(options.rounds or (1 if options.quick else 5), print_line, quick=bool(options.quick))
+    if options.json:
+        print_json(report)
+    else:
+        show_web(output(), report)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""A software GPU, its node, and programs under `cotenant run`, in one directory."""
+"""Software GPUs, their node, and programs under `cotenant run`, in one directory."""
 
 from __future__ import annotations
 
@@ -104,23 +104,24 @@ class TenantProgram:
 
 
 class NodeSite:
-    """A device and its node in one directory."""
+    """Devices and their node in one directory."""
 
-    def __init__(self, home: Path, preset: str, node_flags: Sequence[str]) -> None:
+    def __init__(self, home: Path, preset: str, node_flags: Sequence[str], gpus: int = 1) -> None:
         """Prepare without starting anything."""
         self.home = home
         self.directories = Directories(home / "run", home / "state")
         self.gpus = self.directories.runtime / "softgpu"
         self.clock = LiveClock(0)
         self._preset = preset
+        self._gpus = gpus
         self._node_flags = node_flags
         self._node: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        """Start the device, the node and what else `start` starts."""
+        """Start the devices, the node and what else `start` starts."""
         for directory in (self.directories.runtime, self.directories.state):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        manage.create(self.gpus, self._preset, 1, context_bytes=CONTEXT_BYTES)
+        manage.create(self.gpus, self._preset, self._gpus, context_bytes=CONTEXT_BYTES)
         try:
             self.start()
         except CotenantError:
@@ -188,7 +189,7 @@ class NodeSite:
     # -- device --------------------------------------------------------------------------------------------------
 
     def counters(self) -> dict[str, Any]:
-        """Return the device's counters."""
+        """Return the counters of the first device."""
         return manage.inspect(self.gpus, 0)
 
     def is_healthy(self) -> bool:

@@ -80,9 +80,9 @@ class ModelOutcome(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     offered: int
     refused: int
-    """On arrival."""
+    """Before their objective had passed, on arrival or while they waited."""
     dropped: int
-    """Accepted, and dropped before they ran."""
+    """Refused after their objective."""
     in_time: int
     late: int
     """Answered after the objective, or not within twice the longest objective after the last counted arrival."""
@@ -94,7 +94,7 @@ class ModelOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def admitted(self) -> int:
-        """Return the accepted requests."""
+        """Return the requests that were not refused within their objective."""
         return self.offered - self.refused
 
 
@@ -108,7 +108,7 @@ class ServingOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Answered in time."""
     answered_per_s: float
     attainment_admitted: float
-    """Fraction of accepted requests answered in time; 1 if none was accepted."""
+    """Fraction of the requests not refused within their objective that were answered in time; 1 if there are none."""
     missed: float
     """Fraction of offered requests not answered in time, refused or not."""
     held: float
@@ -267,8 +267,9 @@ def _model_outcome(
         if answered is not None:
             latencies.append(answered - when)
         elif (refused_at := world.refused_at.get(request)) is not None:
-            refused += refused_at == when
-            dropped += refused_at != when
+            is_late = refused_at > when + model.slo_ns
+            refused += not is_late
+            dropped += is_late
     in_time = sum(latency <= model.slo_ns for latency in latencies)
     return ModelOutcome(
         name=model.name,

@@ -17,6 +17,7 @@ from cotenant.node.directories import make_directory
 
 MIN_REQUESTS: Final = 10
 MAX_REQUESTS: Final = 100_000
+DEFAULT_REPORT: Final = "demo-report.html"
 
 
 def configure_demo(parser: Parser) -> None:
@@ -51,6 +52,7 @@ def run_demo(
     from cotenant.cli.demo.node import demonstrate_node
     from cotenant.cli.demo.sharing import demonstrate_sharing
     from cotenant.cli.demo.workloads import REQUESTS
+    from cotenant.cli.render.html.page import check_report
 
     if story == "node" and report:
         raise ConfigError("--report", report, "only --story share writes a report; omit --report")
@@ -58,8 +60,8 @@ def run_demo(
         raise ConfigError("--requests", requests, "only --story share sends requests; omit --requests")
     if requests is not None and not MIN_REQUESTS <= requests <= MAX_REQUESTS:
         raise ConfigError("--requests", requests, f"choose {MIN_REQUESTS} to {MAX_REQUESTS}")
-    if report and not Path(report).absolute().parent.is_dir():
-        raise ConfigError("--report", report, "its directory does not exist; choose another path")
+    if story == "share":
+        check_report("--report", report or DEFAULT_REPORT)
     if keep:
         make_directory(Path(keep), "--keep")
     home = Path(keep).absolute() if keep else Path(tempfile.mkdtemp(prefix="cotenant-demo-"))
@@ -74,7 +76,7 @@ def run_demo(
         return demonstrate_sharing(
             console,
             home,
-            Path(report or "demo-report.html"),
+            Path(report or DEFAULT_REPORT),
             requests or REQUESTS,
             report_step,
             as_json=as_json,

@@ -14,13 +14,15 @@ from cotenant.cli.demo.changing_load import run_changing_load, show_changing_loa
 from cotenant.cli.demo.live_page import live_page
 from cotenant.cli.demo.workloads import service, training
 from cotenant.cli.render.html.changing_load import ChangingLoad
-from cotenant.cli.render.html.demo import report_page
+from cotenant.cli.render.html.demo import conclusion, report_page
+from cotenant.cli.render.html.page import busy_warning, write_report
 from cotenant.cli.render.html.phase import PhaseResult, Span, TimelineWindow
 from cotenant.cli.render.profile import duration
 from cotenant.cli.render.tables import table
-from cotenant.errors import ConfigError, CotenantError, WorldError
+from cotenant.errors import CotenantError, WorldError
 from cotenant.harness.harness import NodePolicy, PlayersRun, SharingHarness
 from cotenant.harness.run import Mode, SharingRun
+from cotenant.runner.machine import MachineState, read_machine
 from cotenant.timeline.recorder import record, write
 from cotenant.trace.recording import ContextSwitch, Recording
 from cotenant.units.instant import MILLISECOND_NS
@@ -52,6 +54,8 @@ class DemoResult(msgspec.Struct, frozen=True):
     report: str
     trace: str
     """Trace file; empty if none could be written."""
+    machine: MachineState
+    """The machine when the demo began."""
 
 
 def demonstrate_sharing(
@@ -66,6 +70,7 @@ def demonstrate_sharing(
 ) -> int:
     """Run the phases, print a table and write the report; return 0 if every phase completed."""
     online, offline = service(requests, 0), training()
+    machine = read_machine()
     report_step(f"demo: starting a software V100 and a node in {home}")
     with contextlib.ExitStack() as stack:
         harness = stack.enter_context(SharingHarness(home, detail=True))
@@ -79,13 +84,11 @@ def demonstrate_sharing(
             harness, requests, offline, report.with_name("demo-trace.json"), report_step
         )
         changing_load = run_changing_load(harness, offline, (phases[0].p99_ns, alone_rate), requests, report_step)
-    try:
-        report.write_text(report_page(phases, changing_load, online, offline, alone_rate, trace), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError("--report", str(report), f"it cannot be written: {error.strerror}") from None
+    page = report_page(phases, changing_load, online, offline, alone_rate, trace, machine)
+    write_report("--report", report, page)
     fine = all(phase.requests == requests for phase in phases) and all(phase.steps_per_s > 0 for phase in phases[1:])
     fine = fine and all(run.training > 0 for run in changing_load.runs)
-    result = DemoResult(fine, phases, changing_load, alone_rate, str(report.absolute()), trace)
+    result = DemoResult(fine, phases, changing_load, alone_rate, str(report.absolute()), trace, machine)
     if as_json:
         print(msgspec.json.encode(result).decode())
     else:
@@ -266,4 +269,8 @@ def _show(console: Console, result: DemoResult) -> None:
     console.print("BUSY: fraction of the time with work on the device; SMS: SM activity", highlight=False)
     console.print("WAITED: time that kernels of the service waited for those of the training job", highlight=False)
     show_changing_load(console, result.changing_load)
+    console.print()
+    console.print(conclusion(result.phases, result.offline_alone_steps_per_s), highlight=False)
+    if result.machine.is_busy:
+        console.print(busy_warning(result.machine), style="bold red", highlight=False)
     console.print(f"report: {result.report}", highlight=False, soft_wrap=True)

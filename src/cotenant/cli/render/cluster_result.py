@@ -18,6 +18,14 @@ def about(outcome: ClusterOutcome) -> str:
     )
 
 
+def conclusion(outcome: ClusterOutcome) -> str:
+    """Return the result in one sentence."""
+    return (
+        f"Sharing raised the GPU utilization from {outcome.utilization_before:.1%} to {outcome.utilization:.1%}; "
+        f"online work became {outcome.online_slowdown_mean - 1:.1%} slower on average."
+    )
+
+
 def metric_rows(outcome: ClusterOutcome) -> list[tuple[str, str, str]]:
     """Return rows of a metric, its value with sharing, and its value without."""
     crashes = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in outcome.crashes.items() if count)

@@ -94,6 +94,18 @@ def has_ended(pidfd: int) -> bool:
     return bool(poller.poll(0))
 
 
+def _read(path: str) -> bytes:
+    """Return the contents of a file without the cost of `Path`: with many tenants, hundreds are read per second."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = b""
+        while part := os.read(descriptor, 1 << 16):
+            data += part
+        return data
+    finally:
+        os.close(descriptor)
+
+
 class ProcessTree:
     """Reads a proc filesystem and the unified cgroup hierarchy."""
 
@@ -108,7 +120,7 @@ class ProcessTree:
     def stat(self, pid: int) -> ProcessStat | None:
         """Return what /proc says about a process; None if there is none."""
         try:
-            return parse_stat((self._proc / str(pid) / "stat").read_bytes())
+            return parse_stat(_read(f"{self._proc}/{pid}/stat"))
         except OSError:
             return None
 
@@ -188,8 +200,9 @@ class ProcessTree:
     def children(self, pid: int) -> list[int]:
         """Return the children of a process."""
         children: list[int] = []
-        with contextlib.suppress(OSError, ValueError):
-            for task in (self._proc / str(pid) / "task").iterdir():
+        directory = f"{self._proc}/{pid}/task"
+        with contextlib.suppress(OSError):
+            for task in os.listdir(directory):  # noqa: PTH208  as for `_read`
                 with contextlib.suppress(OSError, ValueError):
-                    children += map(int, (task / "children").read_text().split())
+                    children += map(int, _read(f"{directory}/{task}/children").split())
         return children

@@ -108,10 +108,12 @@ class StartRun(Value, frozen=True):
 
 
 class RejectQueued(Value, frozen=True):
-    """Reject the first requests of a queue, because they would be late."""
+    """Reject the first requests of a queue."""
 
     key: int
     requests: int
+    is_late: bool = True
+    """They would be late; otherwise a run without them answers more requests in time."""
 
 
 class WaitUntil(Value, frozen=True):

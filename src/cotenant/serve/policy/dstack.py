@@ -1,8 +1,7 @@
-"""D-STACK: each model runs at its right size, earliest deadline first; spare units go to queued requests."""
+"""D-STACK: each model has its right size; the next run is the one of most value, spare units go to other requests."""
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
@@ -20,16 +19,8 @@ from cotenant.serve.model.scheduling import (
 )
 from cotenant.serve.policy.fairness import Demand, DeviceTimeRecord, fair_shares
 from cotenant.serve.policy.model_state import FAR, ModelState
-from cotenant.serve.policy.order import (
-    DeadlineOrder,
-    LateRequests,
-    QueueCursor,
-    RunChoice,
-    UnitRelease,
-    deadline_of,
-    urgency,
-)
-from cotenant.serve.policy.queue_simulation import QueueSimulation
+from cotenant.serve.policy.order import QueueCursor, RunChoice, UnitRelease, ValueOrder, deadline_of, free_at
+from cotenant.serve.policy.right_size import allowed, run_sizes
 from cotenant.serve.policy.session import PlannedModel, choose, plan_of, session_ns, used
 from cotenant.units.instant import MILLISECOND_NS, NEVER, SECOND_NS, Duration, Instant
 
@@ -48,12 +39,17 @@ _DOUBT_FACTOR: Final = 4
 """An estimate that exceeds the remaining time by at most this factor may be wrong, and is tried. Our choice."""
 _LAG_FRACTION: Final = 0.25
 """Maximum margin for delays, as a fraction of the shortest objective. Our choice."""
-_USABLE_FRACTION: Final = 0.95
-"""Fraction of the device that is shared out under overload; the rest is lost between runs. Our choice."""
+_PRICE_POWER: Final = 3.0
+_PRICE_LIMIT: Final = 10.0
+_SMALL_PART: Final = 0.02
+"""A model's price is the mean served part over its own, to this power; the ratio is limited. Our choice.
+
+A higher power makes parts more even, a lower one serves more requests.
+"""
 
 
 class Dstack:
-    """D-STACK scheduling of one device. State: the chosen size of each model and the device time that each one used."""
+    """D-STACK scheduling of one device. State: the chosen size of each model and what each one has used and started."""
 
     widths: ClassVar = Widths.MEASURED
 
@@ -70,48 +66,82 @@ class Dstack:
         self._planned_at: Instant = NEVER
         self._replan_at: Instant = NEVER
         self._used = 0.0
+        self._served_part = 1.0
         self._lag_limit_ns: Duration = FAR
-        self._spare_ns: Duration = 0
-        self._forecasts: dict[int, Instant] = {}
-        self._ends: list[UnitRelease] | None = None
-        self._held_units_by_key: dict[int, int] | None = None
-        self._last_free = 0
 
     def next(self, view: View) -> StartRun | RejectQueued | WaitUntil | None:
-        """Start the most urgent request that has units and time, or reject requests that are late."""
+        """Start the run of most value, or reject requests that are late or that a better run leaves out."""
         if view.now >= self._replan_at:
             self._replan(view)
-        if not view.free_units:
-            return None
-        self._drop_stale_ends(view)
-        held_units = self._held_units(view)
-        cursors = [
-            QueueCursor(self._state(queue, view), queue.waiting, held_units.get(queue.key, 0), view.now)
-            for queue in view.queues
-        ]
-        if len(cursors) > 1:
-            cursors.sort(key=urgency)
-        order = self._order(view, idle=len(cursors) == 1 and self._used < 0.5)
-        choice = order.pick(cursors)
-        self._forecasts.clear()
-        if isinstance(choice, RunChoice):
-            self._ends = self._held_units_by_key = None
-            return StartRun(choice.cursor.state.queue.key, choice.requests, choice.rows, choice.units)
-        if isinstance(choice, LateRequests):
-            if not view.active_runs and len(cursors) == 1 and len(cursors[0].waiting) == 1:
-                return self._start_alone(cursors[0])
-            return RejectQueued(choice.cursor.state.queue.key, choice.requests)
-        return None
+        cursors = [self._cursor(queue, view) for queue in view.queues]
+        order = ValueOrder(
+            view.now,
+            view.free_units,
+            self._expected_ends(view),
+            self._margin_ns(view),
+            idle=len(cursors) == 1 and self._used < 0.5,
+        )
+        if not view.active_runs and len(cursors) == 1 and len(cursors[0].waiting) == 1:
+            return self._start_alone(cursors[0], order, view)
+        late = order.late(cursors)
+        if late is not None:
+            return RejectQueued(late.cursor.state.queue.key, late.requests)
+        if view.free_units:
+            choice = order.pick(cursors, lambda choice: self._leaves_units(choice, view))
+            if choice is not None:
+                return self._start(choice)
+        hopeless_at = min(
+            (order.hopeless_at(cursor.state, cursor.waiting[0]) for cursor in cursors if cursor.waiting), default=FAR
+        )
+        return WaitUntil(hopeless_at + 1) if hopeless_at < FAR else None
 
-    def _start_alone(self, cursor: QueueCursor) -> StartRun:
+    def _cursor(self, queue: ModelQueue, view: View) -> QueueCursor:
+        state = self._state(queue, view)
+        return QueueCursor(state, queue.waiting, self._price(state, queue.waiting[0].priority))
+
+    def _price(self, state: ModelState, priority: int) -> float:
+        """Return the value of an answer: higher if less than the usual part of these requests was served."""
+        wanted = state.wanted.get(priority, 0.0) * state.parts.get(priority, 1.0)
+        part = state.started.get(priority, 0.0) / wanted if wanted >= 1 else self._served_part
+        ratio = (self._served_part + _SMALL_PART) / (part + _SMALL_PART)
+        return float(min(max(ratio, 1 / _PRICE_LIMIT), _PRICE_LIMIT) ** _PRICE_POWER)
+
+    def _margin_ns(self, view: View) -> Duration:
+        return min(2 * view.lag_ns, self._lag_limit_ns)
+
+    def _start_alone(self, cursor: QueueCursor, order: ValueOrder, view: View) -> StartRun:
         """Start the only request of an idle device, even if it is expected to be late: it delays no other request."""
-        self._ends = self._held_units_by_key = None
-        return StartRun(cursor.state.queue.key, 1, cursor.waiting[0].rows, cursor.state.widths[-1])
+        choice = order.pick([cursor], lambda choice: self._leaves_units(choice, view))
+        if choice is None:
+            choice = RunChoice(cursor, 0, 1, cursor.waiting[0].rows, cursor.state.widths[-1])
+        return self._started(choice)
+
+    def _start(self, choice: RunChoice) -> StartRun | RejectQueued:
+        if choice.skipped:
+            return RejectQueued(choice.cursor.state.queue.key, choice.skipped, is_late=False)
+        return self._started(choice)
+
+    def _started(self, choice: RunChoice) -> StartRun:
+        state = choice.cursor.state
+        for request in choice.cursor.waiting[: choice.requests]:
+            state.started[request.priority] = state.started.get(request.priority, 0.0) + request.rows
+        return StartRun(state.queue.key, choice.requests, choice.rows, choice.units)
+
+    def _leaves_units(self, choice: RunChoice, view: View) -> bool:
+        """Return whether models with deadlines that receive requests find units in time during this run."""
+        state = choice.cursor.state
+        run_ns = state.typical_ns(choice.rows, choice.units)
+        free = view.free_units - choice.units
+        ends: list[UnitRelease] | None = None
+        for other in self._with_budget:
+            if other is not state and other.units > free and other.budget_ns < run_ns:
+                ends = self._expected_ends(view) if ends is None else ends
+                if free_at(other.units, free, view.now, ends) - view.now > other.budget_ns:
+                    return False
+        return True
 
     def run_ended(self, run: RunReport, view: View) -> None:
         """Record the device time of the run and the outcome of its requests."""
-        self._forecasts.clear()
-        self._ends = self._held_units_by_key = None
         self._device_time.add(run.key, (run.units or view.all_units) * run.took_ns)
         state = self._states.get(run.key)
         if state is not None:
@@ -127,24 +157,32 @@ class Dstack:
         return plan_of(self._objective, self._planned, self._all_units) if self._planned else None
 
     def forecast(self, request: QueuedRequest, queue: ModelQueue, view: View) -> RequestForecast:
-        """Predict the answer time in scheduling order.
+        """Predict the earliest answer: of a run of this request on the first units that are free.
 
-        A request that would make admitted ones late is predicted late as well.
+        Requests that wait may be left out for it, so they delay it only if they are more than the whole device serves.
         """
         if view.now >= self._replan_at:
             self._replan(view)
         state = self._state(queue, view)
-        admitted_part = state.admitted_part.get(request.priority, 1.0)
-        if admitted_part < 1:
-            state.credit[request.priority] = min(state.credit.get(request.priority, 0.0) + admitted_part, 2.0)
-            if state.credit[request.priority] < 1 and view.free_units < view.all_units:
-                return RequestForecast(0, "the device is overloaded, and this model has used its share")
         if self._admit_anyway(request, state, view):
             return RequestForecast(0)
-        finish = self._expected_finish(request, state, view)
-        if finish <= deadline_of(request) and admitted_part < 1:
-            state.credit[request.priority] = max(state.credit[request.priority] - 1, 0.0)
-        return RequestForecast(max(finish - view.now, 0))
+        left_ns = deadline_of(request) - view.now
+        full_ns = self._backlog_ns(request, state, view)
+        if full_ns > left_ns:
+            return RequestForecast(full_ns, "more requests of this model wait than the whole device can answer in time")
+        ends = () if view.free_units else self._expected_ends(view)
+        finish = FAR
+        for units in state.widths:
+            start = view.now if units <= view.free_units else free_at(units, view.free_units, view.now, ends)
+            finish = min(finish, start + state.high_ns(request.rows, units))
+        return RequestForecast(max(finish + self._margin_ns(view) - view.now, 0))
+
+    def _backlog_ns(self, request: QueuedRequest, state: ModelState, view: View) -> Duration:
+        """Return how long the whole device needs for the rows of this model that are due before this request."""
+        queue = state.queue
+        ahead = queue.rows + request.rows
+        best = max((state.value(state.cap, units) for units in state.widths), default=0.0)
+        return round(ahead / (best * view.all_units)) if best and ahead > state.cap else 0
 
     def _admit_anyway(self, request: QueuedRequest, state: ModelState, view: View) -> bool:
         """Return whether to admit a request that is predicted late: the device is idle, or the estimate is stale.
@@ -157,101 +195,23 @@ class Dstack:
             return False
         return state.stale(view.now) or not (view.active_runs or any(view.queues))
 
-    def _expected_finish(self, request: QueuedRequest, state: ModelState, view: View) -> Instant:
-        """Return the predicted finish.
-
-        Reuse the last prediction if no run started or ended since and it left enough spare time.
-        """
-        key = state.queue.key
-        last_finish = self._forecasts.get(key)
-        if last_finish is not None:
-            if last_finish > deadline_of(request):
-                return last_finish
-            cost_ns = request.rows * state.row_ns
-            spec = state.queue.spec
-            is_default = request.deadline - request.since == spec.slo_ns and request.priority == spec.priority
-            if is_default and cost_ns <= self._spare_ns:
-                self._spare_ns -= cost_ns
-                return last_finish
-        elif not self._forecasts:
-            self._spare_ns = FAR
-        finish = self._forecasts[key] = self._predict_finish(request, state.queue, view)
-        return finish
-
-    def _predict_finish(self, request: QueuedRequest, queue: ModelQueue, view: View) -> Instant:
-        state = self._state(queue, view)
-        if state.units <= view.free_units and not state.queue.running and not any(view.queues):
-            self._spare_ns = 0
-            planned_high_ns = max(state.high_ns(request.rows, state.units), state.planned_ns)
-            return view.now + planned_high_ns + min(2 * view.lag_ns, self._lag_limit_ns)
-        simulation = self._simulate(request, queue, view)
-        self._spare_ns = min(simulation.spare_ns // 2, self._spare_ns)
-        if simulation.late_ns and simulation.late_ns > self._simulate(None, queue, view).late_ns:
-            return max(simulation.finish, deadline_of(request) + simulation.late_ns)
-        return simulation.finish
-
-    def _simulate(self, request: QueuedRequest | None, queue: ModelQueue, view: View) -> QueueSimulation:
-        cursors = []
-        added = request
-        self._drop_stale_ends(view)
-        held_units = self._held_units(view)
-        for model_queue in view.queues:
-            waiting: Sequence[QueuedRequest] = model_queue.waiting
-            if model_queue.key == queue.key and added is not None:
-                with_request = list(waiting)
-                insort(with_request, added, key=_urgency)
-                waiting, added = with_request, None
-            cursors.append(
-                QueueCursor(self._state(model_queue, view), waiting, held_units.get(model_queue.key, 0), view.now)
-            )
-        if added is not None:
-            cursors.append(QueueCursor(self._state(queue, view), [added], held_units.get(queue.key, 0), view.now))
-        cursors.sort(key=urgency)
-        simulation = QueueSimulation(self._order(view, idle=False), cursors, request)
-        simulation.run()
-        return simulation
-
     def _state(self, queue: ModelQueue, view: View) -> ModelState:
         state = self._states.get(queue.key)
         if state is None:
             state = self._states[queue.key] = ModelState(queue, view.all_units)
         return state
 
-    def _drop_stale_ends(self, view: View) -> None:
-        """Drop the cached ends of active runs when the number of free units changed."""
-        if view.free_units != self._last_free:
-            self._last_free = view.free_units
-            self._ends = self._held_units_by_key = None
-
-    def _order(self, view: View, *, idle: bool) -> DeadlineOrder:
-        now = view.now
-        if self._ends is None or (self._ends and self._ends[0].at <= now):
-            self._ends = self._expected_ends(view)
-        ends = self._ends.copy()
-        margin_ns = min(2 * view.lag_ns, self._lag_limit_ns)
-        return DeadlineOrder(now, view.free_units, ends, margin_ns, self._with_budget, idle=idle)
-
     def _expected_ends(self, view: View) -> list[UnitRelease]:
         now = view.now
         ends = []
         for run in view.active_runs:
             if run.units:
-                state = self._states[run.key]
-                variance = state.high_ns(run.rows, run.units) - state.typical_ns(run.rows, run.units)
                 end = run.expected_end
                 if end <= now:  # overdue: the later it is, the later its end is assumed
                     end = now + 1 + (now - run.began) // 16
-                ends.append(UnitRelease(end, run.units, variance**2, run.key))
+                ends.append(UnitRelease(end, run.units))
         ends.sort()
         return ends
-
-    def _held_units(self, view: View) -> dict[int, int]:
-        if self._held_units_by_key is None:
-            units_by_key: dict[int, int] = {}
-            for run in view.active_runs:
-                units_by_key[run.key] = units_by_key.get(run.key, 0) + run.units
-            self._held_units_by_key = units_by_key
-        return self._held_units_by_key
 
     def _replan(self, view: View) -> None:
         """Measure the request rates; choose sizes again if the load or the set of models changed."""
@@ -272,7 +232,7 @@ class Dstack:
         ):
             self._choose_sizes(view)
         for planned in self._planned:
-            self._states[planned.queue.key].apply_size(planned.size, self._used)
+            self._states[planned.queue.key].apply_size(planned.size)
         self._set_shares(self._planned, view.all_units)
         self._with_budget = [state for state in self._states.values() if state.budget_ns < FAR]
         self._planned_at = now
@@ -286,6 +246,12 @@ class Dstack:
         self._objective, self._planned = choose(
             queues, [self._states[queue.key].rate for queue in queues], view.all_units
         )
+        for planned in self._planned:
+            state, slo_ns = self._states[planned.queue.key], planned.queue.spec.slo_ns
+            areas = [
+                size.area_ns for size in run_sizes(planned.queue, view.all_units) if allowed(size, slo_ns, planned.rate)
+            ]
+            state.row_area_ns = min(areas, default=planned.size.area_ns if planned.size else 0.0)
         self._used = self._chosen_used = used(self._planned, view.all_units)
         self._all_units = view.all_units
         slos = [queue.spec.slo_ns for queue in queues if queue.spec.slo_ns]
@@ -293,37 +259,25 @@ class Dstack:
         self._choose_at = view.now + max(session_ns(queues), _CHOOSE_NS)
 
     def _set_shares(self, planned: Sequence[PlannedModel], all_units: int) -> None:
-        """Under overload, set the fraction of each model's requests that is admitted."""
+        """Set the fraction of each model's requests that its fair share of the device answers."""
         demands = []
         for model in planned:
             state = self._states[model.queue.key]
-            state.admitted_part = {}
-            state.share_units = FAR
+            state.parts = {}
             if model.size is not None and state.queue.spec.slo_ns:
-                per_row = model.size.area_ns / SECOND_NS
+                per_row = state.row_area_ns / SECOND_NS
                 weight = state.queue.spec.weight
                 demands += [
-                    Demand(model.queue.key, *priority_and_units, weight)
-                    for priority_and_units in _requested_units(state, per_row)
+                    Demand(model.queue.key, priority, rate * per_row, weight)
+                    for priority, rate in state.rates.items()
+                    if rate
                 ]
-        total = sum(demand.units for demand in demands)
-        if not total:
-            return
-        usable_units = _USABLE_FRACTION * all_units
-        scale = max(usable_units / total, 1.0)
-        share_by_key: dict[int, float] = {}
-        for (key, priority), units in fair_shares(demands, usable_units).items():
-            requested = next(demand.units for demand in demands if (demand.key, demand.priority) == (key, priority))
-            share_by_key[key] = share_by_key.get(key, 0.0) + units * scale
-            if scale == 1:
-                self._states[key].admitted_part[priority] = units / requested
-        for key, units in share_by_key.items():
-            self._states[key].share_units = units
-
-
-def _requested_units(state: ModelState, per_row: float) -> list[tuple[int, float]]:
-    return [(priority, rate * per_row) for priority, rate in state.rates.items() if rate]
-
-
-def _urgency(request: QueuedRequest) -> tuple[int, int, int]:
-    return request.priority, deadline_of(request), request.request
+        shares = fair_shares(demands, all_units)
+        for demand in demands:
+            self._states[demand.key].parts[demand.priority] = shares[demand.key, demand.priority] / demand.units
+        wanted = started = 0.0
+        for state in self._states.values():
+            if state.queue.spec.slo_ns:
+                wanted += sum(rows * state.parts.get(priority, 1.0) for priority, rows in state.wanted.items())
+                started += sum(state.started.values())
+        self._served_part = started / wanted if wanted else 1.0

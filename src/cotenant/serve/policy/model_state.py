@@ -1,11 +1,11 @@
-"""Scheduling state of one model between decisions: its chosen size, its share and its run times."""
+"""Scheduling state of one model between decisions: its chosen size, its price and its run times."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from cotenant.serve.model.scheduling import ModelQueue
-from cotenant.serve.policy.right_size import RunSize, batches
+from cotenant.serve.policy.right_size import RunSize
 from cotenant.units.instant import NEVER, SECOND_NS, Duration, Instant
 
 FAR: Final = 1 << 62
@@ -20,45 +20,17 @@ _CAUTION_DECREASE: Final = 0.001
 _CAUTION_INCREASE: Final = 0.2
 """Change of caution per answer in time and per late answer; they balance if 1 in 200 is late. Our choice."""
 _MIN_CAUTION: Final = 0.25
-MIN_AREA_LIMIT: Final = 1.05
-AREA_LIMIT: Final = 1.1
-"""Maximum growth of units times time, relative to the load, for a wider run under overload. Our choice."""
+_DECAY: Final = 0.9
+"""Factor by which counted rows decay each time rates are measured. Our choice: a memory of about a second."""
 
 
 class ModelState:
     """One loaded instance of a model."""
 
     __slots__ = (
-        *(
-            "_high_ns",
-            "_typical_ns",
-            "requested_rows",
-            "batch",
-            "budget_ns",
-            "cap",
-            "caution",
-            "credit",
-            "instances",
-            "knee",
-            "queue",
-            "planned_high_ns",
-            "share_units",
-            "planned_ns",
-            "thrifty",
-        ),
-        *(
-            "admitted_part",
-            "rate",
-            "rates",
-            "fresh_until",
-            "ran_at",
-            "row_ns",
-            "score",
-            "single",
-            "units",
-            "widest",
-            "widths",
-        ),
+        *("_fastest_ns", "_high_ns", "_typical_ns", "_value", "budget_ns", "cap", "caution", "fresh_until"),
+        *("instances", "knee", "parts", "queue", "ran_at", "rate", "rates", "requested_rows", "row_area_ns", "score"),
+        *("single", "started", "units", "wanted", "widths"),
     )
 
     def __init__(self, queue: ModelQueue, all_units: int) -> None:
@@ -67,64 +39,44 @@ class ModelState:
         self.widths = tuple(sorted({min(width, all_units) for width in queue.widths}))
         self.knee = max((width for width in self.widths if width <= queue.knee_units), default=self.widths[0])
         self.units = self.knee
-        self.widest = self.widths[-1]
-        self.batch = 1
         self.instances = queue.spec.instances
         self.single = not queue.spec.max_batch
         self.cap = max(queue.spec.max_batch, 1)
         self.caution = 1.0
         self.budget_ns: Duration = FAR
-        self.share_units: float = FAR
-        self.thrifty = False
-        self.planned_high_ns: Duration = 0
-        self.planned_ns: Duration = 0
         self.rate = 0.0
-        self.row_ns: Duration = 0
+        self.row_area_ns = 0.0
         self.ran_at: Instant = NEVER
         self.score = 0.0
         self.fresh_until: Instant = 0
         self.requested_rows: dict[int, int] = {}
         self.rates: dict[int, float] = {}
-        self.admitted_part: dict[int, float] = {}
-        self.credit: dict[int, float] = {}
+        self.parts: dict[int, float] = {}
+        self.wanted: dict[int, float] = {}
+        self.started: dict[int, float] = {}
         self._typical_ns: dict[tuple[int, int], Duration] = {}
         self._high_ns: dict[tuple[int, int], Duration] = {}
+        self._fastest_ns: dict[int, Duration] = {}
+        self._value: dict[tuple[int, int], float] = {}
 
     def count(self, since_ns: Duration) -> None:
         """Update the request rates from the rows received since the last call."""
         for priority, rows in self.queue.requested_rows.items():
+            received = rows - self.requested_rows.get(priority, 0)
             if since_ns:
-                received = rows - self.requested_rows.get(priority, 0)
                 self.rates[priority] = _updated_rate(self.rates.get(priority, 0.0), received, since_ns)
+            self.wanted[priority] = _DECAY * self.wanted.get(priority, 0.0) + received
+            self.started[priority] = _DECAY * self.started.get(priority, 0.0)
             self.requested_rows[priority] = rows
         self.rate = sum(self.rates.values())
 
-    def apply_size(self, size: RunSize | None, used: float) -> None:
-        """Use this size from now on; `used` is the load of the device."""
-        spec = self.queue.spec
+    def apply_size(self, size: RunSize | None) -> None:
+        """Use this size from now on."""
         if size is None:
             return
-        self.batch, self.units = size.rows, size.units
-        self.cap = max(spec.max_batch, 1)
-        self.budget_ns = FAR
-        self.widest = self.widths[-1]
-        self.thrifty = used > 0.7
-        self.planned_high_ns = size.high_ns
-        self.row_ns = size.high_ns // size.rows
-        self.planned_ns = 0
-        if self.thrifty:
-            max_area = max(MIN_AREA_LIMIT, AREA_LIMIT / used) * size.units * size.typical_ns
-            self.widest = max(
-                width
-                for width in self.widths
-                if width == size.units or width * self.typical_ns(size.rows, width) <= max_area
-            )
-            self.planned_ns = self.high_ns(size.rows, self.widest)
-        if spec.slo_ns:
-            fitting = [rows for rows in batches(self.cap) if 2 * self.high_ns(rows, size.units) <= spec.slo_ns]
-            self.cap = max((*fitting, size.rows))
-            if self.rate:
-                self.budget_ns = max(spec.slo_ns - self.high_ns(1, size.units), 0)
+        self.units = size.units
+        slo_ns = self.queue.spec.slo_ns
+        self.budget_ns = max(slo_ns - self.high_ns(1, size.units), 0) if slo_ns and self.rate else FAR
 
     def stale(self, now: Instant) -> bool:
         """Return whether the run times are so old that a run should be tried."""
@@ -146,6 +98,20 @@ class ModelState:
             cached_ns = self._high_ns[rows, units] = typical_ns + int(self.caution * beyond_ns)
         return cached_ns
 
+    def fastest_ns(self, rows: int) -> Duration:
+        """Return the shortest typical time of a run on any width."""
+        cached_ns = self._fastest_ns.get(rows)
+        if cached_ns is None:
+            cached_ns = self._fastest_ns[rows] = min(self.typical_ns(rows, units) for units in self.widths)
+        return cached_ns
+
+    def value(self, rows: int, units: int) -> float:
+        """Return rows over units times time of a run."""
+        cached = self._value.get((rows, units))
+        if cached is None:
+            cached = self._value[rows, units] = rows / (units * max(self.typical_ns(rows, units), 1))
+        return cached
+
     def record_answers(self, in_time: int, late: int) -> None:
         """Reduce caution for answers in time and raise it for late ones."""
         self.caution = min(
@@ -156,6 +122,8 @@ class ModelState:
         """Drop the cached run times."""
         self._typical_ns.clear()
         self._high_ns.clear()
+        self._fastest_ns.clear()
+        self._value.clear()
 
 
 def _updated_rate(rate: float, received: int, since_ns: Duration) -> float:

@@ -1,53 +1,52 @@
-"""Decision rule of D-STACK: which queue runs next, with how many requests, on how many units.
+"""Decision rule: the next run is the one that answers most requests in time per unit and time.
 
-Used for real and for simulated decisions.
+Every feasible run of every queue is a candidate: consecutive requests of the queue on one of the model's widths, which
+are all in time even if the run takes as long as one run in a hundred does. Its value is rows over units times time,
+times the price of the model. Where the first requests are due so soon that only a small run is in time, a larger run of
+the later ones may have the higher value: the first ones are then refused.
+
+Requests without a deadline use what the others leave, except those that waited long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, TypeAlias
 
 from cotenant.serve.model.event import QueuedRequest
 from cotenant.serve.policy.model_state import FAR, ModelState
 from cotenant.units.instant import NEVER, SECOND_NS, Duration, Instant
 
-MAX_WASTE: Final = 1.05
-"""A narrower run than planned may take this many times the planned units times time per row. Our choice."""
 _PATIENCE_NS: Final = SECOND_NS
-"""A request without a deadline that waited this long goes before later requests with a deadline."""
-_AFTER_DEADLINES: Final = 1 << 60
-"""Urgency after every deadline."""
+"""A request without a deadline that waited this long goes before requests with a deadline."""
+_SKIP: Final = 0.98
+"""Factor on the value of a run for each request that is refused for it. Our choice."""
 
 
 class QueueCursor:
-    """The requests of a model's queue from position `first` on."""
+    """The requests of a model that wait."""
 
-    __slots__ = ("first", "held", "now", "running", "state", "waiting")
+    __slots__ = ("price", "state", "waiting")
 
-    def __init__(self, state: ModelState, waiting: Sequence[QueuedRequest], held: int, now: Instant) -> None:
-        """Start at the first request; `held` is the number of units of the model's active runs."""
-        self.now = now
+    def __init__(self, state: ModelState, waiting: Sequence[QueuedRequest], price: float = 1.0) -> None:
+        """`price` is the value of an answer of this model relative to others."""
         self.state = state
         self.waiting = waiting
-        self.first = 0
-        self.held = held
-        self.running = state.queue.running
+        self.price = price
 
 
 class UnitRelease(NamedTuple):
-    """An instant at which units become free, with the variance of that estimate."""
+    """An instant at which units become free."""
 
     at: Instant
     units: int
-    variance: int
-    key: int
 
 
 class RunChoice(NamedTuple):
-    """A run of the next requests of a queue."""
+    """A run of the next requests of a queue, after the first `skipped` ones are refused."""
 
     cursor: QueueCursor
+    skipped: int
     requests: int
     rows: int
     units: int
@@ -60,215 +59,180 @@ class LateRequests(NamedTuple):
     requests: int
 
 
+Leaves: TypeAlias = Callable[[RunChoice], bool]
+"""Return whether a run leaves the units that models with deadlines may need during it."""
+
+
 def deadline_of(request: QueuedRequest) -> Instant:
     """Return the instant after which an answer is of no use."""
     return FAR if request.deadline == NEVER else request.deadline
 
 
-class DeadlineOrder:
-    """Earliest deadline first with backfilling: a queue that cannot start lets others run that do not delay it."""
+class ValueOrder:
+    """The decision at one instant."""
 
-    __slots__ = ("ends", "free", "idle", "margin_ns", "now", "states")
+    __slots__ = ("_ends", "_free", "_idle", "_margin_ns", "_now")
 
     def __init__(
-        self,
-        now: Instant,
-        free: int,
-        ends: list[UnitRelease],
-        margin_ns: Duration,
-        states: Sequence[ModelState],
-        *,
-        idle: bool,
+        self, now: Instant, free: int, ends: Sequence[UnitRelease], margin_ns: Duration, *, idle: bool
     ) -> None:
-        """`ends` are in time order; `idle` means that no other model is likely to need units soon."""
-        self.now = now
-        self.free = free
-        self.ends = ends
-        self.margin_ns = margin_ns
-        self.states = states
-        self.idle = idle
+        """`ends` are those of active runs, in time order; `margin_ns` passes between a run's end and its answers.
 
-    def pick(self, cursors: Sequence[QueueCursor]) -> RunChoice | LateRequests | None:
-        """Return the next decision at this instant; None if a run must end first.
-
-        The cursors are of queues that have requests, the most urgent first (`urgency`).
+        `idle`: no other model needs units soon.
         """
-        if not self.free:
-            return None
-        # The reservation of the first queue that cannot start: when it starts, and how many units it leaves free.
-        until, spare = FAR, FAR
+        self._now = now
+        self._free = free
+        self._ends = ends
+        self._margin_ns = margin_ns
+        self._idle = idle
+
+    def late(self, cursors: Sequence[QueueCursor]) -> LateRequests | None:
+        """Return requests at the head of a queue that no run answers in time any more."""
         for cursor in cursors:
-            state = cursor.state
-            if state.instances and cursor.running >= state.instances:
+            count = 0
+            for request in cursor.waiting:
+                if self.hopeless_at(cursor.state, request) >= self._now:
+                    break
+                count += 1
+            if count:
+                return LateRequests(cursor, count)
+        return None
+
+    def hopeless_at(self, state: ModelState, request: QueuedRequest) -> Instant:
+        """Return the last instant at which a run of this request alone is expected to be in time."""
+        if state.stale(self._now):
+            return FAR
+        return deadline_of(request) - self._margin_ns - state.fastest_ns(request.rows)
+
+    def pick(self, cursors: Sequence[QueueCursor], leaves: Leaves) -> RunChoice | None:
+        """Return the run to start now; None: no run is in time on the free units."""
+        startable = [
+            cursor
+            for cursor in cursors
+            if not cursor.state.instances or cursor.state.queue.running < cursor.state.instances
+        ]
+        patient: list[QueueCursor] = []
+        others: list[QueueCursor] = []
+        candidates: list[tuple[float, Instant, RunChoice]] = []
+        for cursor in startable:
+            head = cursor.waiting[0]
+            if head.deadline != NEVER:
+                self._add_candidates(cursor, candidates)
+            else:
+                (patient if head.since + _PATIENCE_NS <= self._now else others).append(cursor)
+        for cursor in sorted(patient, key=lambda cursor: cursor.waiting[0].since):
+            if (choice := self._without_deadline(cursor)) is not None:
+                return choice
+        if candidates:
+            return self._most_valuable(candidates)
+        for cursor in sorted(others, key=lambda cursor: cursor.state.score):
+            choice = self._without_deadline(cursor)
+            if choice is not None and leaves(choice):
+                return choice
+        return None
+
+    def _most_valuable(self, candidates: list[tuple[float, Instant, RunChoice]]) -> RunChoice | None:
+        """Return the run of most value that starts now and does not delay one of more value on more units."""
+        candidates.sort(key=_first)
+        _, until, reserved = candidates[0]
+        if until <= self._now:
+            return reserved
+        spare = self._free + sum(end.units for end in self._ends if end.at <= until) - reserved.units
+        for _, start, choice in candidates:
+            if start > self._now:
                 continue
-            units = self._width(cursor)
-            if not units:
-                return LateRequests(cursor, self._late_count(cursor))
-            choice = self._choice_on(cursor, units, FAR if units <= spare else until)
+            state = choice.cursor.state
+            if choice.units <= spare or self._now + state.typical_ns(choice.rows, choice.units) <= until:
+                return choice
+        return None
+
+    def _add_candidates(self, cursor: QueueCursor, candidates: list[tuple[float, Instant, RunChoice]]) -> None:
+        """Add the run of most value on each width, with its value and its earliest start."""
+        state = cursor.state
+        head = cursor.waiting[0]
+        if not state.typical_ns(head.rows, state.units) or state.stale(self._now):
+            units = self._width(state)
+            if units:
+                candidates.append((FAR, self._now, RunChoice(cursor, 0, 1, head.rows, units)))
+            return
+        for units in state.widths:
+            start = free_at(units, self._free, self._now, self._ends)
+            choice = self._on(cursor, units, start)
             if choice is None:
-                if until == FAR:
-                    until, spare = self._reservation(max(units, state.units))
                 continue
-            delays = units > spare and self.now + state.typical_ns(choice.rows, units) > until
-            if not delays and self._is_within_share(choice):
-                return choice
-        return None
+            run_ns = state.typical_ns(choice.rows, units)
+            value = cursor.price * choice.rows / (units * max(start - self._now + run_ns, 1)) * _SKIP**choice.skipped
+            if self._idle and units <= max(state.knee, state.units) and not choice.skipped:
+                value = choice.rows / max(run_ns, 1)  # other units would be idle
+            candidates.append((value, start, choice))
 
-    def sketch(self, cursors: Sequence[QueueCursor]) -> RunChoice | LateRequests | None:
-        """Return a quick approximation of `pick` for simulated decisions: planned units, or the free ones."""
-        free, now = self.free, self.now
-        if not free:
-            return None
-        until, spare = FAR, FAR
-        for cursor in cursors:
-            state = cursor.state
-            if state.instances and cursor.running >= state.instances:
-                continue
-            units = state.units
-            head = cursor.waiting[cursor.first]
-            left_ns = deadline_of(head) - now - self.margin_ns
-            if units > free:
-                units = self._narrower(state, head.rows, left_ns)
-            if units > free:
-                if until == FAR:
-                    until, spare = self._reservation(units)
-                continue
-            if state.typical_ns(head.rows, state.widest) > left_ns and not state.stale(now):
-                return LateRequests(cursor, 1)
-            choice = self._largest_choice(cursor, units, left_ns)
-            delays = units > spare and now + state.typical_ns(choice.rows, units) > until
-            if not delays and self._is_within_share(choice):
-                return choice
-        return None
+    def _on(self, cursor: QueueCursor, units: int, start: Instant) -> RunChoice | None:
+        """Return the run of most value on this number of units from this instant on."""
+        state, waiting = cursor.state, cursor.waiting
+        best, most = None, 0.0
+        for skipped, head in enumerate(waiting):
+            if head.priority != waiting[0].priority:
+                break  # no request is refused for one of lower priority
+            count, rows, is_limited = self._assemble(state, waiting, skipped, units, start)
+            if count:
+                value = state.value(rows, units) * _SKIP**skipped
+                if value > most:
+                    best, most = RunChoice(cursor, skipped, count, rows, units), value
+            if not is_limited:
+                break  # without this request, no run is larger
+        return best
 
-    def _narrower(self, state: ModelState, rows: int, left_ns: Duration) -> int:
-        """Return the largest free width that serves the first request in time; the planned units if there is none."""
-        for units in reversed(state.widths):
-            if units <= self.free:
-                return units if state.high_ns(rows, units) <= left_ns else state.units
-        return state.units
-
-    def _largest_choice(self, cursor: QueueCursor, units: int, left_ns: Duration) -> RunChoice:
-        """Return the largest run, by halving the number of requests, that answers the first one in time."""
-        state = cursor.state
-        waiting = cursor.waiting
-        first = cursor.first
-        count = 1 if state.single else min(len(waiting) - first, state.cap)
-        while count > 1:
-            rows = sum([request.rows for request in waiting[first : first + count]])
-            if rows <= state.cap and state.high_ns(rows, units) <= left_ns:
-                return RunChoice(cursor, count, rows, units)
-            count //= 2
-        return RunChoice(cursor, 1, waiting[first].rows, units)
-
-    def _choice_on(self, cursor: QueueCursor, units: int, until: Instant) -> RunChoice | None:
-        """Return a run on these units; None if they are not free, or if it is better to wait for more."""
-        if units > self.free:
-            return None
-        choice = self._assemble(cursor, units, until)
-        return None if units < cursor.state.units and self._wasteful(choice) else choice
-
-    def _wasteful(self, start: RunChoice) -> bool:
-        """Return whether a narrow run takes much more device time per row than waiting for the planned one."""
-        cursor, state = start.cursor, start.cursor.state
-        if not state.thrifty:
-            return False
-        at, _ = self._reservation(state.units)
-        head = cursor.waiting[cursor.first]
-        rows = min(len(cursor.waiting) - cursor.first, state.batch)
-        if at + state.high_ns(rows, state.units) + self.margin_ns > deadline_of(head):
-            return False
-        planned = state.units * state.typical_ns(rows, state.units) * start.rows
-        return start.units * state.typical_ns(start.rows, start.units) * rows > planned * MAX_WASTE
-
-    def _is_within_share(self, start: RunChoice) -> bool:
-        """Return whether a run stays within its model's share, or takes no units that others may need during it."""
-        cursor, state = start.cursor, start.cursor.state
-        if not cursor.held or cursor.held + start.units <= state.share_units:
-            return True
-        run_ns = state.typical_ns(start.rows, start.units)
-        free = self.free - start.units
-        for other in self.states:
-            if other is not state and other.units > free and other.budget_ns < run_ns:
-                at, _ = self._reservation(other.units + start.units)
-                if at - self.now > other.budget_ns:
-                    return False
-        return True
-
-    def _width(self, cursor: QueueCursor) -> int:
-        """Return the units for the first request: planned, fewer if needed, more if it is late; zero: too late.
-
-        A result above the number of free units means that the request waits for them.
-        """
-        state = cursor.state
-        head = cursor.waiting[cursor.first]
-        left_ns = deadline_of(head) - self.now - self.margin_ns
-        preferred = max(state.knee, state.units) if self.idle else state.units
-        if preferred <= self.free and state.high_ns(head.rows, preferred) <= left_ns:
-            return preferred
-        fitting = [width for width in state.widths if width <= min(self.free, state.widest)]
-        enough = [width for width in fitting if state.high_ns(head.rows, width) <= left_ns]
-        for width in enough:
-            if width >= preferred:
-                return width
-        if enough:
-            return enough[-1]
-        if fitting and state.typical_ns(head.rows, fitting[-1]) <= left_ns:
-            return fitting[-1]
-        return state.widest if state.typical_ns(head.rows, state.widest) <= left_ns or state.stale(self.now) else 0
-
-    def _reservation(self, units: int) -> tuple[Instant, int]:
-        """Return when this many units will be free, and how many more there will be."""
-        free = self.free
-        for end in self.ends:
-            free += end.units
-            if free >= units:
-                return max(end.at, self.now), free - units
-        return FAR, FAR
-
-    def _late_count(self, cursor: QueueCursor) -> int:
-        state = cursor.state
-        count = 0
-        for request in cursor.waiting[cursor.first :]:
-            if self.now + self.margin_ns + state.typical_ns(request.rows, state.widest) <= deadline_of(request):
-                break
-            count += 1
-        return max(count, 1)
-
-    def _assemble(self, cursor: QueueCursor, units: int, until: Instant) -> RunChoice:
-        """Add requests while they fit, have the same shapes, and are all in time."""
-        state = cursor.state
-        waiting = cursor.waiting
-        first = cursor.first
+    def _assemble(
+        self, state: ModelState, waiting: Sequence[QueuedRequest], first: int, units: int, start: Instant
+    ) -> tuple[int, int, bool]:
+        """Return how many requests from `first` on form a run, their rows, and whether a deadline limits them."""
         head = waiting[first]
-        rows, count = head.rows, 1
-        cap = state.cap
-        if state.single or rows >= cap or first + 1 == len(waiting) or not state.typical_ns(rows, units):
-            return RunChoice(cursor, 1, rows, units)  # the first run of an unmeasured model has one request
-        shapes = head.shapes
-        latest = min(until, deadline_of(head) - self.margin_ns) - self.now
-        for index in range(first + 1, min(first + cap, len(waiting))):
-            request = waiting[index]
+        begin = start + self._margin_ns
+        left_ns = deadline_of(head) - begin
+        rows = head.rows
+        if state.high_ns(rows, units) > left_ns:
+            return 0, 0, True
+        if state.single:
+            return 1, rows, False
+        count = 1
+        for request in waiting[first + 1 : first + state.cap]:
             total_rows = rows + request.rows
-            if request.shapes != shapes or total_rows > cap:
+            if request.shapes != head.shapes or total_rows > state.cap:
                 break
-            left_ns = deadline_of(request) - self.margin_ns - self.now
-            latest = min(latest, left_ns)
-            if state.high_ns(total_rows, units) > latest:
-                break
+            left_ns = min(left_ns, deadline_of(request) - begin)
+            if state.high_ns(total_rows, units) > left_ns:
+                return count, rows, True
             rows = total_rows
             count += 1
-        return RunChoice(cursor, count, rows, units)
+        return count, rows, False
+
+    def _without_deadline(self, cursor: QueueCursor) -> RunChoice | None:
+        """Return a run of requests without a deadline on the planned units, or on fewer if fewer are free."""
+        units = self._width(cursor.state)
+        if not units:
+            return None
+        count, rows, _ = self._assemble(cursor.state, cursor.waiting, 0, units, self._now)
+        if not cursor.state.typical_ns(rows, units):  # the first run of an unmeasured model has one request
+            count, rows = 1, cursor.waiting[0].rows
+        return RunChoice(cursor, 0, count, rows, units)
+
+    def _width(self, state: ModelState) -> int:
+        """Return the planned units, more if the device is idle, fewer if fewer are free; zero: none."""
+        preferred = max(state.knee, state.units) if self._idle else state.units
+        return max((width for width in state.widths if width <= min(preferred, self._free)), default=0)
 
 
-def urgency(cursor: QueueCursor) -> Instant:
-    """Return the instant by which the planned run must start.
+def _first(candidate: tuple[float, Instant, RunChoice]) -> tuple[float, Instant]:
+    """Return the sort key of a candidate: the most valuable first, then the one that is due first."""
+    value, _, choice = candidate
+    return -value, deadline_of(choice.cursor.waiting[choice.skipped])
 
-    Requests without a deadline use what the others leave: the model with the least device time per weight first, and a
-    request that waited long before all later ones.
-    """
-    head = cursor.waiting[cursor.first]
-    if head.deadline != NEVER:
-        return head.deadline - cursor.state.planned_high_ns
-    patient_until = head.since + _PATIENCE_NS
-    return patient_until if patient_until <= cursor.now else _AFTER_DEADLINES + int(cursor.state.score)
+
+def free_at(units: int, free: int, now: Instant, ends: Sequence[UnitRelease]) -> Instant:
+    """Return when this many units will be free; the ends of active runs are in time order."""
+    for end in ends:
+        if free >= units:
+            break
+        free += end.units
+        now = max(now, end.at)
+    return now if free >= units else FAR

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cotenant.errors import ConfigError
+from cotenant.runner.machine import processor_name
 from cotenant.serve.model_profile_format import ModelProfile, decode_model_profile, encode_model_profile
 
 Report = Callable[[str], None]
@@ -26,12 +27,7 @@ def model_hash(path: Path, name: str) -> str:
 
 def cpu_identity(cores: int) -> str:
     """Return the processor's name, the number of cores and the version of ONNX Runtime."""
-    name = "unnamed processor"
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-        if line.startswith("model name"):
-            name = line.partition(":")[2].strip()
-            break
-    return f"{name}, {cores} cores, onnxruntime {importlib.metadata.version('onnxruntime')}"
+    return f"{processor_name()}, {cores} cores, onnxruntime {importlib.metadata.version('onnxruntime')}"
 
 
 class ProfileCache:

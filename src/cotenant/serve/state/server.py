@@ -358,8 +358,13 @@ class ServerMachine:
         queue = self._queues[choice.key]
         for queued in queue.take(choice.requests):
             del self._queue_of[queued.request]
-            detail = "it can no longer be answered in time"
-            self._refuse(actions, queued.request, RejectReason.TOO_LATE, detail, _retry_after_ns(queued, now))
+            reason, detail = RejectReason.TOO_LATE, "it can no longer be answered in time"
+            if not choice.is_late:
+                reason, detail = (
+                    RejectReason.OVER_SHARE,
+                    "the device is overloaded: a run of later requests answers more",
+                )
+            self._refuse(actions, queued.request, reason, detail, _retry_after_ns(queued, now))
         self._update_tables(queue, actions)
 
 

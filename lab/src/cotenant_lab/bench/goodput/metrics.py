@@ -34,13 +34,13 @@ class LoadTrial(msgspec.Struct, frozen=True):
     front_part: float = 0.0
     """Fraction of one core that the server's front end used."""
     slower: float = 1.0
-    """How many times as long runs took right before as when they were profiled."""
+    """How many times as long runs took right before or right after, the less of both, as when they were profiled."""
     left_bound_rps: float | None = None
     """As `bound_rps`, for the core time that both did not use, at the measured speed; None: runs use another device."""
-    known_rps: float | None = None
-    """Goodput of a scheduler that knows all arrivals, on the core time that both did not use; None: not computed."""
+    most_rps: float | None = None
+    """The most that any schedule answers in time on the core time that both did not use; None: not computed."""
     waterfall: dict[str, float] | None = None
-    """Goodput after each part of a server is added to that scheduler; None: not computed."""
+    """Goodput after each part of a server is added to that bound; None: not computed."""
 
     @property
     def goodput_rps(self) -> float:
@@ -83,9 +83,9 @@ class GoodputCell(msgspec.Struct, frozen=True):
     front_core_part: float
     """Fraction of one core that receiving and answering requests used, which runs could not use."""
     slower: float
-    """How many times as long runs took right before as when they were profiled."""
+    """How many times as long runs took right before or right after, the less of both, as when they were profiled."""
     vs_bound: float | None
-    """Over the goodput of a scheduler that knows all arrivals; None: not computed for this contender and load."""
+    """Over the most that any schedule as fair answers in time; None: not computed for this contender and load."""
     goodput_vs_left_bound: float | None
     """Over the bound for the core time that sending and the front end did not use; None: runs use another device."""
     p99_ms: float
@@ -145,7 +145,7 @@ def summed(trials: Sequence[LoadTrial], defaults: Sequence[LoadTrial]) -> Goodpu
         send_core_part=_median([trial.core_part for trial in trials]),
         front_core_part=_median([trial.front_part for trial in trials]),
         slower=_median([trial.slower for trial in trials]),
-        vs_bound=_median_of([trial.goodput_rps / trial.known_rps if trial.known_rps else None for trial in trials]),
+        vs_bound=_median_of([trial.goodput_rps / trial.most_rps if trial.most_rps else None for trial in trials]),
         goodput_vs_left_bound=_median_of(
             [trial.goodput_rps / trial.left_bound_rps if trial.left_bound_rps else None for trial in trials]
         ),

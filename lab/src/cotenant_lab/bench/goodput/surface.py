@@ -18,7 +18,8 @@ from cotenant_lab.errors import RunFailedError
 from cotenant_lab.serving.bound import bound, fair_bound, least_area
 from cotenant_lab.serving.clairvoyant import clairvoyant_goodput, scaled, without_spread
 from cotenant_lab.serving.modes import OURS, mode_of
-from cotenant_lab.serving.simulated import ServedModel, ServingOutcome, Setting, play
+from cotenant_lab.serving.schedule_bound import most_in_schedule, normal_outcomes
+from cotenant_lab.serving.simulated import HIGH, ServedModel, ServingOutcome, Setting, play
 
 _PLENTY_RPS: Final = 1e9
 
@@ -68,7 +69,8 @@ class Surface(msgspec.Struct, frozen=True):
         self, name: str, instants_ns: Mapping[str, Sequence[Duration]], warm_ns: Duration, for_ns: Duration
     ) -> ServingOutcome:
         """Simulate a policy at the same instants with measured run times."""
-        return play(self._models(instants_ns), instants_ns, mode_of(name), Setting(self.all_units, for_ns, warm_ns))
+        setting = Setting(self.all_units, for_ns, warm_ns, contention=1.0)  # the profile was measured on a full device
+        return play(self._models(instants_ns), instants_ns, mode_of(name), setting)
 
     def _models(self, instants_ns: Mapping[str, Sequence[Duration]], factor: float = 1.0) -> list[ServedModel]:
         return [
@@ -76,28 +78,56 @@ class Surface(msgspec.Struct, frozen=True):
             for model in instants_ns
         ]
 
-    def known_rps(
-        self, instants_ns: Mapping[str, Sequence[Duration]], setting: Setting, factor: float, min_fairness: float
+    def most_rps(
+        self,
+        instants_ns: Mapping[str, Sequence[Duration]],
+        setting: Setting,
+        *,
+        slower: float = 1.0,
+        taken_units: float = 0.0,
+        min_fairness: float = 0.0,
     ) -> float:
-        """Return the goodput of a scheduler that knows all arrivals, if runs take `factor` times as long."""
-        models = self._models(instants_ns, factor)
-        return clairvoyant_goodput(models, instants_ns, setting, min_fairness=min_fairness)
+        """Return the most requests per second that any schedule answers in time on the units that are not taken."""
+        models = self._models(instants_ns, slower)
+        return most_in_schedule(
+            models,
+            instants_ns,
+            setting,
+            units=max(self.all_units - taken_units, 0.01),
+            min_fairness=min_fairness,
+            outcomes={model.name: normal_outcomes(self._deviation(model.name)) for model in models},
+        )
+
+    def _deviation(self, model: str) -> float:
+        """Return the relative standard deviation of run times that their 99th percentiles correspond to, the median."""
+        ratios = sorted(time.high_ns / time.typical_ns - 1 for time in self.times[model].times)
+        return max(ratios[len(ratios) // 2], 0.0) / HIGH
 
     def waterfall(
-        self, instants_ns: Mapping[str, Sequence[Duration]], setting: Setting, factor: float, min_fairness: float
+        self,
+        instants_ns: Mapping[str, Sequence[Duration]],
+        setting: Setting,
+        *,
+        slower: float,
+        taken_units: float,
+        min_fairness: float,
     ) -> dict[str, float]:
-        """Return the goodput after each part of our server is added to the scheduler that knows all arrivals."""
+        """Return the goodput after each part of our server is added to the bound for all schedules."""
+        factor = slower * self.all_units / max(self.all_units - taken_units, 0.01)
         models = self._models(instants_ns, factor)
         exact = [msgspec.structs.replace(model, times=without_spread(model.times)) for model in models]
         mode = mode_of(OURS)
         quiet = msgspec.structs.replace(setting, noise=0.0)
+        noisy = msgspec.structs.replace(setting, noise=max(self._deviation(model.name) for model in models))
+        queueing = play(exact, instants_ns, mode, quiet).goodput_per_s
+        known = clairvoyant_goodput(models, instants_ns, setting, min_fairness=min_fairness)
         return {
-            "device": self.known_rps(instants_ns, setting, 1.0, min_fairness),
-            "front end": self.known_rps(instants_ns, setting, factor, min_fairness),
-            "batch formation": clairvoyant_goodput(
-                models, instants_ns, setting, min_fairness=min_fairness, waits=False
+            "device": self.most_rps(instants_ns, setting, slower=slower, min_fairness=min_fairness),
+            "front end": self.most_rps(
+                instants_ns, setting, slower=slower, taken_units=taken_units, min_fairness=min_fairness
             ),
-            "queueing": play(exact, instants_ns, mode, quiet).goodput_per_s,
-            "forecasts": play(exact, instants_ns, mode, setting).goodput_per_s,
-            "admission margins": play(models, instants_ns, mode, setting).goodput_per_s,
+            "batch formation": max(known, queueing),
+            "queueing": queueing,
+            "forecasts": play(exact, instants_ns, mode, noisy).goodput_per_s,
+            "admission margins": play(models, instants_ns, mode, noisy).goodput_per_s,
         }

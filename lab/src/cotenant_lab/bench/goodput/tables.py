@@ -40,7 +40,7 @@ def show_goodput(console: Console, report: GoodputReport) -> None:
         result = f"{cell.goodput_vs_left_bound:.2f} of the bound for the remaining core time at the current speed"
         console.print(f"At {cell.load:g} of the capacity, {cell.arrival}, {cost}: in time, {result}.")
     ratios = ", ".join(f"{load}: {ratio:.2f}" for load, ratio in report.vs_bound.items())
-    console.print(f"{report.ours} over a scheduler that knows all arrivals, by part of the capacity: {ratios}")
+    console.print(f"{report.ours} over the most that any schedule answers in time, by part of the capacity: {ratios}")
     for step in report.waterfall:
         console.print(f"  {step.part}: {step.goodput_rps:.1f} requests/s, lost {step.lost_rps:.1f}")
     for target, met in report.met.items():

@@ -11,8 +11,10 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from cotenant.cli.render.html.demo import STYLE
+from cotenant.cli.render.html.page import html_page, scrolling_table
 from cotenant.errors import ConfigError
+from cotenant.runner.atomic_file import replace_file
+from cotenant.runner.machine import read_machine
 from cotenant_lab.study.all.claims import LABS, AllReport, StudySummary, all_report, read_report
 from cotenant_lab.study.arkgpu.report import run_arkgpu
 from cotenant_lab.study.claim import StudyClaim, show_claims
@@ -20,6 +22,8 @@ from cotenant_lab.study.data_files import measurement_bytes
 from cotenant_lab.study.dstack.report import run_dstack
 from cotenant_lab.study.fikit.report import run_fikit
 from cotenant_lab.study.muxflow.run import run_muxflow
+
+_STYLE: Final = "td { vertical-align: top; }"
 
 
 class Lab(Protocol):
@@ -78,7 +82,7 @@ def run_all(
 
 def _write(path: Path, content: bytes) -> None:
     try:
-        path.write_bytes(content)
+        replace_file(path, content)
     except OSError as error:
         raise ConfigError("file", str(path), f"cannot be written: {error.strerror}; choose another place") from None
 
@@ -102,23 +106,21 @@ def show_all(console: Console, report: AllReport) -> None:
 def write_page(path: Path, report: AllReport) -> None:
     """Write the same as an HTML page."""
     heads = ("paper", "claim", "result", "worst perturbed cell", "reached", "why, or what it does not show")
-    parts = [
-        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>",
-        "<title>cotenant: all studies</title>",
-        f"<style>{STYLE}td, th {{ text-align: left; vertical-align: top; }}</style>",
-        "<h1>Claims of the papers and results of cotenant</h1>",
-        f"<p>{report.claims_reached} of {report.claims_total} claims reached</p>",
-        "<table><tr>" + "".join(f"<th>{name}" for name in heads),
-    ]
+    rows = []
     for claim in report.claims:
         worst = f"{claim.perturbed_worst:g} ({claim.perturbed_worst_cell})"
         cells = (claim.paper, claim.claim, claim.result, worst, "yes" if claim.reached else "no", claim.reason)
-        parts.append("<tr>" + "".join(f"<td>{escape(cell)}" for cell in cells))
-    parts.append("</table>")
+        rows.append([escape(cell) for cell in cells])
+    parts = list(scrolling_table(heads, rows))
     for study in report.labs:
         quick = "; quick: fewer and shorter cases" if study.quick else ""
         parts.append(f"<h2>{escape(study.lab)}</h2><p>seed {study.seed}{quick}</p><ul>")
         for target, met in study.met.items():
             parts.append(f"<li>{'met' if met else '<b>missed</b>'}: {escape(target)}")
         parts.append("</ul>")
-    _write(path, "\n".join([*parts, "</html>"]).encode())
+    conclusion = (
+        f"{report.claims_reached} of {report.claims_total} claims of the papers are reached, and "
+        f"{report.claims_unexplained} of the others are not explained."
+    )
+    title = "Claims of the papers and results of cotenant"
+    _write(path, html_page(title, conclusion, read_machine(), parts, _STYLE, is_measured=False).encode())

@@ -9,7 +9,7 @@ from typing import Any, Final
 from cotenant_lab.study.arkgpu.report import ArkgpuEvidence, ArkgpuPaper, ArkgpuReport
 from cotenant_lab.study.arkgpu.run import AGAINST, MODES, CaseTimeline
 from cotenant_lab.study.arkgpu.steps import StepTimeline
-from cotenant_lab.study.device.plots import drawing, plots_page, save
+from cotenant_lab.study.device.plots import drawing, save, write_plots_page
 
 _COLOURS: Final = {"cotenant": "#1f6fb4", "mps": "#d1495b", "exclusive": "#9aa5b1", "mps-priority": "#e8a33d"}
 _TIMELINES_MAX: Final = 4
@@ -36,8 +36,7 @@ def plotter(directory: Path) -> Callable[[ArkgpuReport, ArkgpuEvidence], None]:
         )
         head = "<tr><th>cotenant against others, % increase<th>min<th>median<th>p90<th>max</tr>"
         text = f"cotenant-lab study arkgpu, seed {report.seed}, with the published results of {report.paper.source}"
-        page = plots_page("Control of the online share", text, head, rows, captions)
-        (directory / "index.html").write_text(page, encoding="utf-8")
+        write_plots_page(directory, "Control of the online share", text, head, rows, captions, report.met)
 
     return into_files
 

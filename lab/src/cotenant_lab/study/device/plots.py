@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import html
+import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from cotenant.cli.render.html.page import html_page
 from cotenant.errors import ConfigError
+from cotenant.runner.atomic_file import check_replaceable, replace_file
+from cotenant.runner.machine import read_machine
 from cotenant_lab.plots.pyplot import drawn_with, need_matplotlib
 from cotenant_lab.study.device.run import DeviceEvidence, DeviceReport
 from cotenant_lab.study.device.shares import Curve
 from cotenant_lab.study.error import relative
 
 _MODEL, _MEASURED, _FITTED = "#1f6fb4", "#444444", "#d1495b"
+INDEX: Final = "index.html"
+_STYLE: Final = "figure { margin: 2rem 0; background: #fff; color: #000; } img { max-width: 100%; }"
 _SERVER_COLOURS: Final = ("#1f6fb4", "#d1495b", "#3a9a5b")
 
 
@@ -23,7 +29,7 @@ def drawing(directory: Path) -> Callable[[], contextlib.AbstractContextManager[A
     need_matplotlib("--plots", str(directory))
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / "index.html").touch()
+        check_replaceable(directory / INDEX)
     except OSError as error:
         raise ConfigError("--plots", str(directory), f"cannot be written: {error.strerror}; choose another") from None
     return drawn_with
@@ -40,15 +46,17 @@ def plotter(directory: Path) -> Callable[[DeviceReport, DeviceEvidence], None]:
                 "errors.svg": _draw_errors(pyplot, directory / "errors.svg", evidence),
                 "together.svg": _draw_together(pyplot, directory / "together.svg", evidence),
             }
-        (directory / "index.html").write_text(_page(report, captions), encoding="utf-8")
+        _write_page(directory, report, captions)
 
     return draw
 
 
 def save(pyplot: Any, figure: Any, path: Path) -> None:
-    """Write the figure as a reproducible file."""
-    figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
+    """Write the figure as a reproducible file; an interrupted study leaves an existing one as it was."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="svg", metadata={"Date": None}, bbox_inches="tight")
     pyplot.close(figure)
+    replace_file(path, drawn.getvalue())
 
 
 def _draw_shares(pyplot: Any, path: Path, curves: Sequence[Curve]) -> str:
@@ -151,7 +159,7 @@ def _draw_together(pyplot: Any, path: Path, evidence: DeviceEvidence) -> str:
     return "Latency together, as measured and by the device model; held-out cases only."
 
 
-def _page(report: DeviceReport, captions: dict[str, str]) -> str:
+def _write_page(directory: Path, report: DeviceReport, captions: dict[str, str]) -> None:
     rows = "".join(
         f"<tr><td>{html.escape(check.name)}<td>{check.errors.n:,}<td>{check.errors.median:.1%}<td>{check.errors.p90:.1%}"
         f"<td>{check.errors.worst:.1%}<td>{html.escape(check.errors.worst_case)}</tr>"
@@ -159,18 +167,35 @@ def _page(report: DeviceReport, captions: dict[str, str]) -> str:
     )
     head = "<tr><th>check<th>held out<th>median<th>p90<th>worst<th>case</tr>"
     text = f"cotenant-lab study device, seed {report.seed}; relative errors."
-    return plots_page("The device model against measurements", text, head, rows, captions)
+    title = "The device model against measurements"
+    write_plots_page(directory, title, text, head, rows, captions, report.met)
 
 
-def plots_page(title: str, text: str, head: str, rows: str, captions: Mapping[str, str]) -> str:
-    """Return an HTML page with a table and drawings."""
-    drawings = "".join(
-        f'<figure><img src="{name}" alt="{caption}"><figcaption>{caption}</figcaption></figure>'
+def write_plots_page(
+    directory: Path,
+    title: str,
+    text: str,
+    head: str,
+    rows: str,
+    captions: Mapping[str, str],
+    met: Mapping[str, bool],
+) -> None:
+    """Write the page of a study: which of its targets are met, a table, and the drawings."""
+    drawings = (
+        f'<figure><img src="{name}" alt="{html.escape(caption)}" title="{html.escape(caption)}">'
+        f"<figcaption>{html.escape(caption)}</figcaption></figure>"
         for name, caption in captions.items()
     )
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
-        "<style>body{font:16px/1.5 sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem}img{max-width:100%}"
-        "figure{margin:2rem 0}td,th{padding:.2rem .8rem;text-align:left}</style>"
-        f"<h1>{title}</h1><p>{text}</p><table>{head}{rows}</table>{drawings}</html>\n"
-    )
+    table = f"<div class=scroll tabindex=0><table>{head}{rows}</table></div>"
+    body = [f"<p>{html.escape(text)}</p>", table, *drawings]
+    page = html_page(title, targets_sentence(met), read_machine(), body, _STYLE, is_measured=False)
+    replace_file(directory / INDEX, page.encode())
+
+
+def targets_sentence(met: Mapping[str, bool]) -> str:
+    """Return in one sentence how many targets of a study are met, and which are missed."""
+    if not met:
+        return "This run was too short to be compared with the targets of the study."
+    missed = [name for name, is_met in met.items() if not is_met]
+    names = f"; missed: {', '.join(missed)}" if missed else ""
+    return f"{len(met) - len(missed)} of {len(met)} targets of this study are met{names}."

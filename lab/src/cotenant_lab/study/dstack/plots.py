@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cotenant_lab.serving.modes import ADMITTED, OURS
-from cotenant_lab.study.device.plots import drawing, plots_page, save
+from cotenant_lab.study.device.plots import drawing, save, write_plots_page
 from cotenant_lab.study.dstack.report import ALL, DstackReport
 from cotenant_lab.study.dstack.run import POISSON, PUBLISHED
 
@@ -41,8 +41,7 @@ def plotter(directory: Path) -> Callable[[DstackReport], None]:
         )
         head = "<tr><th>ours over<th>models<th>in time<th>with our admission<th>utilization</tr>"
         text = f"cotenant-lab study dstack, seed {report.seed}; medians; compare with {report.paper.source}"
-        page = plots_page("Many models on one GPU", text, head, rows, captions)
-        (directory / "index.html").write_text(page, encoding="utf-8")
+        write_plots_page(directory, "Many models on one GPU", text, head, rows, captions, report.met)
 
     return into_files
 

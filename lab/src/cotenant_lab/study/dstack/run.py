@@ -15,6 +15,7 @@ import msgspec
 from cotenant.serve.model.run_times import RunTimes
 from cotenant.units.instant import SECOND_NS
 from cotenant_lab.serving.arrival_bound import most_in_time
+from cotenant_lab.serving.ideal import ideal_goodput
 from cotenant_lab.serving.modes import ADMITTED, AWARE, OURS, TEMPORAL, mode_of
 from cotenant_lab.serving.simulated import ServedModel, ServingOutcome, Setting, arrivals_of, in_bursts, play, poisson
 from cotenant_lab.study.claim import CONTENTION, Perturbation
@@ -26,6 +27,8 @@ PUBLISHED: Final = (TEMPORAL, "fixed", "triton", *AWARE)
 MODES: Final = (OURS, *PUBLISHED, *(name + ADMITTED for name in PUBLISHED))
 POISSON: Final = "poisson"
 BURSTS: Final = "bursts"
+CAPACITY: Final = 1.0
+"""The load at which the bound for the device is reached."""
 WARM_NS: Final = SECOND_NS * 2 // 5
 FOR_NS: Final = SECOND_NS // 4
 _RHYTHMS: Final = {POISSON: poisson, BURSTS: in_bursts}
@@ -63,6 +66,8 @@ class ServedRun(msgspec.Struct, frozen=True, kw_only=True):
     """Over the largest number of these requests that could be in time, of any models."""
     of_fair_bound: float
     """The same, if each model must have the same fraction of its requests in time."""
+    of_ideal: float | None = None
+    """Over the goodput of an ideal scheduler that preempts runs, with the same interference; ours at capacity only."""
     missed: float
     attainment_admitted: float
     utilization: float
@@ -111,7 +116,10 @@ def play_task(task: CombinationTask) -> list[ServedRun]:
             if mode.endswith(ADMITTED) and not offered.admitted_too:
                 continue
             outcome = play(models, arrivals, mode_of(mode), setting)
-            runs.append(_served_run(outcome, offered, bounds))
+            ideal = None
+            if mode == OURS and (offered.rhythm, offered.load) == (POISSON, CAPACITY):
+                ideal = ideal_goodput(models, arrivals, setting)
+            runs.append(_served_run(outcome, offered, bounds, ideal))
     return runs
 
 
@@ -134,7 +142,9 @@ def _scaled(times: RunTimes, factor: float) -> RunTimes:
     return msgspec.structs.replace(times, times=cells)
 
 
-def _served_run(outcome: ServingOutcome, offered: OfferedLoad, bounds: tuple[float, float]) -> ServedRun:
+def _served_run(
+    outcome: ServingOutcome, offered: OfferedLoad, bounds: tuple[float, float], ideal: float | None
+) -> ServedRun:
     any_bound, fair_bound = bounds
     return ServedRun(
         models=[model.name for model in outcome.models],
@@ -144,6 +154,7 @@ def _served_run(outcome: ServingOutcome, offered: OfferedLoad, bounds: tuple[flo
         goodput_per_s=outcome.goodput_per_s,
         of_bound=outcome.goodput_per_s / any_bound if any_bound else 1.0,
         of_fair_bound=outcome.goodput_per_s / fair_bound if fair_bound else 1.0,
+        of_ideal=outcome.goodput_per_s / ideal if ideal else None,
         missed=outcome.missed,
         attainment_admitted=outcome.attainment_admitted,
         utilization=outcome.utilization,

@@ -72,6 +72,10 @@ def _times(spread: MetricSpread) -> str:
     return f"{_short(spread.median)} ({_short(spread.quarter)}, {_short(spread.three_quarters)})"
 
 
+def _spread(spread: MetricSpread) -> str:
+    return f"{spread.median:.0%} ({spread.quarter:.0%}, {spread.three_quarters:.0%})"
+
+
 def _short(value: float) -> str:
     return "never" if value > 1e6 else f"{value:.2f}x"
 
@@ -93,4 +97,9 @@ def _show_loads(console: Console, report: DstackReport) -> None:
         for load in report.loads
     ]
     console.print(table("By load, as a fraction of the bound: medians", columns, rows))
+    rivals = f"another policy is ahead in {report.rivals.ahead_part:.0%} of the combinations"
+    console.print(
+        f"At capacity, {_spread(report.of_ideal)} of an ideal scheduler that preempts runs; {rivals}, by at most "
+        f"{report.rivals.ahead_by:.0%}."
+    )
     console.print()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cotenant_lab.bench.fill.metrics import COTENANT
-from cotenant_lab.study.device.plots import drawing, plots_page, save
+from cotenant_lab.study.device.plots import drawing, save, write_plots_page
 from cotenant_lab.study.fikit.report import FikitReport, RulePoint
 
 _COLOURS = {"slices": "#d1495b", "mps": "#1f6fb4"}
@@ -32,10 +32,15 @@ def plotter(directory: Path) -> Callable[[FikitReport], None]:
             for metric, range_ in group.metrics.items()
         )
         head = "<tr><th>group<th>metric<th>min<th>median<th>max</tr>"
-        page = plots_page(
-            "Gap filling in simulation", f"cotenant-lab study fikit, seed {report.seed}", head, rows, captions
+        write_plots_page(
+            directory,
+            "Gap filling in simulation",
+            f"cotenant-lab study fikit, seed {report.seed}",
+            head,
+            rows,
+            captions,
+            report.met,
         )
-        (directory / "index.html").write_text(page, encoding="utf-8")
 
     return into_files
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from cotenant_lab.study.device.plots import drawing, plots_page, save
+from cotenant_lab.study.device.plots import drawing, save, write_plots_page
 from cotenant_lab.study.muxflow.run import OURS, ClusterResult, MuxflowReport
 
 _BEFORE, _AFTER, _OURS = "#9aa5b1", "#1f6fb4", "#d1495b"
@@ -33,8 +33,7 @@ def plotter(directory: Path) -> Callable[[MuxflowReport], None]:
             for outcome in cluster.found
         )
         text = f"cotenant-lab study muxflow, seed {report.seed}; compare with {report.paper.source}"
-        page = plots_page("Sharing in a cluster", text, head, rows, captions)
-        (directory / "index.html").write_text(page, encoding="utf-8")
+        write_plots_page(directory, "Sharing in a cluster", text, head, rows, captions, report.met)
 
     return into_files
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from cotenant_lab.study.device.plots import drawing, plots_page, save
+from cotenant_lab.study.device.plots import drawing, save, write_plots_page
 from cotenant_lab.study.muxflow_node.report import PROTECTED, MuxflowNodeReport
 
 _BEFORE, _AFTER, _PAPER = "#9aa5b1", "#1f6fb4", "#d1495b"
@@ -31,8 +31,7 @@ def plotter(directory: Path) -> Callable[[MuxflowNodeReport], None]:
         )
         head = "<tr><th>part<th>mode<th>metric<th>min<th>median<th>p90<th>max<th>mean</tr>"
         text = f"cotenant-lab study muxflow-node, seed {report.seed}; compare with {report.paper.source}"
-        page = plots_page("Sharing on one node", text, head, rows, captions)
-        (directory / "index.html").write_text(page, encoding="utf-8")
+        write_plots_page(directory, "Sharing on one node", text, head, rows, captions, report.met)
 
     return into_files
 

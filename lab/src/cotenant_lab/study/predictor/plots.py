@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from cotenant_lab.study.device.plots import drawing, plots_page, save
+from cotenant_lab.study.device.plots import drawing, save, write_plots_page
 from cotenant_lab.study.error import relative
 from cotenant_lab.study.predictor.latency import SurfacePlot
 from cotenant_lab.study.predictor.run import PredictorEvidence, PredictorReport
@@ -35,8 +35,7 @@ def plotter(directory: Path) -> Callable[[PredictorReport, PredictorEvidence], N
         )
         head = "<tr><th>predictor<th>measured by<th>cases<th>median error<th>p90<th>within intervals of 90 %</tr>"
         text = f"cotenant-lab study predictor, seed {report.seed}"
-        page = plots_page("The predictor against measurements", text, head, rows, captions)
-        (directory / "index.html").write_text(page, encoding="utf-8")
+        write_plots_page(directory, "The predictor against measurements", text, head, rows, captions, report.met)
 
     return draw
 

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from cotenant.cli.render.html.charts import LEFT, RIGHT, WIDTH, svg, ticks
+from cotenant.cli.render.html.page import hover_points
 from cotenant.cli.render.profile import duration
 from cotenant.units.instant import SECOND_NS
 
@@ -93,7 +94,9 @@ def _load(changing_load: ChangingLoad, x_of: Callable[[float], float], top: floa
     for index, count in enumerate(bins):
         x, width = x_of(index * _BIN_NS), x_of((index + 1) * _BIN_NS) - x_of(index * _BIN_NS)
         y = _y_of(top, count / max_value)
-        yield f"<rect class=request x={x:.1f} y={y:.1f} width={max(width - 1, 1):.1f} height={top + _PANEL - y:.1f} />"
+        title = f"<title>{count * SECOND_NS // _BIN_NS} requests per second at {index * _BIN_NS / 1e9:.2f} s</title>"
+        size = f"width={max(width - 1, 1):.1f} height={top + _PANEL - y:.1f}"
+        yield f"<rect class=request x={x:.1f} y={y:.1f} {size}>{title}</rect>"
     yield _label(f"{max_value * SECOND_NS // _BIN_NS}", top)
     for at_ns, name in changing_load.parts:
         yield f"<text class=part x={x_of(at_ns) + 4:.1f} y={top + 12:.1f}>{escape(name)}</text>"
@@ -112,7 +115,8 @@ def _latencies(changing_load: ChangingLoad, x_of: Callable[[float], float], top:
     for run in changing_load.runs:
         for due_ns, latency_ns in run.requests:
             position = f"cx={x_of(due_ns):.1f} cy={y_of(latency_ns):.1f}"
-            yield f"<circle class='dot series{run.number}' {position} r=1.3><title>{escape(run.name)}</title></circle>"
+            title = f"{run.name}: {latency_ns / 1e6:.2f} ms at {due_ns / 1e9:.2f} s"
+            yield f"<circle class='dot series{run.number}' {position} r=1.3><title>{escape(title)}</title></circle>"
     y = y_of(changing_load.slo_ns)
     yield f"<line class=objective x1={LEFT} x2={WIDTH - RIGHT} y1={y:.1f} y2={y:.1f} />"
 
@@ -128,6 +132,10 @@ def _shares(changing_load: ChangingLoad, x_of: Callable[[float], float], top: fl
             points += [f"{x_of(at_ns):.1f},{y:.1f}", f"{x_of(until_ns):.1f},{y:.1f}"]
         if points:
             yield f"<polyline class='curve series{run.number}' points='{' '.join(points)}' />"
+            yield hover_points(
+                (x_of(at_ns), _y_of(top, ppm / 1e6), f"{run.name}: {ppm / 1e4:.0f} % from {at_ns / 1e9:.2f} s on")
+                for at_ns, ppm in run.shares
+            )
 
 
 def _paces(changing_load: ChangingLoad, x_of: Callable[[float], float], top: float) -> Iterable[str]:
@@ -137,6 +145,10 @@ def _paces(changing_load: ChangingLoad, x_of: Callable[[float], float], top: flo
         points = [f"{x_of((begin + end) / 2):.1f},{_y_of(top, part):.1f}" for begin, end, part in run.paces]
         if points:
             yield f"<polyline class='curve series{run.number}' points='{' '.join(points)}' />"
+            yield hover_points(
+                (x_of((begin + end) / 2), _y_of(top, part), f"{run.name}: {part:.0%} at {(begin + end) / 2e9:.2f} s")
+                for begin, end, part in run.paces
+            )
 
 
 def changing_load_rows(changing_load: ChangingLoad) -> Sequence[tuple[str, str, str, str]]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Final
 
+from cotenant.cli.render.html.page import hover_points
 from cotenant.cli.render.html.phase import PhaseResult, TimelineWindow
 
 WIDTH: Final = 900
@@ -17,6 +18,8 @@ _TRACK_HEIGHT: Final = 46
 _STEPS: Final = 200  # points of a curve, more than a screen can resolve
 _NS_PER_MS: Final = 1e6
 _MIN_WIDTH: Final = 0.3
+_HOVER_PARTS: Final = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
+"""Fractions of the requests whose latency is shown on hover."""
 
 
 def curves(phases: Sequence[PhaseResult]) -> str:
@@ -32,6 +35,7 @@ def curves(phases: Sequence[PhaseResult]) -> str:
         return _CURVE_HEIGHT - 30 - part * (_CURVE_HEIGHT - 50)
 
     parts = [_axes(x_of, y_of, min_value, max_value)]
+    values: list[tuple[float, float, str]] = []
     for number, phase in enumerate(phases):
         count = len(phase.latencies_ns)
         indexes = [round(step * (count - 1) / _STEPS) for step in range(_STEPS + 1)] if count > _STEPS else range(count)
@@ -39,7 +43,11 @@ def curves(phases: Sequence[PhaseResult]) -> str:
         parts.append(
             f"<polyline class='curve series{number}' points='{points}'><title>{escape(phase.name)}</title></polyline>"
         )
-    return svg(_CURVE_HEIGHT, parts, "distribution of latencies")
+        for part in _HOVER_PARTS:
+            latency_ns = phase.latencies_ns[max(math.ceil(part * count) - 1, 0)]
+            text = f"{phase.name}: {part:.0%} of the requests within {latency_ns / _NS_PER_MS:.2f} ms"
+            values.append((x_of(latency_ns), y_of(part), text))
+    return svg(_CURVE_HEIGHT, [*parts, hover_points(values)], "distribution of latencies")
 
 
 def _axes(x_of: Callable[[float], float], y_of: Callable[[float], float], min_value: int, max_value: int) -> str:
@@ -73,7 +81,8 @@ def bars(rows: Sequence[tuple[str, str, float, int]]) -> str:
         y = 8 + 26 * index
         width = max(0.0, min(part, 1.0)) * (WIDTH - 420)
         parts.append(f"<text x=0 y={y + 13}>{escape(label)}</text>")
-        parts.append(f"<rect class='bar series{number}' x=300 y={y} width={width:.1f} height=16 rx=2 />")
+        title = f"<title>{escape(f'{label}: {value}')}</title>"
+        parts.append(f"<rect class='bar series{number}' x=300 y={y} width={width:.1f} height=16 rx=2>{title}</rect>")
         parts.append(f"<text x={306 + width:.1f} y={y + 13}>{escape(value)}</text>")
     return svg(16 + 26 * len(rows), parts, "utilization")
 
@@ -92,7 +101,9 @@ def timeline_chart(timeline: TimelineWindow) -> str:
         for begin_ns, end_ns in spans:
             width = max(x_of(end_ns) - x_of(begin_ns), _MIN_WIDTH)
             position = f"x={x_of(begin_ns):.2f} y={8 + track * _TRACK_HEIGHT} width={width:.2f}"
-            parts.append(f"<rect class={kind} {position} height={_TRACK_HEIGHT - 18} />")
+            begin_ms, length_ms = (begin_ns - timeline.begin_ns) / _NS_PER_MS, (end_ns - begin_ns) / _NS_PER_MS
+            title = f"<title>{_TRACKS[track]}: {length_ms:.3f} ms from {begin_ms:.3f} ms</title>"
+            parts.append(f"<rect class={kind} {position} height={_TRACK_HEIGHT - 18}>{title}</rect>")
     for milliseconds in range(0, round(span_ns / _NS_PER_MS) + 1, 5):
         x = x_of(timeline.begin_ns + milliseconds * 1_000_000)
         parts.append(f"<line class=grid x1={x:.1f} x2={x:.1f} y1=4 y2={3 * _TRACK_HEIGHT} />")

@@ -8,10 +8,12 @@ from typing import Final
 
 import numpy as np
 
-from cotenant.cli.render.cluster_result import about, metric_rows
+from cotenant.cli.render.cluster_result import about, conclusion, metric_rows
 from cotenant.cli.render.html.cluster_charts import Line, distribution, heat_map, series, slowdowns
 from cotenant.cli.render.html.demo import STYLE
+from cotenant.cli.render.html.page import html_page, scrolling_table
 from cotenant.cluster.sim.jobs import SimJobState
+from cotenant.runner.machine import MachineState
 from cotenant.simulate.cluster import ClusterRun
 
 _HOUR_NS: Final = 3.6e12
@@ -19,7 +21,7 @@ _SHARED, _BEFORE = 3, 0
 """Colours of the page's style."""
 
 
-def cluster_page(cluster_run: ClusterRun, name: str) -> str:
+def cluster_page(cluster_run: ClusterRun, name: str, machine: MachineState) -> str:
     """Return the HTML page."""
     outcome, world = cluster_run.outcome, cluster_run.world
     at_h, values = world.measurements.series()
@@ -32,13 +34,15 @@ def cluster_page(cluster_run: ClusterRun, name: str) -> str:
 
     slowest = max([1.05, *values["slowdown_p99"]])
     jobs = max([1.0, *values["running"], *values["waiting"]])
-    return "\n".join(
+    return html_page(
+        name,
+        conclusion(outcome),
+        machine,
         [
-            "<!doctype html><html lang=en><meta charset=utf-8>",
-            "<meta name=viewport content='width=device-width'>",
-            f"<title>cotenant: {escape(name)}</title><style>{STYLE}</style>",
-            f"<h1>{escape(name)}</h1><p>{escape(about(outcome))}</p>",
-            *_table(metric_rows(outcome)),
+            f"<p>{escape(about(outcome))}</p>",
+            *scrolling_table(
+                ("", "shared", "online only"), ([escape(cell) for cell in row] for row in metric_rows(outcome))
+            ),
             *_part(
                 "GPU utilization", "the fraction of the time with work on a GPU, over all GPUs", pair("utilization")
             ),
@@ -72,8 +76,10 @@ def cluster_page(cluster_run: ClusterRun, name: str) -> str:
             slowdowns(slowdown, "distribution of online slowdown"),
             *_part("All GPUs", "mean utilization of groups of neighbouring GPUs over time", []),
             heat_map(world.measurements.heatmap(), outcome.hours, outcome.gpus),
-            f"<p class=note>{escape(_NOTES)}</p></html>",
-        ]
+            f"<p class=note>{escape(_NOTES)}</p>",
+        ],
+        STYLE,
+        is_measured=False,
     )
 
 
@@ -89,13 +95,6 @@ def _part(title: str, note: str, lines: Sequence[Line]) -> Iterable[str]:
     keys = "".join(f"<span class='key series{line.colour}'></span>{escape(line.name)}" for line in lines)
     sentence = f"{note}." if note else ""
     yield f"<p class=note>{escape(sentence[:1].upper() + sentence[1:])}{keys}</p>"
-
-
-def _table(rows: Sequence[tuple[str, str, str]]) -> Iterable[str]:
-    yield "<table><tr><th></th><th>shared</th><th>online only</th></tr>"
-    for row in rows:
-        yield "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
-    yield "</table>"
 
 
 def _completion_times(cluster_run: ClusterRun) -> list[tuple[float, float]]:

@@ -8,12 +8,15 @@ from html import escape
 from typing import Final, NamedTuple
 
 from cotenant.cli.render.html.charts import LEFT, RIGHT, WIDTH, svg
+from cotenant.cli.render.html.page import hover_points
 
 _HEIGHT: Final = 220
 _TOP: Final = 14
 _BOTTOM: Final = 34
 _CELL: Final = 7
 _POINTS_LIMIT: Final = 400
+_HOVER_POINTS: Final = 60
+"""About this number of points of a curve show their values on hover."""
 _SHOWN_FRACTION: Final = 0.999
 _SHADES: Final = ("#eef3f6", "#3d7ea6", "#14283a")
 """Colours for 0 %, 50 % and 100 % utilization."""
@@ -39,7 +42,8 @@ def series(
     parts = _rows(min_value, max_value, format_value)
     step = _step(hours)
     parts += _columns([(x_of(tick * step), f"{tick * step:g} h") for tick in range(int(hours / step + 1e-9) + 1)])
-    return svg(_HEIGHT, [*parts, *_curves(lines, x_of, min_value, max_value)], label)
+    curves = _curves(lines, x_of, (min_value, max_value), lambda hour: f"{hour:.1f} h", format_value)
+    return svg(_HEIGHT, [*parts, *curves], label)
 
 
 def distribution(lines: Sequence[Line], label: str, format_value: Callable[[float], str]) -> str:
@@ -55,7 +59,8 @@ def distribution(lines: Sequence[Line], label: str, format_value: Callable[[floa
     ticks = [factor * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1) for factor in factors]
     inside = [tick for tick in ticks if low <= math.log10(tick) <= high]
     columns = _columns([(x_of(tick), format_value(tick)) for tick in inside])
-    return svg(_HEIGHT, [*_rows(0.0, 1.0, _percent), *columns, *_curves(lines, x_of, 0.0, 1.0)], label)
+    curves = _curves(lines, x_of, (0.0, 1.0), format_value, _percent)
+    return svg(_HEIGHT, [*_rows(0.0, 1.0, _percent), *columns, *curves], label)
 
 
 def slowdowns(line: Line, label: str) -> str:
@@ -68,7 +73,7 @@ def slowdowns(line: Line, label: str) -> str:
 
     ticks = [1 + (max_value - 1) * index / 5 for index in range(6)]
     columns = _columns([(x_of(tick), f"{tick:.2f}") for tick in ticks])
-    curve = _curves([line._replace(points=inside)], x_of, 0.0, 1.0)
+    curve = _curves([line._replace(points=inside)], x_of, (0.0, 1.0), lambda times: f"{times:.3f}", _percent)
     return svg(_HEIGHT, [*_rows(0.0, 1.0, _percent), *columns, *curve], label)
 
 
@@ -86,7 +91,8 @@ def heat_map(cells: Sequence[Sequence[float]], hours: float, gpus: int) -> str:
     for row, line in enumerate(cells):
         for column, value in enumerate(line):
             position = f"x='{LEFT + column * width:.2f}' y='{_TOP + row * _CELL}' width='{width + 0.3:.2f}'"
-            parts.append(f"<rect {position} height='{_CELL + 0.3}' fill='{_shade(value)}'/>")
+            title = f"<title>{value:.0%} at {hours * (column + 0.5) / columns:.1f} h</title>"
+            parts.append(f"<rect {position} height='{_CELL + 0.3}' fill='{_shade(value)}'>{title}</rect>")
     bottom = _TOP + len(cells) * _CELL
     step = _step(hours)
     for tick in range(int(hours / step + 1e-9) + 1):
@@ -119,17 +125,27 @@ def _columns(ticks: Sequence[tuple[float, str]]) -> list[str]:
     return parts
 
 
-def _curves(lines: Sequence[Line], x_of: Callable[[float], float], min_value: float, max_value: float) -> list[str]:
+def _curves(
+    lines: Sequence[Line],
+    x_of: Callable[[float], float],
+    limits: tuple[float, float],
+    format_x: Callable[[float], str],
+    format_y: Callable[[float], str],
+) -> list[str]:
+    """Return the curves between these values of y; points on them show their values on hover."""
     parts = []
     for line in lines:
         points = line.points
         if len(points) > _POINTS_LIMIT:
             last = len(points) - 1
             points = [points[round(index * last / _POINTS_LIMIT)] for index in range(_POINTS_LIMIT + 1)]
-        text = " ".join(f"{x_of(x):.1f},{_y_of(y, min_value, max_value):.1f}" for x, y in points)
+        text = " ".join(f"{x_of(x):.1f},{_y_of(y, *limits):.1f}" for x, y in points)
         if text:
             title = f"<title>{escape(line.name)}</title>"
             parts.append(f"<polyline class='curve series{line.colour}' points='{text}'>{title}</polyline>")
+            every = max(len(points) // _HOVER_POINTS, 1)
+            shown = [(x, y, f"{line.name}: {format_y(y)} at {format_x(x)}") for x, y in points[::every]]
+            parts.append(hover_points((x_of(x), _y_of(y, *limits), text) for x, y, text in shown))
     return parts
 
 

@@ -9,22 +9,18 @@ from typing import Final
 
 from cotenant.cli.render.html.changing_load import ChangingLoad, changing_load_chart, changing_load_rows
 from cotenant.cli.render.html.charts import bars, curves, timeline_chart
+from cotenant.cli.render.html.page import html_page, scrolling_table
 from cotenant.cli.render.html.phase import PhaseResult
 from cotenant.cli.render.profile import duration
+from cotenant.runner.machine import MachineState
 from cotenant.workload.load import Workload
 
 _COLOURS: Final = ("#4b8f5a", "#c0563f", "#8a6bb0", "#3d7ea6")
 """Colours of the phases in their order."""
 STYLE: Final = """
-:root { color-scheme: light dark; --line: #8884; }
-body { font: 15px/1.45 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.4rem; } h2 { font-size: 1.05rem; margin-top: 2.2rem; }
-table { border-collapse: collapse; width: 100%; } th, td { text-align: right; padding: .3rem .6rem; }
-th:first-child, td:first-child { text-align: left; } tr + tr { border-top: 1px solid var(--line); }
-svg { width: 100%; height: auto; } svg text { font: 12px system-ui, sans-serif; fill: currentColor; }
-.grid { stroke: var(--line); } .curve { fill: none; stroke-width: 2; }
+th:not(:first-child), td:not(:first-child) { text-align: right; }
 .key { display: inline-block; width: .8rem; height: .8rem; border-radius: 2px; margin: 0 .3rem 0 1rem; }
-.request { fill: #8888; } .online { fill: #3d7ea6; } .offline { fill: #c0563f; } p.note { opacity: .75; }
+.request { fill: #8888; } .online { fill: #3d7ea6; } .offline { fill: #c0563f; }
 .objective { stroke: currentColor; stroke-dasharray: 5 4; } .part { opacity: .75; }
 """ + "".join(
     f".curve.series{n} {{ stroke: {colour}; }} .bar.series{n}, .dot.series{n} {{ fill: {colour}; }} "
@@ -51,14 +47,14 @@ def report_page(
     offline: Workload,
     steps_per_s: float,
     trace: str,
+    machine: MachineState,
 ) -> str:
     """Return the page; `steps_per_s` is the throughput of the training job alone."""
-    return "\n".join(
+    return html_page(
+        "A service and a training job on one GPU",
+        conclusion(phases, steps_per_s),
+        machine,
         [
-            "<!doctype html><html lang=en><meta charset=utf-8>",
-            "<meta name=viewport content='width=device-width'>",
-            f"<title>cotenant: a service and a training job on one GPU</title><style>{STYLE}</style>",
-            "<h1>A service and a training job on one GPU</h1>",
             f"<p>{escape(_about(online, offline, steps_per_s))}</p>",
             *_table(phases, steps_per_s),
             "<h2>Request latency</h2>",
@@ -73,8 +69,18 @@ def report_page(
             changing_load_chart(changing_load),
             *_timelines(phases),
             f"<p class=note>{escape(_notes(trace))}</p>",
-            "</html>",
-        ]
+        ],
+        STYLE,
+    )
+
+
+def conclusion(phases: Sequence[PhaseResult], steps_per_s: float) -> str:
+    """Return the result in one sentence: the first phase is the service alone, the last one is cotenant."""
+    alone, *others, ours = phases
+    rivals = ", ".join(f"{phase.name} {duration(phase.p99_ns)}" for phase in (alone, *others))
+    return (
+        f"Under {ours.name} the service's p99 latency was {duration(ours.p99_ns)} ({rivals}), and the training job ran "
+        f"at {ours.steps_per_s / steps_per_s:.0%} of its speed alone."
     )
 
 
@@ -89,7 +95,7 @@ def _about(online: Workload, offline: Workload, steps_per_s: float) -> str:
 
 
 def _table(phases: Sequence[PhaseResult], steps_per_s: float) -> Iterable[str]:
-    yield "<table><tr>" + "".join(f"<th>{column}</th>" for column in _COLUMNS) + "</tr>"
+    rows = []
     for phase in phases:
         cells = (
             escape(phase.name),
@@ -102,8 +108,8 @@ def _table(phases: Sequence[PhaseResult], steps_per_s: float) -> Iterable[str]:
             f"{phase.sm_activity:.0%}",
             duration(phase.waited_ns),
         )
-        yield "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
-    yield "</table>"
+        rows.append(cells)
+    yield from scrolling_table(_COLUMNS, rows)
 
 
 def _keys(phases: Sequence[PhaseResult], numbers: Iterable[int]) -> str:
@@ -124,10 +130,7 @@ def _about_changing_load(changing_load: ChangingLoad) -> str:
 
 def _changing_load_table(changing_load: ChangingLoad) -> Iterable[str]:
     headings = ("mode", f"within {duration(changing_load.slo_ns)}", "p99", "training relative to alone")
-    yield "<table><tr>" + "".join(f"<th>{heading}</th>" for heading in headings) + "</tr>"
-    for row in changing_load_rows(changing_load):
-        yield "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
-    yield "</table>"
+    yield from scrolling_table(headings, ([escape(cell) for cell in row] for row in changing_load_rows(changing_load)))
 
 
 def _bars(phases: Sequence[PhaseResult], steps_per_s: float) -> list[tuple[str, str, float, int]]:

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
 from typing import Final
 
+from cotenant.cli.render.html.page import html_page, scrolling_table
 from cotenant.cli.render.profile import duration, gap_classes, percent
 from cotenant.profile.commands import fills, kernel_label
 from cotenant.profile.profile import Profile
+from cotenant.runner.machine import MachineState
 
 _STYLE: Final = """
-:root { color-scheme: light dark; --bar: #3d7ea6; --line: #8884; }
-body { font: 15px/1.45 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.3rem; overflow-wrap: anywhere; } h2 { font-size: 1.05rem; margin-top: 2rem; }
-table { border-collapse: collapse; width: 100%; } th, td { text-align: right; padding: .25rem .6rem; }
-tr + tr { border-top: 1px solid var(--line); } th:last-child, td:last-child { text-align: left; width: 45%; }
+:root { --bar: #3d7ea6; } th, td { text-align: right; }
+th:last-child, td:last-child { text-align: left; width: 45%; }
 td:last-child { overflow-wrap: anywhere; font-family: ui-monospace, monospace; font-size: .85rem; }
 .bar { background: var(--bar); height: .8rem; border-radius: 2px; }
 .split { display: flex; height: 1.6rem; border-radius: 4px; overflow: hidden; background: var(--line); }
-.split div { background: var(--bar); } p.note { opacity: .75; }
+.split div { background: var(--bar); }
 """
 
 
-def profile_page(profile: Profile) -> str:
+def profile_page(profile: Profile, machine: MachineState) -> str:
     """Return the HTML page."""
     busy = percent(profile.busy_ns, profile.span_ns)
     fraction = profile.busy_ns / profile.span_ns if profile.span_ns else 0.0
@@ -31,26 +30,34 @@ def profile_page(profile: Profile) -> str:
         f"{profile.runs} runs on {profile.device or 'an unknown device'}: {duration(profile.span_ns)} observed, "
         f"device busy {busy}, idle {duration(profile.idle_ns)}"
     )
-    return "\n".join(
+    return html_page(
+        profile.task,
+        _conclusion(profile),
+        machine,
         [
-            "<!doctype html><html lang=en><meta charset=utf-8>",
-            "<meta name=viewport content='width=device-width'>",
-            f"<title>{escape(profile.task)}: profile</title><style>{_STYLE}</style>",
-            f"<h1>{escape(profile.task)}</h1><p>{escape(head)}</p>",
+            f"<p>{escape(head)}</p>",
             f"<div class=split title='busy {escape(busy)}'><div style='width:{100 * fraction:.2f}%'></div></div>",
             *_kernels(profile),
             *_gaps(profile),
             *_fill(profile),
-            "</html>",
-        ]
+        ],
+        _STYLE,
+        is_measured=False,
     )
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
-    yield "<table><tr>" + "".join(f"<th>{column}</th>" for column in columns) + "</tr>"
-    for row in rows:
-        yield "<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>"
-    yield "</table>"
+def _conclusion(profile: Profile) -> str:
+    """Return in one sentence what the program leaves to a co-tenant, for kernels that fill most of its idle time."""
+    busy = percent(profile.busy_ns, profile.span_ns)
+    best = max(fills(profile), key=lambda fill: fill.filled_ns, default=None)
+    if best is None or not best.filled_ns:
+        return (
+            f"{profile.task} keeps the device busy {busy} of the time and leaves no gaps that a co-tenant could fill."
+        )
+    return (
+        f"{profile.task} keeps the device busy {busy} of the time; a co-tenant with kernels of "
+        f"{duration(best.kernel_ns)} could use {best.filled_part:.0%} of the rest and slow it by {best.slowdown:.1%}."
+    )
 
 
 def _kernels(profile: Profile) -> Iterable[str]:
@@ -67,7 +74,7 @@ def _kernels(profile: Profile) -> Iterable[str]:
         ]
         for timing in ordered
     )
-    yield from _table(["share", "launches", "mean", "p99", "gap after", "kernel &lt;grid, block&gt;"], rows)
+    yield from scrolling_table(["share", "launches", "mean", "p99", "gap after", "kernel &lt;grid, block&gt;"], rows)
 
 
 def _gaps(profile: Profile) -> Iterable[str]:
@@ -79,11 +86,11 @@ def _gaps(profile: Profile) -> Iterable[str]:
             label,
             f"{count:,}",
             duration(total_ns),
-            f"<div class=bar style='width:{100 * total_ns / max_ns:.1f}%'></div>",
+            f"<div class=bar title='{duration(total_ns)}' style='width:{100 * total_ns / max_ns:.1f}%'></div>",
         ]
         for label, count, total_ns in classes
     )
-    yield from _table(["gap", "count", "time", "of all gap time"], rows)
+    yield from scrolling_table(["gap", "count", "time", "of all gap time"], rows)
 
 
 def _fill(profile: Profile) -> Iterable[str]:
@@ -97,7 +104,7 @@ def _fill(profile: Profile) -> Iterable[str]:
         ]
         for fill in fills(profile)
     )
-    yield from _table(
+    yield from scrolling_table(
         ["its kernels take", "device time it gets", "slowdown of this program", "share of idle time"], rows
     )
     note = "Predicted from the recorded gaps: a kernel is launched into a gap if three of four such gaps were longer."

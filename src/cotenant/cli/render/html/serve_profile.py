@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Final
 
 from cotenant.cli.render.html.charts import LEFT, RIGHT, WIDTH, ticks
+from cotenant.cli.render.html.page import check_report, html_page, write_report
 from cotenant.errors import ConfigError
 from cotenant.predict.knee import Knees
 from cotenant.predict.latency import Point, fit_surface
+from cotenant.runner.machine import MachineState, read_machine
 from cotenant.serve.commands.profile import ProfileOutcome
+from cotenant.serve.model.run_times import RunTime
 from cotenant.serve.model_profile_format import ModelProfile
 
 _STEPS: Final = 100
@@ -30,15 +33,13 @@ def plotter(file: str) -> Callable[[Sequence[ProfileOutcome]], None]:
     path = Path(file)
     if path.suffix not in (".svg", ".html"):
         raise ConfigError("--plot", file, "name a file that ends in .svg or .html")
-    try:
-        path.touch()
-    except OSError as error:
-        raise ConfigError("--plot", file, f"cannot be written: {error.strerror}; choose another") from None
+    machine = read_machine()
+    check_report("--plot", file)
 
     def draw(outcomes: Sequence[ProfileOutcome]) -> None:
         measured = [(outcome.profiled, outcome.knees) for outcome in outcomes if outcome.profiled and outcome.knees]
         drawing = _drawing(measured)
-        path.write_text(drawing if path.suffix == ".svg" else _page(drawing, measured), encoding="utf-8")
+        write_report("--plot", path, drawing if path.suffix == ".svg" else _page(drawing, measured, machine))
 
     return draw
 
@@ -92,11 +93,12 @@ def _panel(profiled: ModelProfile, knees: Knees) -> list[str]:
         for time in profiled.alone:
             if time.rows == rows:
                 x, y = x_of(time.units), y_of(time.typical_ns)
-                parts.append(f"<circle cx='{x:.1f}' cy='{y:.1f}' r='3' fill='{colour}'/>")
+                parts.append(f"<circle cx='{x:.1f}' cy='{y:.1f}' r='3' fill='{colour}'>{_title(time, unit)}</circle>")
         for time in profiled.times.times:
             if time.rows == rows:
                 x, y = x_of(time.units) - 6, y_of(time.typical_ns) - 1
-                parts.append(f"<rect x='{x:.1f}' y='{y:.1f}' width='12' height='2' fill='{colour}'/>")
+                position = f"x='{x:.1f}' y='{y:.1f}' width='12' height='2'"
+                parts.append(f"<rect {position} fill='{colour}'>{_title(time, unit)}</rect>")
         y = _TOP + 16 * index
         label = f"{rows} row{'s' if rows > 1 else ''}"
         parts.append(f"<text x='{WIDTH - 140}' y='{y + 4}' fill='{colour}'>{label}</text>")
@@ -105,9 +107,16 @@ def _panel(profiled: ModelProfile, knees: Knees) -> list[str]:
     return [*parts, f"<text x='{WIDTH - 140}' y='{y + 4}' font-size='9'>{label}</text>"]
 
 
-def _page(drawing: str, measured: Sequence[tuple[ModelProfile, Knees]]) -> str:
-    names = escape(", ".join(profiled.model for profiled, _ in measured))
-    style = "body{font-family:sans-serif;margin:2em;max-width:60em}svg{width:100%;height:auto}"
-    return (
-        f'<!doctype html><meta charset="utf-8"><title>{names}</title><style>{style}</style><h1>{names}</h1>{drawing}\n'
+def _title(time: RunTime, unit: str) -> str:
+    rows = f"{time.rows} row{'' if time.rows == 1 else 's'}"
+    return f"<title>{rows} on {time.units} {unit}: {time.typical_ns / 1e6:.3f} ms</title>"
+
+
+def _page(drawing: str, measured: Sequence[tuple[ModelProfile, Knees]], machine: MachineState) -> str:
+    names = ", ".join(profiled.model for profiled, _ in measured)
+    knees = "; ".join(
+        f"{profiled.model} gains little from more than {knees.curve_units}"
+        f"{' percent of the GPU' if profiled.percent else ' cores'}"
+        for profiled, knees in measured
     )
+    return html_page(names or "Run times of models", f"{knees or 'No model could be measured'}.", machine, [drawing])

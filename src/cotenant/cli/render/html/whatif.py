@@ -8,36 +8,29 @@ from html import escape
 from typing import Final
 
 from cotenant.cli.render.html.charts import LEFT, RIGHT, WIDTH, bars, svg
+from cotenant.cli.render.html.page import hover_points, html_page, scrolling_table
 from cotenant.cli.render.whatif import answer_line, fraction, milliseconds
+from cotenant.runner.machine import MachineState
 from cotenant.simulate.whatif import TenantForecast, WhatIfReport
 
 _HEIGHT: Final = 260
+_HOVER_POINTS: Final = 50
+"""About this number of points of a curve show their values on hover."""
 _STYLE: Final = """
-:root { color-scheme: light dark; --line: #8884; }
-body { font: 15px/1.45 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.3rem; } h2 { font-size: 1.05rem; margin-top: 2rem; }
-table { border-collapse: collapse; width: 100%; } th, td { text-align: left; padding: .25rem .6rem; }
-tr + tr { border-top: 1px solid var(--line); } svg text { font: 12px system-ui, sans-serif; fill: currentColor; }
-.grid { stroke: var(--line); } .curve { fill: none; stroke-width: 2; } .objective { stroke: #c33; stroke-dasharray: 4; }
+.objective { stroke: #c33; stroke-dasharray: 4; }
 .series0 { stroke: #888; fill: #888; } .series1 { stroke: #2a8f5c; fill: #2a8f5c; }
 .series2 { stroke: #c7802b; fill: #c7802b; }
 .series3 { stroke: #7a5bbf; fill: #7a5bbf; } .series4 { stroke: #3d7ea6; fill: #3d7ea6; }
 .curve.series0, .curve.series1, .curve.series2, .curve.series3, .curve.series4 { fill: none; }
 .key span { display: inline-block; margin-right: 1.2rem; } .key i { display: inline-block; width: 1.4rem; height: 3px;
-vertical-align: middle; margin-right: .3rem; } p.note { opacity: .75; }
+vertical-align: middle; margin-right: .3rem; }
 """
 _COLOURS: Final = ("#888", "#2a8f5c", "#c7802b", "#7a5bbf", "#3d7ea6")
 
 
-def whatif_page(report: WhatIfReport) -> str:
+def whatif_page(report: WhatIfReport, machine: MachineState) -> str:
     """Return the HTML page."""
-    parts = [
-        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>",
-        f"<title>Sharing {escape(report.gpu_name)}</title><style>{_STYLE}</style>",
-        f"<h1>Sharing {escape(report.gpu_name)}</h1><p><strong>{escape(answer_line(report))}</strong></p>",
-        *_tenants(report),
-        _key([mode.mode for mode in report.modes]),
-    ]
+    parts = [*_tenants(report), _key([mode.mode for mode in report.modes])]
     for tenant in report.tenants:
         if tenant.online:
             parts += [f"<h2>{escape(tenant.name)}: latencies by sharing mode</h2>", _latencies(report, tenant)]
@@ -52,20 +45,20 @@ def whatif_page(report: WhatIfReport) -> str:
         f"{report.seconds:g} simulated seconds with seed {report.seed}. Durations of kernels are estimated from the "
         "operators of the models unless a tenant is marked as measured; intervals contain 90 % of the outcomes."
     )
-    return "\n".join([*parts, f"<p class=note>{escape(note)}</p></html>"])
+    parts.append(f"<p class=note>{escape(note)}</p>")
+    return html_page(f"Sharing {report.gpu_name}", answer_line(report), machine, parts, _STYLE, is_measured=False)
 
 
 def _tenants(report: WhatIfReport) -> Iterable[str]:
-    yield "<table><tr><th>tenant<th>alone<th>objective<th>p99 shared<th>share needed<th>progress</tr>"
+    rows = []
     for tenant in report.tenants:
         name = escape(tenant.name) + (" (measured)" if tenant.measured else "")
         objective = f"{tenant.slo_ms:g} ms at {tenant.rate_per_s:g}/s" if tenant.online else "-"
         p99 = "-" if tenant.p99_ms is None else milliseconds(tenant.p99_ms) + ("" if tenant.met else ": missed")
         share = "-" if tenant.share_need is None else fraction(tenant.share_need)
         progress = "-" if tenant.progress is None else fraction(tenant.progress)
-        cells = (name, milliseconds(tenant.alone_ms), objective, p99, share, progress)
-        yield "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
-    yield "</table>"
+        rows.append((name, milliseconds(tenant.alone_ms), objective, p99, share, progress))
+    yield from scrolling_table(("tenant", "alone", "objective", "p99 shared", "share needed", "progress"), rows)
 
 
 def _key(names: Sequence[str]) -> str:
@@ -79,6 +72,7 @@ def _key(names: Sequence[str]) -> str:
 def _latencies(report: WhatIfReport, tenant: TenantForecast) -> str:
     """Return the distributions of latencies over a logarithmic axis, with the objective."""
     series = [mode.curves[tenant.name] for mode in report.modes]
+    names = [mode.mode for mode in report.modes]
     positive = [value for curve in series for value in curve if value > 0]
     low, high = min(positive, default=0.1), max([*positive, tenant.slo_ms], default=1.0)
     x_of = _scale(low, high * 1.05)
@@ -96,6 +90,14 @@ def _latencies(report: WhatIfReport, tenant: TenantForecast) -> str:
         steps = max(len(curve) - 1, 1)
         points = " ".join(f"{x_of(value):.1f},{y_of(index / steps):.1f}" for index, value in enumerate(curve))
         parts.append(f"<polyline class='curve series{number % len(_COLOURS)}' points='{points}' />")
+        every = max(len(curve) // _HOVER_POINTS, 1)
+        shown = [(index, curve[index]) for index in range(0, len(curve), every)]
+        parts.append(
+            hover_points(
+                (x_of(value), y_of(index / steps), f"{names[number]}: {index / steps:.0%} within {value:.3g} ms")
+                for index, value in shown
+            )
+        )
     return svg(_HEIGHT, parts, f"distribution of latencies of {tenant.name}")
 
 
@@ -117,6 +119,8 @@ def _shares(tenant: TenantForecast) -> str:
         parts.append(f"<text x={LEFT - 6} y={y_of(value) + 4:.1f} text-anchor=end>{value:.3g} ms</text>")
     points = " ".join(f"{x_of(share):.1f},{y_of(value):.1f}" for share, value in tenant.curve)
     parts.append(f"<polyline class='curve series1' points='{points}' />")
+    values = ((x_of(share), y_of(value), f"{value:.3g} ms with {share:.0%}") for share, value in tenant.curve)
+    parts.append(hover_points(values))
     return svg(_HEIGHT, parts, f"latency of {tenant.name} by share of the SMs")
 
 

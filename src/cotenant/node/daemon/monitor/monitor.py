@@ -226,7 +226,8 @@ class DeviceMonitor:
         period_ns = self._node.settings.limits.period_ns
         is_due = device.sampled_ns is None or now - device.sampled_ns >= period_ns
         draining = [tenant for tenant in device.tenants if tenant.lifecycle.phase in _DRAIN_PHASES]
-        is_memory_due = device.memory_ns is None or now - device.memory_ns >= MEMORY_PERIOD_NS
+        # On a common grid, so that all devices are read at the same ticks: the processes are then examined once.
+        is_memory_due = device.memory_ns is None or now // MEMORY_PERIOD_NS != device.memory_ns // MEMORY_PERIOD_NS
         if is_due:
             device.sampled_ns = now
         if is_due or is_memory_due or needs_query:
@@ -247,7 +248,10 @@ class DeviceMonitor:
 
     def _on_readings(self, outcome: TaskResult[list[DeviceReading]]) -> None:
         queries, self._queries, self._query_ns = self._queries, (), None
-        for query, reading in zip(queries, outcome.result(), strict=True):
+        readings = outcome.result()
+        if any(reading.held_bytes is not None for reading in readings):
+            self._parts.processes.remember_descendants()  # of all tenants, so once for all devices
+        for query, reading in zip(queries, readings, strict=True):
             self._on_reading(self._devices[reading.gpu], query, reading)
 
     def _on_reading(self, device: _DeviceState, query: DeviceQuery, reading: DeviceReading) -> None:
@@ -275,7 +279,6 @@ class DeviceMonitor:
     def _on_memory(self, device: _DeviceState, held_bytes: Mapping[int, int | None]) -> None:
         """Compare the memory that the device reports by process with the ledger, and attribute it to tenants."""
         processes = self._parts.processes
-        processes.remember_descendants()
         holders = {pid for other in self._devices.values() if other is not device for pid in other.memory.holders}
         device.ledger.settle(held_bytes, is_complete=not device.memory.is_unmatched)
         now = monotonic_ns()
