@@ -106,7 +106,7 @@ int ct_gang_begin(struct ct_gang *gang, int is_contended, uint64_t now_ns)
 int ct_gang_is_uncontended(const struct ct_gang *gang)
 {
     for (uint32_t i = 0; i < gang->rank_count; i++)
-        if (!load_acquire(&gang->page->ranks[i].generation) || load_acquire(&gang->page->ranks[i].is_contended))
+        if (load_acquire(&gang->page->ranks[i].generation) && load_acquire(&gang->page->ranks[i].is_contended))
             return 0;
     return 1;
 }
@@ -132,8 +132,11 @@ void ct_gang_leave(struct ct_gang_page *page, uint32_t generation)
 /* Returns whether a rank shows no sign of life: it is not held by its gate, and the patience with it is over. */
 static int is_silent(const struct ct_gang *gang, const struct ct_gang_rank *rank, uint64_t now_ns)
 {
+    const int is_absent = !load_acquire(&rank->generation);
     uint64_t asked_ns = load_acquire(&rank->asked_ns);
-    if (!load_acquire(&rank->generation) || sat_sub_u64(asked_ns, now_ns) > CT_GANG_HELD_NS) /* it left, or is corrupt */
+    if (is_absent && gang->ignores_absent)
+        return 1;
+    if (is_absent || sat_sub_u64(asked_ns, now_ns) > CT_GANG_HELD_NS) /* it left, or is corrupt */
         asked_ns = 0;
     const int is_held = asked_ns && sat_sub_u64(now_ns, asked_ns) < CT_GANG_HELD_NS;
     const uint64_t last_ns = max_u64(gang->arrived_ns, asked_ns);
@@ -152,7 +155,8 @@ static uint64_t others_bits(struct ct_gang *gang, uint32_t number, uint64_t now_
             bits |= UINT64_C(1) << i;
         } else if (is_silent(gang, rank, now_ns)) {
             bits |= UINT64_C(1) << i;
-            gang->has_given_up = 1;
+            gang->has_given_up |= !gang->ignores_absent || load_relaxed(&rank->generation);
+            gang->ignores_absent |= !load_relaxed(&rank->generation);
         }
     }
     return bits;

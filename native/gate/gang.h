@@ -55,6 +55,7 @@ struct ct_gang {
     uint64_t arrived_ns;   /* when it first asked for the next collective; 0: it has not */
     uint64_t patience_ns;  /* how long it waits for a rank that shows no sign of life */
     int has_given_up;      /* some rank's bit in this round was set because it showed none */
+    int ignores_absent;    /* it has waited in vain for a rank without an entry: it does not wait for such ranks again */
 };
 
 /* Begins to use a page, or a new one after the process was attached again: the count of collectives continues. Without an
@@ -64,7 +65,8 @@ void ct_gang_join(struct ct_gang *gang, struct ct_gang_page *page, uint32_t rank
 /* Called before each decision about a collective, with whether this process has to ask its gate. Claims an entry of the page
  * if necessary; returns 0 if there is none, so that the process decides alone. */
 int ct_gang_begin(struct ct_gang *gang, int is_contended, uint64_t now_ns);
-/* Returns whether no rank has to ask a gate, so that there is nothing to agree on. */
+/* Returns whether no rank has to ask a gate, so that there is nothing to agree on. Of a rank without an entry, which may be a
+ * program without cotenant, this process knows nothing, and does not wait for it. */
 int ct_gang_is_uncontended(const struct ct_gang *gang);
 
 /* Returns whether the collective is agreed, and must be launched now. */

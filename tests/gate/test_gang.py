@@ -204,7 +204,7 @@ def test_ranks_without_neighbours_have_nothing_to_agree_on() -> None:
     page = make_page()
     first, second = (_native.Gang(page, 2, generation) for generation in (7, 8))
     assert first.begin(False, 1)
-    assert not first.is_uncontended()  # the other has not come yet, and may have to ask
+    assert first.is_uncontended()  # the other has not come yet, and may be a program without cotenant
     assert second.begin(False, 1)
     assert first.is_uncontended()
     assert second.begin(True, 2)
@@ -237,6 +237,19 @@ def test_a_rank_that_left_is_not_waited_for_longer_than_the_patience() -> None:
     _native.gang_leave(page, 8)
     assert not first.open(PATIENCE_MAX_NS)
     assert first.open(PATIENCE_MAX_NS + 1)
+
+
+def test_a_rank_that_never_comes_is_waited_for_once() -> None:
+    rank = _native.Gang(make_page(), 3, 7)
+    now_ns = 10**9
+    assert rank.begin(True, now_ns)
+    assert not rank.open(now_ns)
+    assert not rank.open(now_ns + PATIENCE_MAX_NS - 1)
+    now_ns += PATIENCE_MAX_NS
+    for _ in range(5):
+        assert rank.begin(True, now_ns)
+        assert rank.open(now_ns)
+        rank.passed()
 
 
 def test_a_process_that_replaces_one_continues_its_count() -> None:
