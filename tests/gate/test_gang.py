@@ -98,7 +98,7 @@ class Job(RuleBasedStateMachine):
         assert not gang.is_uncontended()
         if gang.is_agreed():
             return True
-        return gang.open(self.now_ns) if rank.is_gate_open else gang.close()
+        return bool(gang.open(self.now_ns) if rank.is_gate_open else gang.close())
 
     def _ask_model(self, rank: Rank) -> bool:
         wanted = rank.passed + 1

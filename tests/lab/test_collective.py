@@ -10,7 +10,6 @@ from cotenant.units.instant import MICROSECOND_NS, SECOND_NS
 from cotenant_lab.bench.collective.bench import (
     DEFAULT,
     DISTURBED_NS,
-    PATTERNS,
     PRESET,
     RESTORED_NS,
     TARGETS,
@@ -23,7 +22,7 @@ from cotenant_lab.bench.collective.bench import (
     run,
     targets_met,
 )
-from cotenant_lab.bench.collective.loads import COLLECTIVE_NS, KERNELS_PER_COLLECTIVE, service, training
+from cotenant_lab.bench.collective.loads import COLLECTIVE_NS, KERNELS_PER_COLLECTIVE, PATTERNS, service, training
 
 DEVICE = hardware(PRESET)
 RUN_NS = 3 * SECOND_NS // 2

@@ -12,9 +12,9 @@ from cotenant.gate.tenant_gate import TenantGate
 from cotenant.gate.tenant_table import WritableBuffer
 
 
-def gang_page() -> mmap.mmap:
+def gang_page() -> memoryview:
     """Return the page of a gang without ranks, in private memory."""
-    return mmap.mmap(-1, _native.GANG_BYTES)
+    return memoryview(mmap.mmap(-1, _native.GANG_BYTES))
 
 
 def free_rank(page: WritableBuffer, generation: int) -> None:

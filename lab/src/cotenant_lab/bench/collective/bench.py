@@ -171,7 +171,7 @@ def bench_collective(report: ReportLine, *, quick: bool = False) -> CollectiveRe
     figures = {
         "online_p99_ratio": max(result.online_p99_ratio for result in own),
         "collectives_vs_alone": min(result.collectives_vs_alone for result in own),
-        "spin_ms_max": max(result.spin_ms_max for result in (*own, *disturbed)),
+        "spin_ms_max": max([result.spin_ms_max for result in own] + [result.spin_ms_max for result in disturbed]),
         "hangs": sum(result.hangs for result in disturbed),
     }
     return CollectiveReport(
