@@ -197,12 +197,13 @@ static struct ct_gate_answer pass(struct ct_gate *gate, const struct ct_launch_r
                                   const struct snapshot *snapshot, uint64_t now_ns)
 {
     struct ct_gate_counts *counts = &gate->mine->counts;
+    const uint32_t basis = reason == CT_GATE_AGREED ? gate->opened_reason : reason;
     for (uint32_t i = 0; i < gate->higher_count; i++) {
-        if (gate->higher[i].latest_sequence != snapshot->sequence[i])
+        if (gate->higher[i].latest_sequence != snapshot->sequence[i] && reason != CT_GATE_AGREED)
             add_single_writer(&counts->stale, 1);
         gate->higher[i].admission_sequence = snapshot->sequence[i];
     }
-    charge_expected_loss(gate, request, reason, snapshot, now_ns);
+    charge_expected_loss(gate, request, basis, snapshot, now_ns);
     ct_limit_charge(gate, request, now_ns);
     gate->has_switched = 1;
     if (gate->charged_until_ns <= now_ns)
@@ -214,20 +215,34 @@ static struct ct_gate_answer pass(struct ct_gate *gate, const struct ct_launch_r
     store_relaxed(&gate->mine->wanted_ns, 0);
     gate->charged_from_ns = now_ns;
     /* Use of the minimum share is granted, so higher-priority tenants are not charged for it. */
-    gate->charged_until_ns = reason == CT_GATE_MIN_SHARE || reason == CT_GATE_SPACE ? 0
+    gate->charged_until_ns = basis == CT_GATE_MIN_SHARE || basis == CT_GATE_SPACE ? 0
         : load_relaxed(&gate->mine->busy_ns);
-    gate->holder_returned = reason == CT_GATE_RISK; /* already charged, except for time beyond the prediction */
+    gate->holder_returned = basis == CT_GATE_RISK; /* already charged, except for time beyond the prediction */
     const uint64_t weight_ns = weight_of(gate, request->expect_ns);
-    if (reason == CT_GATE_MIN_SHARE)
+    if (basis == CT_GATE_MIN_SHARE)
         ct_account_charge_min_share(gate, sat_add_u64(weight_ns, 1), now_ns);
-    if (reason == CT_GATE_GAP)
+    if (basis == CT_GATE_GAP)
         add_single_writer(&counts->filled_ns, request->expect_ns);
     if (!gate->unconfirmed++)
         gate->ended_ns = now_ns;
     gate->unconfirmed_ns = sat_add_u64(gate->unconfirmed_ns, weight_ns);
     add_single_writer(&counts->admitted, 1);
     add_single_writer(&counts->passed[reason], 1);
+    if (gate->gang.is_asking)
+        ct_gang_passed(&gate->gang);
     return (struct ct_gate_answer){.pass = 1, .reason = reason, .until_ns = now_ns};
+}
+
+/* Passes, or waits for the other ranks of the gang. */
+static struct ct_gate_answer pass_with_ranks(struct ct_gate *gate, const struct ct_launch_request *request,
+                                             uint32_t reason, const struct snapshot *snapshot, uint64_t now_ns)
+{
+    if (!gate->gang.is_asking || ct_gang_open(&gate->gang, now_ns))
+        return pass(gate, request, reason, snapshot, now_ns);
+    for (uint32_t i = 0; i < gate->higher_count; i++)
+        gate->higher[i].opened_sequence = snapshot->sequence[i];
+    gate->opened_reason = reason;
+    return wait_for(CT_GATE_GANG, ct_gang_recheck_at(&gate->gang, now_ns));
 }
 
 /* Returns whether the snapshot is outdated. Higher-priority tenants are checked last, immediately before the launch. */
@@ -250,7 +265,7 @@ static struct ct_gate_answer pass_if_unchanged(struct ct_gate *gate, const struc
     if (gate->must_claim && !ct_gate_take_claim(gate, now_ns, &claim))
         return wait_for(CT_GATE_OTHER, sat_add_u64(now_ns, RETRY_NS));
     if (!is_outdated(gate, reason, snapshot, now_ns))
-        answer = pass(gate, request, reason, snapshot, now_ns);
+        answer = pass_with_ranks(gate, request, reason, snapshot, now_ns);
     if (gate->must_claim)
         ct_gate_release_claim(gate, claim); /* if the claim expired meanwhile, another tenant may have passed too: one
                                           * extra kernel */
@@ -378,11 +393,11 @@ static struct ct_gate_answer admit_lower(struct ct_gate *gate, struct ct_launch_
         return wait_for(CT_GATE_CLEAN, sat_add_u64(now_ns, CLEAN_RECHECK_NS));
     if (!snapshot->is_active) {
         answer = admit_idle(gate, request, snapshot, now_ns);
-        if (answer.reason != CT_GATE_DEBT || !ct_space_is_open(gate))
+        if (answer.reason != CT_GATE_DEBT || !ct_space_is_open(gate) || request->is_collective)
             return answer;
         return admit_limited(gate, request, snapshot, answer, now_ns);
     }
-    if (ct_space_is_open(gate)) {
+    if (ct_space_is_open(gate) && (!request->is_collective || gate->gang.is_asking)) {
         answer = admit_space(gate, request, snapshot, now_ns);
         if (answer.pass || answer.reason > CT_GATE_DUE || !ct_space_permits_loss(gate, request))
             return answer;
@@ -434,7 +449,36 @@ static void publish_request(struct ct_gate *gate, const struct ct_launch_request
     store_release(&gate->mine->asked_ns, now_ns);
 }
 
-/* Decides about a launch, or about its next part, for a process that must ask. */
+/* Passes a launch that need not ask. A collective waits for those ranks of its gang that have to. */
+static struct ct_gate_answer admit_top(struct ct_gate *gate, struct ct_launch_request *request, uint64_t now_ns)
+{
+    struct ct_gang *gang = &gate->gang;
+    if (gang->is_asking && !ct_gang_is_uncontended(gang) && !ct_gang_open(gang, now_ns))
+        return wait_for(CT_GATE_GANG, ct_gang_recheck_at(gang, now_ns));
+    ct_space_limit_open(gate, request);
+    ct_gate_announce(gate, request, now_ns);
+    store_relaxed(&gate->mine->wanted_ns, 0);
+    add_single_writer(&gate->mine->counts.passed[CT_GATE_TOP], 1);
+    if (gang->is_asking)
+        ct_gang_passed(gang);
+    return (struct ct_gate_answer){.pass = 1, .reason = CT_GATE_TOP, .until_ns = now_ns};
+}
+
+/* Passes a collective that is agreed, whatever has happened since this gate admitted it: other ranks launch it now. If a
+ * higher-priority tenant has launched since, its loss is charged as if the collective had been launched then. */
+static struct ct_gate_answer pass_agreed(struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns)
+{
+    struct snapshot snapshot;
+    ct_account_update(gate, now_ns);
+    ct_gate_settle(gate, now_ns);
+    take_snapshot(gate, now_ns, &snapshot);
+    snapshot.submitted_ns = submitted_work(gate, now_ns);
+    for (uint32_t i = 0; i < gate->higher_count; i++)
+        snapshot.sequence[i] = gate->higher[i].opened_sequence;
+    return pass(gate, request, CT_GATE_AGREED, &snapshot, now_ns);
+}
+
+/* Decides by this gate alone about a launch, or about its next part, for a process that must ask. */
 static struct ct_gate_answer decide(struct ct_gate *gate, struct ct_launch_request *request, uint64_t since_ns,
                                     uint64_t now_ns)
 {
@@ -467,30 +511,52 @@ static struct ct_gate_answer decide(struct ct_gate *gate, struct ct_launch_reque
     }
     /* Without higher-priority tenants, only an ending tenant and a tenant with shares to observe get here. */
     if (gate->policy == CT_GATE_OPEN || (!gate->higher_count && !gate->is_ending))
-        return pass(gate, request, gate->is_lent ? CT_GATE_LENT : CT_GATE_FREE, &snapshot, now_ns);
+        return pass_with_ranks(gate, request, gate->is_lent ? CT_GATE_LENT : CT_GATE_FREE, &snapshot, now_ns);
     struct ct_gate_answer answer = admit_lower(gate, request, &snapshot, since_ns, now_ns);
-    if (!answer.pass && answer.reason != CT_GATE_CHANGED && min_share_is_due(gate, now_ns)) {
+    if (!answer.pass && answer.reason != CT_GATE_CHANGED && answer.reason != CT_GATE_GANG &&
+        min_share_is_due(gate, now_ns)) {
         take_snapshot(gate, now_ns, &snapshot);
-        return pass(gate, request, CT_GATE_MIN_SHARE, &snapshot, now_ns);
+        return pass_with_ranks(gate, request, CT_GATE_MIN_SHARE, &snapshot, now_ns);
     }
     return answer;
 }
 
-struct ct_gate_answer ct_gate_admit(struct ct_gate *gate, struct ct_launch_request *request, uint64_t since_ns,
-                                  uint64_t now_ns)
+/* Publishes whether a collective waits for other ranks. Then it does not compete for gaps. */
+static void publish_ranks(struct ct_gate *gate, int is_waiting, uint64_t now_ns)
 {
+    store_relaxed(&gate->mine->ranks_ns, is_waiting ? gate->gang.arrived_ns : 0);
+    if (!is_waiting)
+        return;
+    store_relaxed(&gate->mine->wanted_ns, CT_GATE_NEVER);
+    store_release(&gate->mine->asked_ns, now_ns);
+}
+
+struct ct_gate_answer ct_gate_admit(struct ct_gate *gate, struct ct_launch_request *request, uint64_t since_ns,
+                                    uint64_t now_ns)
+{
+    struct ct_gang *gang = &gate->gang;
+    const int must_ask = ct_gate_must_ask(gate);
     request->sm_ppm = 0;
     request->part_blocks = 0;
-    if (!ct_gate_must_ask(gate)) {
-        ct_space_limit_open(gate, request);
-        ct_gate_announce(gate, request, now_ns);
-        store_relaxed(&gate->mine->wanted_ns, 0);
-        add_single_writer(&gate->mine->counts.passed[CT_GATE_TOP], 1);
-        return (struct ct_gate_answer){.pass = 1, .reason = CT_GATE_TOP, .until_ns = now_ns};
-    }
+    if (request->is_collective)
+        request->blocks = 0; /* its blocks may wait for each other */
+    gang->is_asking = request->is_collective && ct_gang_begin(gang, must_ask, now_ns);
+    if (request->is_collective && !gang->is_asking) /* it may wait for others, for as long as they are held elsewhere */
+        request->may_fill = request->granularity_ns = 0;
     struct ct_launch_request admitted = *request; /* unchanged if it must wait: the next part may be another one */
-    const struct ct_gate_answer answer = decide(gate, &admitted, since_ns, now_ns);
-    if (answer.pass)
+    struct ct_gate_answer answer;
+    if (!must_ask)
+        answer = admit_top(gate, request, now_ns);
+    else if (gang->is_asking && ct_gang_is_agreed(gang))
+        answer = pass_agreed(gate, request, now_ns);
+    else
+        answer = decide(gate, &admitted, since_ns, now_ns);
+    if (answer.pass && answer.reason != CT_GATE_TOP && answer.reason != CT_GATE_AGREED)
         *request = admitted;
+    if (!answer.pass && gang->is_asking && answer.reason != CT_GATE_GANG && ct_gang_close(gang))
+        answer = pass_agreed(gate, request, now_ns);
+    ct_gang_held(gang, answer.pass ? 0 : now_ns);
+    if (gang->page)
+        publish_ranks(gate, answer.reason == CT_GATE_GANG, now_ns);
     return answer;
 }

@@ -25,6 +25,7 @@ void ct_gate_open(struct ct_gate *gate, const struct ct_tenant_table *table, con
     gate->index = index;
     gate->generation = generation;
     gate->writes = UINT64_MAX;
+    ct_gang_join(&gate->gang, NULL, 0, 0);
     gate->duty_ppm = CT_GATE_DUTY_MIN_PPM; /* until it has been measured */
     ct_gate_reread(gate);
 }
@@ -41,6 +42,7 @@ static void carry_over(const struct ct_gate *gate, uint32_t previous_count, stru
             continue;
         peer->admission_sequence = previous->admission_sequence;
         peer->latest_sequence = previous->latest_sequence;
+        peer->opened_sequence = previous->opened_sequence;
         peer->requests_ended = previous->requests_ended;
         peer->requests_sum_ns = previous->requests_sum_ns;
         peer->request_ns = previous->request_ns;
@@ -50,6 +52,7 @@ static void carry_over(const struct ct_gate *gate, uint32_t previous_count, stru
         return;
     }
     peer->admission_sequence = peer->latest_sequence = peer->loss_sequence = load_acquire(&peer->page->sequence);
+    peer->opened_sequence = peer->latest_sequence;
     peer->loss_reports = load_relaxed(&peer->page->loss_reports);
     peer->lost_ns = ct_loss_reported(peer);
 }
@@ -168,6 +171,7 @@ static void take_over_page(struct ct_gate *gate)
     store_relaxed(&page->undelayed_ns, 0);
     store_relaxed(&page->measured_waits, 0);
     store_relaxed(&page->clean_wanted_ns, 0);
+    store_relaxed(&page->ranks_ns, 0);
     store_relaxed(&page->owes_ns, 0);
     store_relaxed(&page->used_ns, 0);
     store_relaxed(&page->min_share_used_ns, 0);

@@ -9,6 +9,7 @@
 #define COTENANT_GATE_GATE_H
 
 #include "gate/forecast.h"
+#include "gate/gang.h"
 #include "gate/pages.h"
 
 /* Tuned constants; docs/concepts/gate.md describes the measurements behind each. */
@@ -77,6 +78,9 @@ enum ct_gate_reason {
     CT_GATE_CLEAN = 18,   /* a higher-priority tenant needs a wait without lower-priority work, to measure its loss */
     /* the launch passes as well, because */
     CT_GATE_SPACE = 19, /* it occupies a part of the SMs only, and higher-priority tenants lose no more than they may */
+    CT_GATE_AGREED = 20, /* all ranks of its gang have agreed to launch the collective, and others launch it now */
+    /* the launch waits as well, because */
+    CT_GATE_GANG = 21, /* this gate admits the collective, and the other ranks of its gang have not come or must wait */
     CT_GATE_REASON_COUNT,
 };
 _Static_assert((int)CT_GATE_REASONS >= (int)CT_GATE_REASON_COUNT, "a tenant's page has a counter for every reason");
@@ -88,6 +92,7 @@ struct ct_gate_peer {
                                                     * reported loss, as last read */
     uint64_t admission_sequence, latest_sequence; /* its sequence number at our last admission, and the latest one
                                                    * read */
+    uint64_t opened_sequence; /* the same when this gate last admitted a collective that waits for other ranks */
     uint64_t requests_ended, requests_sum_ns; /* of higher priority: its totals when request_ns was computed */
     uint64_t request_ns;                      /* and the mean length of its recent requests; 0: unknown */
     uint64_t used_ns, min_share_used_ns;          /* of a sibling: its totals as last read */
@@ -164,6 +169,8 @@ struct ct_gate {
         uint64_t retry_ns, retry_wait_ns; /* when to try again after a part that was too small, and how long that was */
         uint64_t failed_delay_ppm;        /* the permitted loss with which it was too small */
     } space;
+    struct ct_gang gang;               /* the ranks with which this process agrees on collectives */
+    uint32_t opened_reason;            /* why this gate last admitted a collective that waits for other ranks */
     uint64_t owed_ns;                  /* lost by higher-priority tenants, not yet charged */
     int holder_returned;               /* a higher-priority tenant launched while that work ran: the work is charged to
                                         * its end */
@@ -223,6 +230,7 @@ struct ct_launch_request {
     uint32_t is_doubtful;    /* the expected time may be wrong by much: the work counts until it is seen to complete */
     uint64_t blocks;         /* of a kernel that can be launched in parts: the blocks not launched yet; 0: it cannot */
     uint64_t wave_blocks;    /* how many of them the device runs at once; 0: unknown */
+    uint32_t is_collective;  /* it runs until kernels of other processes on other devices have run */
     uint32_t sm_ppm;         /* set by ct_gate_admit(): the part of the SMs to which the launch must be limited; 0: all */
     uint64_t part_blocks;    /* set by ct_gate_admit(): how many blocks to launch now; 0: all. The rest is another
                               * launch, with a request of its own */

@@ -197,6 +197,8 @@ struct ct_gate_page {
     _Atomic uint64_t measured_waits;       /* number of waits in these two sums */
     _Atomic uint64_t clean_wanted_ns;      /* since when it needs a wait next to which no lower-priority work runs, to
                                             * measure its loss; 0: it does not */
+    _Atomic uint64_t ranks_ns;             /* since when a collective that this gate admits waits for other ranks; 0:
+                                            * none does */
     /* Launches in parts, next to tenants of higher priority. */
     _Alignas(64) _Atomic uint64_t cut_launches, parts; /* launches that were cut, and all of their parts */
     _Atomic uint64_t whole_launches[CT_GATE_WHOLES];   /* by enum ct_gate_whole */

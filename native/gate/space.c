@@ -248,7 +248,7 @@ int ct_space_limit(const struct ct_gate *gate, struct ct_launch_request *request
         return 0;
     if (sm_ppm >= WHOLE_FROM_PPM || part_ppm <= sm_ppm)
         return 1;
-    if (!gate->sm_step_ppm)
+    if (!gate->sm_step_ppm || request->is_collective) /* its blocks may have to run at once */
         return 0;
     const uint64_t limit_ppm = limit_of(gate, sm_ppm);
     const uint64_t length_ns = min_u64(weight_of(gate, request->expect_ns), CT_GATE_HORIZON_NS) * part_ppm / limit_ppm;

@@ -219,6 +219,7 @@ static const struct {
     WORD_AT(undelayed_ns, undelayed_ns),
     WORD_AT(measured_waits, measured_waits),
     WORD_AT(clean_wanted_ns, clean_wanted_ns),
+    WORD_AT(ranks_ns, ranks_ns),
     WORD_AT(owes_ns, owes_ns),
     WORD_AT(min_share_ns, min_share_ns),
     WORD_AT(admitted_until_ns, admitted_until_ns),

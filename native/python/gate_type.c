@@ -18,7 +18,8 @@ typedef unsigned long long ull;
 enum { PROCESSES_OFFSET = CT_TABLE_BYTES + CT_GATE_PAGE_BYTES };
 
 struct py_gate {
-    PyObject_HEAD Py_buffer view;
+    PyObject_HEAD Py_buffer view, gang_view;
+    uint32_t is_collective; /* the next launches */
     struct ct_gate *gate; /* aligned to a cache line */
 };
 
@@ -76,6 +77,7 @@ static void gate_dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     PyBuffer_Release(&((struct py_gate *)self)->view);
+    PyBuffer_Release(&((struct py_gate *)self)->gang_view);
     free(((struct py_gate *)self)->gate);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
@@ -138,6 +140,7 @@ static PyObject *admit(PyObject *self, PyObject *args)
     ull since_ns, now_ns;
     if (!PyArg_ParseTuple(args, "OKK:admit", &item, &since_ns, &now_ns) || parse_request(item, &request) < 0)
         return NULL;
+    request.is_collective = ((struct py_gate *)self)->is_collective;
     struct ct_gate_answer answer = ct_gate_admit(gate_of(self), &request, since_ns, now_ns);
     return Py_BuildValue("(IIKKIK)", answer.pass, answer.reason, (ull)answer.until_ns, (ull)request.expect_ns,
                          request.sm_ppm, (ull)request.part_blocks);
@@ -218,6 +221,35 @@ static PyObject *share_by_mps(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* Its arguments are the page of a gang and the number of its ranks. */
+static PyObject *join_gang(PyObject *self, PyObject *args)
+{
+    struct py_gate *object = (struct py_gate *)self;
+    unsigned int rank_count;
+    Py_buffer view;
+    if (!PyArg_ParseTuple(args, "w*I:join_gang", &view, &rank_count))
+        return NULL;
+    struct ct_gang_page *page = ct_gang_page_of(&view);
+    if (!page) {
+        PyBuffer_Release(&view);
+        return NULL;
+    }
+    ct_gang_join(&object->gate->gang, page, rank_count, object->gate->generation);
+    PyBuffer_Release(&object->gang_view);
+    object->gang_view = view;
+    Py_RETURN_NONE;
+}
+
+/* Its argument is whether the next launches are collectives. */
+static PyObject *set_collective(PyObject *self, PyObject *args)
+{
+    int is_collective;
+    if (!PyArg_ParseTuple(args, "p:set_collective", &is_collective))
+        return NULL;
+    ((struct py_gate *)self)->is_collective = (uint32_t)is_collective;
+    Py_RETURN_NONE;
+}
+
 /* Counts a request in the process's page while it has an entry; oldest() publishes the oldest one in progress. */
 static PyObject *requested(PyObject *self, PyObject *args)
 {
@@ -280,7 +312,8 @@ static PyMethodDef gate_methods[] = {
     METHOD(measured, METH_VARARGS),  METHOD(slept, METH_VARARGS),     METHOD(overslept, METH_VARARGS),
         METHOD(wait_plan, METH_VARARGS),       METHOD(has_sleepers, METH_VARARGS),
     METHOD(completed, METH_VARARGS), METHOD(clock_ppm, METH_NOARGS),  METHOD(quiescence, METH_VARARGS),
-    METHOD(was_quiescent, METH_VARARGS),
+    METHOD(was_quiescent, METH_VARARGS), METHOD(join_gang, METH_VARARGS),
+    METHOD(set_collective, METH_VARARGS),
     {NULL, NULL, 0, NULL},
 };
 

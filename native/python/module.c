@@ -6,7 +6,7 @@ static int execute(PyObject *module)
     if (ct_add_gate(module) < 0 || ct_add_gate_pages(module) < 0 || ct_add_gate_type(module) < 0 ||
         ct_add_device(module) < 0 || ct_add_softgpu(module) < 0 || ct_add_hook(module) < 0 ||
         ct_add_player(module) < 0 || ct_add_ledger(module) < 0 || ct_add_requests(module) < 0 ||
-        ct_add_match(module) < 0 || ct_add_slice(module) < 0)
+        ct_add_match(module) < 0 || ct_add_slice(module) < 0 || ct_add_gang(module) < 0)
         return -1;
     return ct_add_probe(module);
 }

@@ -17,5 +17,9 @@ int ct_add_ledger(PyObject *module);
 int ct_add_requests(PyObject *module);
 int ct_add_match(PyObject *module);
 int ct_add_slice(PyObject *module);
+int ct_add_gang(PyObject *module);
+
+/* Returns the page of a gang in a buffer, or NULL with an exception. */
+struct ct_gang_page *ct_gang_page_of(Py_buffer *view);
 
 #endif

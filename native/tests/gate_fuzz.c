@@ -3,9 +3,10 @@
 #include "tests/device_pages.h"
 #include "tests/expect.h"
 
-enum { SLOTS = 6, ROUNDS = 1000000, GATES = 3 };
+enum { SLOTS = 6, ROUNDS = 1000000, GATES = 3, GANG_RANKS = 3 };
 
 static struct device_pages device;
+static struct ct_gang_page gang_page;
 static uint64_t seed = 1;
 
 static uint64_t random_word(void)
@@ -49,7 +50,8 @@ static struct ct_launch_request random_request(void)
                                  .may_fill = (uint32_t)(random_word() % 2),
                                  .kernel_count = (uint32_t)random_length(),
                                  .granularity_ns = random_word() % 2 ? random_length() : 0,
-                                 .free_ppm = random_word() % 2 ? (uint32_t)random_length() : 0};
+                                 .free_ppm = random_word() % 2 ? (uint32_t)random_length() : 0,
+                                 .is_collective = random_word() % 4 == 0};
 }
 
 static void corrupt_pages(uint64_t now_ns)
@@ -62,6 +64,9 @@ static void corrupt_pages(uint64_t now_ns)
     if (random_word() % 8 == 0) /* kernels in a launch: none, few, or many */
         words[offsetof(struct ct_gate_page, counts.launches) / 8] = random_word() % 2 ? random_word() % 3
             : random_word();
+    uint64_t *gang = (uint64_t *)&gang_page;
+    for (int i = 0; i < 3; i++)
+        gang[random_word() % (8 * (GANG_RANKS + 1))] = word_near(now_ns);
     uint64_t *arbitration = (uint64_t *)&device.arbitration;
     if (random_word() % 4 == 0)
         /* the second one of the last is charged_ns */
@@ -108,7 +113,8 @@ static void admit_random_request(struct ct_gate *gate, uint64_t now_ns)
     }
     uint64_t since_ns = random_word() % 4 ? now_ns - random_word() % 200000000 : word_near(now_ns);
     struct ct_gate_answer answer = ct_gate_admit(gate, &request, since_ns, now_ns);
-    EXPECT(answer.pass == (answer.reason < CT_GATE_BUSY || answer.reason == CT_GATE_SPACE));
+    EXPECT(answer.pass == (answer.reason < CT_GATE_BUSY || answer.reason == CT_GATE_SPACE ||
+                           answer.reason == CT_GATE_AGREED));
     EXPECT(answer.reason < CT_GATE_REASON_COUNT);
     const int is_limited_open = answer.reason == CT_GATE_TOP && gate->policy == CT_GATE_OPEN;
     EXPECT(!request.sm_ppm || ((answer.reason == CT_GATE_SPACE || is_limited_open) && request.sm_ppm <= 1000000));
@@ -165,6 +171,8 @@ static void open_gate(struct ct_gate *gate)
 {
     const uint32_t slot = (uint32_t)(random_word() % SLOTS);
     open_process(gate, &device, slot, (uint32_t)(random_word() % 3));
+    if (random_word() % 2)
+        ct_gang_join(&gate->gang, &gang_page, GANG_RANKS, gate->generation);
 }
 
 static void random_pages_and_instants_keep_waits_finite(void)
@@ -205,9 +213,11 @@ static void gate_recovers_after_corruption(void)
                                                         .priority = (uint8_t)i};
         ct_tenant_table_write(&device.table, &rules);
         open_process(&gate, &device, SLOTS - 1, rules.processes[SLOTS - 1].generation);
+        ct_gang_join(&gate.gang, &gang_page, GANG_RANKS, gate.generation);
         struct ct_launch_request request = {.expect_ns = 50000, .upper_ns = 60000, .may_fill =
             (uint32_t)(random_word() % 2),
-                                            .granularity_ns = random_word() % 9};
+                                            .granularity_ns = random_word() % 9,
+                                            .is_collective = random_word() % 2};
         const uint64_t since_ns = now_ns;
         struct ct_gate_answer answer = {0};
         for (int attempt = 0; attempt < 10000 && !answer.pass; attempt++) {

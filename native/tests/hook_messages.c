@@ -1,5 +1,6 @@
 /* Messages of the node: whatever the bytes are, reading them stays within them; and what the hook writes, it can read. */
 #include "expect.h"
+#include "hook/entry/gang_name.h"
 #include "hook/entry/join_request.h"
 #include "hook/entry/message.h"
 
@@ -238,8 +239,91 @@ static void grant_file_names_the_socket(void)
     unlink(path);
 }
 
+/* ---- the gang ----------------------------------------------------------------------------------------------------- */
+
+static void clear_launchers(void)
+{
+    static const char *const names[] = {
+        "COTENANT_GANG",    "COTENANT_RANKS", "MASTER_ADDR",   "MASTER_PORT",
+        "LOCAL_WORLD_SIZE", "WORLD_SIZE",     "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid",
+        "SLURM_JOB_ID",     "SLURM_STEP_ID",  "SLURM_STEP_TASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        unsetenv(names[i]);
+}
+
+static void expect_gang(const char *name, uint32_t ranks)
+{
+    struct ct_gang_name gang = {.ranks = 0};
+    EXPECT_EQ(ct_gang_name_find(&gang), name != NULL);
+    EXPECT(!name || (strcmp(gang.name, name) == 0 && gang.ranks == ranks));
+}
+
+static void launchers_name_the_gang(void)
+{
+    clear_launchers();
+    expect_gang(NULL, 0);
+    setenv("MASTER_ADDR", "10.0.0.1", 1);
+    setenv("MASTER_PORT", "29500", 1);
+    expect_gang(NULL, 0); /* the number of ranks is missing */
+    setenv("WORLD_SIZE", "4", 1);
+    expect_gang("torch 10.0.0.1 29500", 4);
+    setenv("LOCAL_WORLD_SIZE", "2", 1); /* the other two are on another machine */
+    expect_gang("torchrun 10.0.0.1 29500", 2);
+    setenv("LOCAL_WORLD_SIZE", "1", 1);
+    expect_gang(NULL, 0);
+    setenv("COTENANT_GANG", "job", 1);
+    setenv("COTENANT_RANKS", "8", 1);
+    expect_gang(" job ", 8);
+    static const char *const wrong[] = {"", "0", "1", "33", "-2", "2x", "two", "99999999999999999999"};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        clear_launchers();
+        setenv("COTENANT_GANG", "job", 1);
+        setenv("COTENANT_RANKS", wrong[i], 1);
+        expect_gang(NULL, 0);
+    }
+    clear_launchers();
+    setenv("PMIX_NAMESPACE", "prterun-host-7", 1);
+    setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "32", 1);
+    expect_gang("mpi prterun-host-7 ", 32);
+    clear_launchers();
+    setenv("SLURM_JOB_ID", "17", 1);
+    setenv("SLURM_STEP_ID", "0", 1);
+    setenv("SLURM_STEP_TASKS_PER_NODE", "4(x2)", 1);
+    expect_gang("slurm 17 0", 4);
+    setenv("SLURM_STEP_TASKS_PER_NODE", "4(x2),1", 1); /* this may be the machine with one */
+    expect_gang(NULL, 0);
+    clear_launchers();
+}
+
+static void request_names_the_gang(void)
+{
+    struct ct_message_value value;
+    static unsigned char frame[sizeof request.bytes];
+    uint64_t ranks;
+    clear_variables();
+    clear_launchers();
+    setenv("COTENANT_SOCKET", "/run/node.sock", 1);
+    for (int has_gang = 0; has_gang < 2; has_gang++) {
+        if (has_gang) {
+            setenv("COTENANT_GANG", "job", 1);
+            setenv("COTENANT_RANKS", "2", 1);
+        }
+        EXPECT_EQ(ct_join_request_make(&request), CT_JOIN_REQUESTED);
+        const size_t count = ct_join_request_complete(&request, -1, 0, frame) - CT_FRAME_LENGTH_BYTES;
+        const unsigned char *bytes = frame + CT_FRAME_LENGTH_BYTES;
+        EXPECT_EQ(ct_message_find(bytes, count, "gang", &value), has_gang);
+        EXPECT(!has_gang || ct_message_is(&value, " job "));
+        EXPECT_EQ(ct_message_find_number(bytes, count, "ranks", 32, &ranks), has_gang);
+        EXPECT_EQ(ct_message_find(bytes, count, "generation", &value), 1); /* the number of entries is right */
+    }
+    clear_variables();
+    clear_launchers();
+}
+
 int main(void)
 {
+    launchers_name_the_gang();
+    request_names_the_gang();
     written_values_are_read();
     text_that_is_not_utf8_is_replaced();
     any_bytes_are_read_within_bounds();

@@ -50,6 +50,7 @@ NOT_COMPARED = {
     "orphan.py": "runs until it is killed",
     "service.py": "runs until it is killed",
     "unreported_requests.py": "serves a number of requests, and prints nothing",
+    "rank.py": "runs until it is killed",
     "request_reporter.py": "prints whether requests are recorded",
     "paced.py": "prints how long things took",
     "ptx_faults.py": "ends by a fault that its argument names",

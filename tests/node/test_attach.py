@@ -87,6 +87,29 @@ def refused(answer: wire.Answer) -> Reject:
     return answer.reject
 
 
+def test_ranks_of_a_job_get_its_page_before_the_answer(node: InProcessNode) -> None:
+    hook = Hook(node)
+    hook.send({"kind": "offline"}, gang="job", ranks=2)
+    page, descriptors = hook.answer()
+    assert isinstance(page, wire.GangPage)
+    assert (page.ranks, descriptors) == (2, 1)
+    answer = attached(hook.answer()[0])
+    gang = node.processes.gangs[answer.gpu, answer.index]
+    assert (gang.account[0], gang.name, gang.ranks) == (os.getuid(), "job", 2)
+    hook.close()
+    until(lambda: node.processes.disconnected)
+    node.processes.leave(answer.gpu, answer.index)
+
+
+def test_job_with_more_ranks_than_a_page_has_is_refused(node: InProcessNode) -> None:
+    hook = Hook(node)
+    hook.send({"kind": "offline"}, gang="job", ranks=33)
+    answer, _ = hook.answer()
+    assert isinstance(answer, wire.ProtocolViolation)
+    assert "ranks" in answer.detail
+    hook.close()
+
+
 def test_program_joins_with_its_fields(node: InProcessNode) -> None:
     hook = Hook(node)
     node.environment["CUDA_VISIBLE_DEVICES"] = "0"

@@ -5,6 +5,7 @@ from typing import Any
 
 from cotenant.errors import PeerError
 from cotenant.node.model.admission import Reject
+from cotenant.node.model.gang import GangKey
 from cotenant.node.model.peer import PeerIdentity
 from cotenant.node.ports import Attachment, PageListener, ProcessPage, TenantKey
 
@@ -24,6 +25,7 @@ class FakeProcesses:
         self.supervisors: dict[TenantKey, int] = {}
         self.signals: list[tuple[TenantKey, int]] = []
         self.disconnected: list[tuple[int, int, int]] = []
+        self.gangs: dict[tuple[int, int], GangKey] = {}
         self.refusal: Reject | None = None
         self.is_valid = True
         self.grant_file = os.open(os.devnull, os.O_RDONLY)
@@ -55,6 +57,10 @@ class FakeProcesses:
         self.listener.page_added(page)
         handles = (self.grant_file,) if gpu < 0 else (self.grant_file,) * 3
         return Attachment(index, generation, self._next, handles)
+
+    def join_gang(self, gpu: int, index: int, gang: GangKey) -> int:
+        self.gangs[gpu, index] = gang
+        return self.grant_file
 
     def leave(self, gpu: int, index: int) -> None:
         """End a process."""

@@ -109,6 +109,21 @@ static void map_process(struct ct_membership *membership, const struct ct_frame 
         store_release(&gate->mapped_epoch, epoch);
 }
 
+/* Maps the page of the gang: the first time anywhere, and then over the earlier one. A descriptor that is not valid is
+ * ignored. */
+static void map_gang(struct ct_membership *membership, const struct ct_frame *frame)
+{
+    uint64_t ranks;
+    if (!find_number(frame, "ranks", CT_GANG_RANKS, &ranks) || frame->descriptor_count != 1)
+        return;
+    struct ct_gang_page *page = map_sealed(frame->descriptors[0], CT_SIZE_SEALS, CT_GANG_BYTES, PROT_READ | PROT_WRITE,
+                                           load_relaxed(&membership->gang));
+    if (!page)
+        return;
+    store_relaxed(&membership->gang_ranks, (uint32_t)ranks);
+    store_release(&membership->gang, page);
+}
+
 struct node_pages {
     const struct ct_grant_page *grant;
     const struct ct_tenant_table *table;
@@ -209,6 +224,11 @@ static enum outcome read_answer(struct ct_membership *membership, const struct c
     *is_done = 1;
     if (ct_message_is(&type, "page")) {
         map_process(membership, frame);
+        *is_done = 0;
+        return RETRY;
+    }
+    if (ct_message_is(&type, "gang")) { /* it precedes the answer */
+        map_gang(membership, frame);
         *is_done = 0;
         return RETRY;
     }

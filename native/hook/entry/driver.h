@@ -183,6 +183,7 @@ typedef struct CUlaunchAttribute_st {
     union {
         char pad_bytes[64];
         void *align;
+        int cooperative;
     } value;
 } CUlaunchAttribute;
 
@@ -193,6 +194,7 @@ enum {
     CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT = 7,
     CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT = 12,
 };
+enum { CU_LAUNCH_ATTRIBUTE_COOPERATIVE = 2 };
 
 typedef struct CUlaunchConfig_st {
     unsigned int gridDimX, gridDimY, gridDimZ;

@@ -2,6 +2,8 @@
 #define _GNU_SOURCE
 #include "hook/entry/join_request.h"
 
+#include "hook/entry/gang_name.h"
+
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -159,6 +161,7 @@ static const char *too_long(void)
 enum ct_join_status ct_join_request_make(struct ct_join_request *request)
 {
     static char grant[GRANT_MAX_BYTES + 1], command[COMMAND_BYTES]; /* used by one thread at a time */
+    struct ct_gang_name gang;
     const char *grant_path = variable("COTENANT_GRANT");
     ssize_t grant_bytes = 0;
     request->socket_path[0] = request->reason[0] = 0;
@@ -179,7 +182,8 @@ enum ct_join_status ct_join_request_make(struct ct_join_request *request)
     if (status != CT_JOIN_REQUESTED)
         return status;
     struct ct_message_writer writer = {request->bytes, sizeof request->bytes - LAST_ENTRIES_BYTES, CT_FRAME_LENGTH_BYTES};
-    ct_message_map(&writer, 9);
+    const int has_gang = ct_gang_name_find(&gang);
+    ct_message_map(&writer, has_gang ? 11 : 9);
     ct_message_text(&writer, "type");
     ct_message_text(&writer, "attach");
     ct_message_text(&writer, "version");
@@ -192,6 +196,12 @@ enum ct_join_status ct_join_request_make(struct ct_join_request *request)
     ct_message_text(&writer, "command");
     ct_message_bytes(&writer, command, read_command(command));
     put_variable(&writer, "visible", "CUDA_VISIBLE_DEVICES");
+    if (has_gang) {
+        ct_message_text(&writer, "gang");
+        ct_message_text(&writer, gang.name);
+        ct_message_text(&writer, "ranks");
+        ct_message_integer(&writer, gang.ranks);
+    }
     request->count = writer.count;
     return writer.count <= writer.capacity ? CT_JOIN_REQUESTED
                                            : impossible(request, "the variables COTENANT_... are too long%s%s", "", "");

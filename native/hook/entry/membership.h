@@ -9,6 +9,7 @@
 #define COTENANT_HOOK_ENTRY_MEMBERSHIP_H
 
 #include "atomics.h"
+#include "gate/gang.h"
 #include "gate/process.h"
 #include "hook/entry/join_request.h"
 #include "hook/entry/node_socket.h"
@@ -30,6 +31,8 @@ struct ct_membership {
     _Atomic uint64_t slot, generation; /* of the tenant */
     _Atomic uint32_t index, process_generation;
     _Atomic uint64_t epoch, attachments;
+    _Atomic(struct ct_gang_page *) gang; /* NULL: the process belongs to no gang; otherwise never changes */
+    _Atomic uint32_t gang_ranks;
     /* Used by the hook's thread alone. */
     struct ct_owned_file socket, pages_file;
     struct ct_frame frame;

@@ -21,6 +21,7 @@ struct ct_slice;
 struct ct_function {
     uintptr_t handle, owner; /* owner: the module or library that it is unloaded with; 0: unknown */
     _Atomic int is_alive;
+    int is_collective; /* its name is that of a collective, or it is a graph that contains one */
     uint32_t free_ppm; /* of a graph: mean fraction of the device that its kernels leave free; 0 if unknown */
     uint64_t used_ticks;
     uint64_t name_hash; /* of the whole name, which may be longer than what is kept of it */
@@ -39,6 +40,7 @@ struct ct_identity {
     uint32_t number;        /* index of its kernel time */
     uint32_t record_number; /* index of the kernel in the record; CT_NO_RECORD: the record is full */
     uint32_t generation;    /* incremented when the entry is reused */
+    int is_collective;      /* as that of the function */
     uint64_t used_ticks;    /* its latest launch */
     struct ct_function *function;
     struct ct_record_kernel *kernel; /* NULL: the record is full */
@@ -222,6 +224,7 @@ void ct_function_note(struct ct_session *session, uintptr_t handle, uintptr_t ow
 /* Names an instantiated graph after its contents. */
 void ct_graph_name(CUgraphExec exec, CUgraph graph);
 void ct_function_set_free(struct ct_session *session, uintptr_t handle, uint32_t free_ppm);
+void ct_function_set_collective(struct ct_session *session, uintptr_t handle);
 /* Returns how many blocks of a kernel fit on an SM; 0: unknown. */
 uint32_t ct_blocks_per_sm(uintptr_t handle, const struct ct_shape *shape);
 uintptr_t ct_function_owner(struct ct_session *session, uintptr_t handle);

@@ -100,6 +100,17 @@ static uint64_t spin(struct ct_session *session)
     return spun_ns;
 }
 
+/* The words on which a waiting thread may sleep, as they were before it asked. */
+struct wake_values {
+    uint32_t device, gang;
+};
+
+static struct wake_values wake_values(const struct ct_gate *gate)
+{
+    return (struct wake_values){load_acquire(&gate->arbitration->wake_word),
+                                gate->gang.page ? load_acquire(&gate->gang.page->wake_word) : 0};
+}
+
 static void sleep_until(_Atomic uint32_t *wake_word, uint32_t wake_value, uint64_t until_ns)
 {
     const struct timespec until = {(time_t)(until_ns / 1000000000), (long)(until_ns % 1000000000)};
@@ -140,6 +151,17 @@ void ct_gate_end_parts(struct ct_session *session)
     errno = saved_errno;
 }
 
+/* Wakes the other ranks after an agreement. Called with the lock held. */
+static void wake_ranks(struct ct_gang *gang)
+{
+    int saved_errno = errno;
+    if (!gang->must_wake)
+        return;
+    gang->must_wake = 0;
+    syscall(SYS_futex, &gang->page->wake_word, FUTEX_WAKE, CT_GANG_RANKS, NULL, NULL, 0);
+    errno = saved_errno;
+}
+
 /* A wait in progress; accessed with the lock held. */
 struct waiting {
     struct ct_session *session;
@@ -151,7 +173,7 @@ struct waiting {
 };
 
 /* Sleeps or spins once, as the gate planned. Called with the lock held, which it releases meanwhile. */
-static void wait_once(struct waiting *waiting, const struct ct_gate_answer *answer, uint32_t wake_value)
+static void wait_once(struct waiting *waiting, const struct ct_gate_answer *answer, struct wake_values values)
 {
     struct ct_session *session = waiting->session;
     struct ct_gate *gate = &session->gateway->gate;
@@ -175,7 +197,10 @@ static void wait_once(struct waiting *waiting, const struct ct_gate_answer *answ
         ct_timing_collect(session);
         waiting->collected_ns = now_ns;
     }
-    sleep_until(&gate->arbitration->wake_word, wake_value, plan.sleep_until_ns);
+    if (answer->reason == CT_GATE_GANG)
+        sleep_until(&gate->gang.page->wake_word, values.gang, plan.sleep_until_ns);
+    else
+        sleep_until(&gate->arbitration->wake_word, values.device, plan.sleep_until_ns);
     ct_lock(session);
     uint64_t awake_ns = current_ns(session);
     ct_gate_slept(gate, awake_ns > now_ns ? awake_ns - now_ns : 0);
@@ -201,7 +226,7 @@ static void trace_wait(struct waiting *waiting, const struct ct_gate_answer *ans
 }
 
 /* Waits until the launch passes. Called with the lock held. */
-static void wait_until_admitted(struct waiting *waiting, struct ct_gate_answer *answer, uint32_t wake_value)
+static void wait_until_admitted(struct waiting *waiting, struct ct_gate_answer *answer, struct wake_values values)
 {
     struct ct_session *session = waiting->session;
     struct ct_gateway *gateway = session->gateway;
@@ -215,14 +240,14 @@ static void wait_until_admitted(struct waiting *waiting, struct ct_gate_answer *
     ct_completions_close(session, launch->stream == CT_NO_STREAM ? NULL : launch->stream, launch->is_per_thread);
     ct_lock(session);
     do {
-        wait_once(waiting, answer, wake_value);
+        wait_once(waiting, answer, values);
         uint64_t now_ns = current_ns(session);
         if (waiting->spun_ns > 16 * ASK_NS || answer->reason == CT_GATE_PAUSED) {
             ct_gate_spun(&gateway->gate, waiting->spun_ns, now_ns);
             waiting->spun_ns = 0;
         }
         collect_ended(session, answer->reason == CT_GATE_BOUND);
-        wake_value = load_acquire(&gateway->gate.arbitration->wake_word);
+        values = wake_values(&gateway->gate);
         *answer = admit(session, launch, waiting->since_ns, current_ns(session));
         trace_wait(waiting, answer, gateway->instant.last_ns);
     } while (!answer->pass);
@@ -240,7 +265,7 @@ void ct_gate_wait(struct ct_session *session, struct ct_launch *launch, uint64_t
 {
     struct ct_gateway *gateway = session->gateway;
     collect_ended(session, 0);
-    uint32_t wake_value = load_acquire(&gateway->gate.arbitration->wake_word);
+    const struct wake_values values = wake_values(&gateway->gate);
     struct ct_gate_answer answer = admit(session, launch, since_ns, gateway->instant.last_ns);
     if (!answer.pass) {
         struct waiting waiting = {.session = session,
@@ -249,8 +274,9 @@ void ct_gate_wait(struct ct_session *session, struct ct_launch *launch, uint64_t
                                   .traced_ns = since_ns,
                                   .reason = answer.reason,
                                   .slack = -1};
-        wait_until_admitted(&waiting, &answer, wake_value);
+        wait_until_admitted(&waiting, &answer, values);
     }
+    wake_ranks(&gateway->gate.gang);
     launch->is_stuck = answer.reason == CT_GATE_STUCK;
     if (!launch->request.part_blocks)
         ct_parts_count_whole(launch, gateway->instant.last_ns);

@@ -19,6 +19,8 @@ struct ct_gateway *ct_gateway_open(const struct ct_membership *membership, const
     ct_gate_open(&gateway->gate, membership->table, membership->region, &membership->pages->gate,
                  membership->arbitration, load_relaxed(&membership->index),
                  load_relaxed(&membership->process_generation));
+    ct_gang_join(&gateway->gate.gang, load_acquire(&membership->gang), load_relaxed(&membership->gang_ranks),
+                 load_relaxed(&membership->process_generation));
     return gateway;
 }
 
@@ -33,6 +35,8 @@ void ct_gateway_reattached(struct ct_session *session)
     struct ct_gate *gate = &session->gateway->gate;
     gate->index = load_relaxed(&session->membership->index);
     gate->generation = load_relaxed(&session->membership->process_generation);
+    ct_gang_join(&gate->gang, load_acquire(&session->membership->gang), load_relaxed(&session->membership->gang_ranks),
+                 gate->generation);
     ct_gate_reread(gate);
 }
 

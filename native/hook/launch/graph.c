@@ -1,6 +1,7 @@
 /* Names a graph after its kernels, and computes the fraction of the device that they leave free. */
 #include "hook/entry/session.h"
 
+#include "hook/launch/collective.h"
 #include "hook/timing/timing.h"
 
 #include <stdio.h>
@@ -14,6 +15,7 @@ struct contents {
     uint64_t hash;    /* a hash that depends on the kernels and their order */
     uint64_t free_ppm; /* sum over the kernels */
     size_t kernels;
+    int has_collective;
 };
 
 static uint64_t hash_text(uint64_t hash, const char *text)
@@ -37,6 +39,7 @@ static void read_kernel(struct ct_session *session, const CUDA_KERNEL_NODE_PARAM
     contents->hash = hash_text(contents->hash, name) ^ node->gridDimX ^ ((uint64_t)node->blockDimX << 32);
     contents->free_ppm += ct_kernel_free_ppm(blocks, ct_blocks_per_sm(handle, &shape), &session->sms);
     contents->kernels++;
+    contents->has_collective |= ct_name_is_collective(name);
     if (!contents->first)
         contents->first = name;
 }
@@ -107,6 +110,8 @@ void ct_graph_name(CUgraphExec exec, CUgraph graph)
     snprintf(name, sizeof name, "graph of %zu #%08x %.160s", count, (unsigned)(contents.hash ^ contents.hash >> 32),
              contents.first ? contents.first : "");
     ct_function_note(session, (uintptr_t)exec, (uintptr_t)exec, name);
+    if (contents.has_collective)
+        ct_function_set_collective(session, (uintptr_t)exec);
     /* The times of the kernels are unknown, so they are weighted equally. Concurrent kernels count as the whole
      * device. */
     if (session->gateway && contents.free_ppm && contents.kernels == count && is_chain(graph, count))

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "hook/entry/session.h"
 
+#include "hook/launch/collective.h"
 #include "hook/slice/modules.h"
 #include "hook/timing/timing.h"
 
@@ -63,6 +64,7 @@ static struct ct_function *function_add(struct ct_session *session, uintptr_t ha
     created->name_hash = name_hash;
     store_relaxed(&created->slice, NULL);
     created->free_ppm = 0;
+    created->is_collective = owner != CT_ENGINES && ct_name_is_collective(name);
     created->used_ticks = ct_clock_ticks(&session->clock);
     memset(created->name, 0, strnlen(created->name, NAME_END));
     copy_name(created->name, name);
@@ -93,6 +95,15 @@ void ct_function_set_free(struct ct_session *session, uintptr_t handle, uint32_t
     struct ct_function *existing = function_of(session, handle);
     if (existing)
         existing->free_ppm = free_ppm;
+    ct_unlock(session);
+}
+
+void ct_function_set_collective(struct ct_session *session, uintptr_t handle)
+{
+    ct_lock(session);
+    struct ct_function *existing = function_of(session, handle);
+    if (existing)
+        existing->is_collective = 1;
     ct_unlock(session);
 }
 
@@ -260,6 +271,7 @@ static struct ct_identity *identity_add(struct ct_session *session, enum ct_work
     identity->number = number;
     identity->record_number = time->record_number;
     identity->function = function;
+    identity->is_collective = function->is_collective;
     identity->kernel = kernel;
     identity->used_ticks = function->used_ticks;
     _Atomic(struct ct_identity *) *head = &session->identities[ct_hash(function->handle, shape)];

@@ -35,7 +35,7 @@
         const struct ct_shape shape = SHAPE;                                                                           \
         struct ct_launch launch;                                                                                       \
         ct_launch_begin(&launch, CT_WORK_KERNEL, (uintptr_t)function, &shape, stream, is_per_thread,                   \
-                       CT_MAY_TIME);                                                                                   \
+                       CT_MAY_TIME_COOPERATIVE);                                                                       \
         CUresult result = CT_NEXT(symbol)(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes,   \
                                           stream, params);                                                             \
         return ct_launch_end(&launch, CT_WORK_KERNEL, (uintptr_t)function, &shape, result);                            \
@@ -43,12 +43,16 @@
 
 static enum ct_permission permission_of(const CUlaunchConfig *config)
 {
+    int is_cooperative = 0;
     for (unsigned i = 0; config->attrs && i < config->numAttrs; i++) {
         int id = config->attrs[i].id;
         if (id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION ||
             id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT || id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT)
             return CT_MAY_NOTHING;
+        is_cooperative |= id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE && config->attrs[i].value.cooperative;
     }
+    if (is_cooperative)
+        return CT_MAY_TIME_COOPERATIVE;
     return config->numAttrs ? CT_MAY_TIME : CT_MAY_TIME_AND_LIMIT;
 }
 

@@ -70,6 +70,13 @@ static inline void learn_interval(struct ct_session *session, struct ct_gateway 
         ct_forecast_learn(&step->next, ct_clock_between_ns(&session->clock, session->last_ticks, ticks));
 }
 
+/* Returns whether the launch may wait for kernels of other processes. Among the ranks of a job, a cooperative one may. */
+static inline int is_collective(const struct ct_launch *launch)
+{
+    return launch->identity->is_collective ||
+           (launch->is_cooperative && launch->session->gateway->gate.gang.page);
+}
+
 void ct_launch_predict(struct ct_launch *launch)
 {
     struct ct_kernel_time *kernel_time = &launch->session->kernel_times[launch->identity->number];
@@ -84,7 +91,8 @@ void ct_launch_predict(struct ct_launch *launch)
                                         .kernel_count = kernel_time->kernel_count,
                                         .granularity_ns = ct_kernel_time_granularity(kernel_time),
                                         .free_ppm = kernel_time->free_ppm,
-                                        .is_doubtful = kernel_time->is_doubtful};
+                                        .is_doubtful = kernel_time->is_doubtful,
+                                        .is_collective = is_collective(launch)};
     launch->must_check = CT_UNLIKELY(gate->limit_ppm && gate->must_ask) && ct_kernel_time_must_check(kernel_time);
     if (CT_UNLIKELY((!kernel_time->is_known || kernel_time->is_doubtful) && kernel_time->tries < TRIES)) /* if
                                                                             * neighbours are never quiescent, not every
@@ -128,7 +136,8 @@ void ct_launch_identify(struct ct_launch *launch, enum ct_work work, uintptr_t h
     if (!is_valid_shape(work, shape) || is_captured(launch))
         return;
     ct_lock(session);
-    const int must_ask = ct_gate_must_ask(&session->gateway->gate);
+    /* The ranks of a gang count their collectives from the first one on. */
+    const int must_ask = ct_gate_must_ask(&session->gateway->gate) || session->gateway->gate.gang.page;
     ct_unlock(session);
     /* An unknown handle may be invalid: the driver is asked about it only after it was launched. */
     if (must_ask && ct_function_name(session, handle, &name))
@@ -166,7 +175,8 @@ void ct_launch_admit(struct ct_launch *launch)
     const uint32_t number = launch->is_counted ? launch->identity->number : UINT32_MAX;
     if (CT_UNLIKELY(!ct_burst_continues(&gateway->requests.bursts, number)))
         ct_requests_resume(session, number, now_ns);
-    if (CT_UNLIKELY(ct_gate_must_ask(&gateway->gate) || gateway->parts_thread)) {
+    if (CT_UNLIKELY(ct_gate_must_ask(&gateway->gate) || gateway->parts_thread ||
+                    (launch->request.is_collective && gateway->gate.gang.page))) {
         if (launch->slice && launch->is_counted)
             ct_parts_request(launch, session->kernel_times[launch->identity->number].blocks);
         ct_gate_wait(session, launch, now_ns);

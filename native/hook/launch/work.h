@@ -34,6 +34,7 @@ struct ct_launch {
     int is_stuck;         /* it passed because nothing ended for too long */
     int runs_variant;     /* the variant is launched whole, to measure it */
     struct ct_slice *slice; /* how to launch it in parts; NULL: it is launched whole */
+    int is_cooperative;   /* all its blocks run at once and may wait for each other */
     CUstream partition;   /* the stream that it is launched into instead, see ct_partition_enter() */
     enum ct_passed passed;
     uint64_t sync_ticks; /* when it began to wait for its own completion, if it does */
@@ -82,7 +83,7 @@ void ct_parts_count_whole(struct ct_launch *launch, uint64_t now_ns);
 int ct_parts_measures_variant(struct ct_launch *launch);
 
 /* What may be done to a launch. An event between two launches that are meant to overlap would serialize them. */
-enum ct_permission { CT_MAY_NOTHING, CT_MAY_TIME, CT_MAY_TIME_AND_LIMIT };
+enum ct_permission { CT_MAY_NOTHING, CT_MAY_TIME, CT_MAY_TIME_AND_LIMIT, CT_MAY_TIME_COOPERATIVE };
 
 static inline void ct_launch_begin(struct ct_launch *launch, enum ct_work work, uintptr_t handle,
                                   const struct ct_shape *shape, CUstream stream, int is_per_thread,
@@ -98,6 +99,7 @@ static inline void ct_launch_begin(struct ct_launch *launch, enum ct_work work, 
     launch->is_per_thread = is_per_thread;
     launch->is_counted = launch->must_time = launch->must_check = launch->must_watch = 0;
     launch->may_limit = permission == CT_MAY_TIME_AND_LIMIT;
+    launch->is_cooperative = permission == CT_MAY_TIME_COOPERATIVE;
     launch->request.sm_ppm = 0;
     launch->request.part_blocks = 0;
     launch->is_stuck = launch->is_rest = launch->runs_variant = 0;

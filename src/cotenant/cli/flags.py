@@ -55,6 +55,7 @@ _TOPICS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     },
     "run": {
         "Measurement": ("hook", "measure", "sample", "unknown", "trace"),
+        "Collectives": ("gang", "ranks"),
         "Eviction and restart": ("grace", "on_pressure", "restart", "restart_delay", "restart_well"),
     },
 }

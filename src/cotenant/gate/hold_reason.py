@@ -36,6 +36,7 @@ class HoldReason(enum.Enum):
     LIMIT = 16
     SHARE = 17
     CLEAN = 18
+    RANKS = 21
 
 
 class HeldLaunch(Value, frozen=True):
@@ -59,6 +60,8 @@ def find_hold(memory: memoryview, index: int, generation: int, now: Instant) -> 
     wanted_ns = page["wanted_ns"]
     if page["generation"] != generation or not wanted_ns or now - page["asked_ns"] > _ASKS_WITHIN_NS:
         return None
+    if page["ranks_ns"]:
+        return HeldLaunch(HoldReason.RANKS, now, ())
     may_fill = wanted_ns != _NEVER
     needed_ns = wanted_ns - 1 if may_fill else 0
     processes = read_processes(memory)

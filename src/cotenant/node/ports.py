@@ -10,6 +10,7 @@ from cotenant.gate.grant import Grant
 from cotenant.gate.rules import GateEntry, GateRules
 from cotenant.node.model.action import SignalKind
 from cotenant.node.model.admission import Reject
+from cotenant.node.model.gang import GangKey
 from cotenant.node.model.peer import PeerIdentity
 
 TenantKey: TypeAlias = tuple[int, int]
@@ -146,6 +147,10 @@ class Processes(Protocol):
         The registry owns `descriptor` from now on, also if it raises `PeerError` because the pages are not valid, and
         duplicates `peer.pidfd`. It calls `page_added` before it writes the table. A refusal: no index is free.
         """
+        ...
+
+    def join_gang(self, gpu: int, index: int, gang: GangKey) -> int:
+        """Make an attached process a rank of a job until it leaves; return the handle of the ranks' page."""
         ...
 
     def disconnect(self, gpu: int, index: int, generation: int) -> None:

@@ -17,6 +17,7 @@ from cotenant.node.model.action import SignalKind
 from cotenant.node.model.admission import Reject
 from cotenant.node.model.control import OnlineShareSetpoint
 from cotenant.node.model.event import Detail, Ending, GateChange
+from cotenant.node.model.gang import GANG_RANKS
 from cotenant.node.model.gpu import Gpu
 from cotenant.node.model.protection import GpuWatch
 from cotenant.node.model.tenant import (
@@ -41,8 +42,10 @@ ANSWER_LIMIT_BYTES: Final = 32 << 20
 _LENGTH: Final = struct.Struct("<I")
 _FIELDS_LIMIT: Final = 16
 _TEXT_LIMIT: Final = 4096
+_GANG_NAME_LIMIT: Final = 256
 _GRANT_FILE_LIMIT: Final = 16384
 Text = Annotated[str, msgspec.Meta(max_length=_TEXT_LIMIT)]
+GangName = Annotated[str, msgspec.Meta(max_length=_GANG_NAME_LIMIT)]
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,6 +85,10 @@ class Attach(Message, frozen=True, tag="attach"):
     index: int = -1
     """After a reconnect, the index and the generation that the process had before; -1: it had none."""
     generation: int = 0
+    gang: GangName = ""
+    """What all ranks of the process's job on this machine have in common; empty: it belongs to no such job."""
+    ranks: Annotated[int, msgspec.Meta(ge=0, le=GANG_RANKS)] = 0
+    """The number of these ranks."""
 
 
 class OwnGrant(Message, frozen=True, tag="own-grant"):
@@ -277,6 +284,15 @@ class Page(Message, frozen=True, tag="page"):
     epoch: int
 
 
+class GangPage(Message, frozen=True, tag="gang"):
+    """The page on which the ranks of the process's job agree on collectives; one file descriptor accompanies it.
+
+    The node sends it before the answer to `attach`.
+    """
+
+    ranks: int
+
+
 class OwnGrantAnswer(Message, frozen=True, tag="grant"):
     """The tenant that the calling process belongs to, and its grant."""
 
@@ -436,6 +452,7 @@ Answer: TypeAlias = (
     Welcome
     | AttachAnswer
     | Page
+    | GangPage
     | OwnGrantAnswer
     | Activity
     | Token

@@ -19,11 +19,24 @@ GATE_REASONS: Final = {
     15: "debt",
     16: "limit",
     17: "share",
+    18: "clean",
+    21: "ranks",
 }
 """Why a launch waits; enum ct_gate_reason of native/gate/gate.h."""
 
 
-PASS_REASONS: Final = {0: "top", 1: "free", 2: "gap", 3: "min-share", 4: "risk", 5: "stuck", 6: "co-running", 7: "lent"}
+PASS_REASONS: Final = {
+    0: "top",
+    1: "free",
+    2: "gap",
+    3: "min-share",
+    4: "risk",
+    5: "stuck",
+    6: "co-running",
+    7: "lent",
+    19: "space",
+    20: "agreed",
+}
 """Why a launch passed the gate; the same enum."""
 
 

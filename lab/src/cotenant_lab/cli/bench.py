@@ -21,6 +21,7 @@ _PLAIN: Final = ("loop", "device", "hook", "gate", "slice")
 _OWN_FLAGS: Final = {
     "fill": ("data", "quick", "sweep_bound", "gate", "bound", "delay"),
     "cold": ("quick",),
+    "collective": ("quick",),
     "faults": ("only",),
     "attack": ("attack", "mode"),
     "goodput": ("quick", "only", "runtime", "slo_times"),
@@ -42,6 +43,7 @@ def add_commands(commands: Any) -> None:
         "loop: the event loop under both clocks; device: the software GPU; hook, gate: added cost of a launch; "
         "slice: cost of launching kernels in parts, and the delays that parts cause; "
         "cold: services without a profile next to training; "
+        "collective: a training job with a rank on each of two GPUs, next to services; "
         "fill: pairs of measured kernel streams under each sharing mode; faults: requests lost to injected faults; "
         "attack: an online tenant while an offline tenant attacks; memory: quotas under random allocation; "
         "limit: accuracy of compute shares; server: cost of serving; "
@@ -65,7 +67,7 @@ def add_commands(commands: Any) -> None:
         "--quick",
         action="store_true",
         default=None,
-        help="cold: 4 s of simulated time, nothing live; "
+        help="cold: 4 s of simulated time, nothing live; collective: 2 s of simulated time; "
         "fill: one pair of each family, about a minute; memory: 2,400 operations; limit: 2 s per case; "
         "server: one round; soak: 20 s; goodput: small models, seconds; cluster: hundreds of GPUs; "
         "match: up to 1,000 jobs; "
@@ -105,6 +107,7 @@ def _bench(options: argparse.Namespace) -> int:
     if options.name in _OWN_FLAGS:
         owners = {
             "cold": _bench_cold,
+            "collective": _bench_collective,
             "fill": _bench_fill,
             "faults": _bench_faults,
             "attack": _bench_attack,
@@ -131,6 +134,20 @@ def _bench_cold(options: argparse.Namespace) -> int:
         print_json(report)
     else:
         show_cold(output(), report)
+    return 0
+
+
+def _bench_collective(options: argparse.Namespace) -> int:
+    from cotenant_lab.bench.collective.bench import bench_collective
+    from cotenant_lab.bench.collective.tables import show_collective
+
+    if options.rounds is not None:
+        raise ConfigError("--rounds", options.rounds, "has no meaning for `bench collective`: omit it")
+    report = bench_collective(print_line, quick=bool(options.quick))
+    if options.json:
+        print_json(report)
+    else:
+        show_collective(output(), report)
     return 0
 
 

@@ -47,6 +47,8 @@ _HOLDS: Final = {
     HoldReason.DEBT: "it waits at the gate: {higher} has already lost the allowed time to lower priorities",
     HoldReason.LIMIT: "it waits at the gate: it has used its share of the device for now",
     HoldReason.SHARE: "it waits at the gate: a tenant of equal priority has not had its share of the device yet",
+    HoldReason.CLEAN: "it waits at the gate: {higher} measures how long its work takes alone",
+    HoldReason.RANKS: "it waits at the gate: other ranks of its job have not come to this collective, or wait too",
 }
 
 _WHOLE: Final = {

@@ -167,9 +167,15 @@ class TenantRun:
             **({} if self._hooked is not None else defaults),
             **os.environ,
             **self._variables,
+            **self._gang_variables(),
             **node,
             "COTENANT_SOCKET": str(self._directories.tenant_socket),
         }
+
+    def _gang_variables(self) -> dict[str, str]:
+        """Return the variables that tell the hook of which job this program is a rank."""
+        config = self._config
+        return {"COTENANT_GANG": config.gang, "COTENANT_RANKS": str(config.ranks)} if config.gang else {}
 
     def _hook_warning(self) -> str:
         return "; the hook saw nothing of its GPU use" if self._hooked is not None and self._hooked.has_unhooked else ""

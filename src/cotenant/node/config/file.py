@@ -15,6 +15,7 @@ from cotenant.node.config.control import CONTROL, ControlConfig, validate_contro
 from cotenant.node.config.protection import PROTECT, ProtectConfig, validate_protection
 from cotenant.node.model.control import ControlLimits
 from cotenant.node.model.event import SLOTS_LIMIT, NodeSettings
+from cotenant.node.model.gang import GANG_RANKS
 from cotenant.node.model.gpu import Gpu
 from cotenant.node.model.protection import OnBypass, OnPressure, ProtectLimits
 from cotenant.node.model.tenant import NAME_LIMIT, NAME_PATTERN
@@ -246,6 +247,18 @@ class RunConfig(Section, frozen=True):
         str, Meta(description="JSON file with further environment variables of the program; empty: none")
     ] = ""
     outcome: Annotated[str, Meta(description="file to write the program's outcome to, as JSON; empty: none")] = ""
+    gang: Annotated[
+        str,
+        Meta(
+            max_length=NAME_LIMIT,
+            pattern=NAME_PATTERN,
+            description="job of which the program is one rank, for collectives over several GPUs; empty: as its "
+            "launcher says (torchrun, Open MPI, Slurm)",
+        ),
+    ] = ""
+    ranks: Annotated[
+        int, Meta(ge=0, le=GANG_RANKS, description="ranks of the job of --gang on this machine; 0: no job is named")
+    ] = 0
 
 
 class Config(Section, frozen=True):
@@ -274,6 +287,11 @@ def validate(config: Config) -> None:
     if config.run.on_pressure != OnPressure.EVICT.value and config.run.kind is Kind.ONLINE:
         remedy = "an online tenant is never evicted or suspended for memory; add --offline or omit --on-pressure"
         raise ConfigError("run.on_pressure", config.run.on_pressure, remedy)
+    if bool(config.run.gang) != bool(config.run.ranks):
+        field, value = ("gang", config.run.gang) if config.run.gang else ("ranks", str(config.run.ranks))
+        raise ConfigError(f"run.{field}", value, "name the job and the number of its ranks: --gang NAME --ranks N")
+    if config.run.ranks == 1:
+        raise ConfigError("run.ranks", "1", "a job of one rank has no collectives; omit --gang and --ranks")
     if config.node.unmet == "refuse" and config.node.place != "predict":
         remedy = f"node.place {config.node.place!r} makes no predictions; add --place predict"
         raise ConfigError("node.unmet", config.node.unmet, remedy)

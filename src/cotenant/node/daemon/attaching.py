@@ -25,6 +25,7 @@ from cotenant.node.daemon.waiting_pods import WaitingAttach, WaitingPods
 from cotenant.node.model.action import SignalKind
 from cotenant.node.model.admission import Reason, Reject
 from cotenant.node.model.event import Event, PeerLost, TenantJoined, TenantLeft, TenantResumed, TenantSuspended
+from cotenant.node.model.gang import GangKey
 from cotenant.node.model.gpu import SOFT_PREFIX, Gpu
 from cotenant.node.model.peer import PeerIdentity
 from cotenant.node.model.tenant import COMMAND_LIMIT, Tenant, TenantSpec, TenantView
@@ -350,6 +351,10 @@ class Attaching:
             self._replies.refuse(connection, result)
             return
         connection.attached = AttachedAt(key, grant.gpu, result.index, result.generation)
+        if message.gang and message.ranks > 1:
+            gang = GangKey(connection.identity.account, message.gang, message.ranks)
+            page = processes.join_gang(grant.gpu, result.index, gang)
+            self._replies.send(connection, wire.GangPage(message.ranks), (page,))
         connection.limit_send_buffer()
         connection.pages = {page.index: None for page in processes.pages(grant.gpu) if page.index != result.index}
         environment = self.environment(tenant.name, grant, is_self_joined=self._member_of(key) is not None)

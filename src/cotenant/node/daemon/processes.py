@@ -22,8 +22,10 @@ from cotenant.gate.live_tables import LiveTenantTables
 from cotenant.gate.process_pages import PROCESS_BYTES, PROCESSES, read_gate_page
 from cotenant.gate.shared_pages import check_process_pages
 from cotenant.gate.tenant_table import PAGE_BYTES
+from cotenant.node.daemon.gangs import LiveGangs
 from cotenant.node.daemon.proc import ENDED, STOPPED, ProcessTree, container_of, has_ended, pidfd_of
 from cotenant.node.model.admission import Reason, Reject
+from cotenant.node.model.gang import GangKey
 from cotenant.node.model.peer import NO_DESCRIPTOR, PeerIdentity
 from cotenant.node.ports import Attachment, PageListener, ProcessPage, TenantKey
 from cotenant.runner.clock import monotonic_ns, pause, unix_ns
@@ -135,6 +137,7 @@ class LiveProcesses:
         self._remembered: dict[int, tuple[int, TenantKey]] = {}  # by number: start time and tenant of a descendant
         self._ended_counters: dict[TenantKey, dict[str, int | list[int]]] = {}
         self._epochs: dict[int, int] = {}
+        self._gangs = LiveGangs()
         self._next_generation = unix_ns() // _GENERATION_NS
         self._own_container = container_of(self._tree.cgroup(os.getpid()))
         self.node_pids: frozenset[int] = frozenset()
@@ -205,6 +208,10 @@ class LiveProcesses:
             generation = self._next_generation % _GENERATIONS
             if generation and generation not in generations:
                 return free[0], generation
+
+    def join_gang(self, gpu: int, index: int, gang: GangKey) -> int:
+        """Make an attached process a rank of a job until it leaves; see `cotenant.node.ports.Processes`."""
+        return self._gangs.join(gang, self._attached[gpu][index].generation)
 
     def disconnect(self, gpu: int, index: int, generation: int) -> None:
         """Let a process whose connection closed leave when it ends, or some seconds later unless it attaches again."""
@@ -513,6 +520,7 @@ class LiveProcesses:
         for supervisor in self._supervisors.values():
             os.close(supervisor.pidfd)
         self._supervisors.clear()
+        self._gangs.close()
 
     def _leave(self, process: AttachedProcess, *, is_last: bool = True) -> None:
         """Remove a process: what it held is charged to its tenant's account first, then its entry is removed."""
@@ -524,6 +532,7 @@ class LiveProcesses:
             ended = [*([] if before is None else [before]), counters_of(page)]
             self._ended_counters[process.tenant] = combine(ended, process.tenant[1])
         self._ledgers.end(process.gpu, process.index, process.copy())
+        self._gangs.leave(process.generation)
         if process.gpu >= 0:
             self._tables.detach(process.gpu, process.index)
         del self._attached[process.gpu][process.index]
