@@ -138,6 +138,22 @@ static void await_parts(struct ct_session *session)
     ct_lock(session);
 }
 
+/* Makes other threads' launches wait from now on. Those that were admitted before are submitted first, because they could
+ * otherwise run between two parts. Returns 0 if one is not: it may be a copy that waits for what this thread does next; then
+ * the kernel must be launched whole. Called with the lock held, which it releases meanwhile. */
+static int begin_parts(struct ct_session *session)
+{
+    struct ct_gateway *gateway = session->gateway;
+    const uint64_t from_ns = current_ns(session);
+    gateway->parts_thread = (uintptr_t)__builtin_thread_pointer();
+    while (gateway->admitted_count > 1 && current_ns(session) - from_ns < CT_GATE_STUCK_NS) {
+        ct_unlock(session);
+        sched_yield();
+        ct_lock(session);
+    }
+    return gateway->admitted_count <= 1;
+}
+
 void ct_gate_end_parts(struct ct_session *session)
 {
     _Atomic uint32_t *ended = &session->gateway->parts_ended;
@@ -278,16 +294,22 @@ void ct_gate_wait(struct ct_session *session, struct ct_launch *launch, uint64_t
     }
     wake_ranks(&gateway->gate.gang);
     launch->is_stuck = answer.reason == CT_GATE_STUCK;
+    launch->passed = answer.reason == CT_GATE_TOP ? CT_PASSED_ANNOUNCED : CT_PASSED_ADMITTED;
+    gateway->admitted_count += launch->passed == CT_PASSED_ADMITTED;
+    const int has_begun = launch->request.part_blocks && begin_parts(session);
     if (!launch->request.part_blocks)
         ct_parts_count_whole(launch, gateway->instant.last_ns);
     if (launch->request.part_blocks) {
-        gateway->parts_thread = (uintptr_t)__builtin_thread_pointer();
         launch->must_check = 0; /* what is measured is the part, not the launch */
-    } else if (gateway->gate.limit_ppm && !gateway->gate.is_lent && launch->is_counted)
+    } else if (gateway->gate.limit_ppm && !gateway->gate.is_lent && launch->is_counted) {
         ct_kernel_time_charge(&session->kernel_times[launch->identity->number], gateway->gate.bound_ns);
+    }
     ct_launch_trace(launch, gateway->instant.last_ns, answer.reason);
     ct_unlock(session);
-    launch->passed = answer.reason == CT_GATE_TOP ? CT_PASSED_ANNOUNCED : CT_PASSED_ADMITTED;
+    if (launch->request.part_blocks && !has_begun) {
+        ct_gate_end_parts(session);
+        launch->request.part_blocks = 0;
+    }
 }
 
 /* ---- synchronization ---------------------------------------------------------------------------------------------- */

@@ -35,6 +35,7 @@ struct ct_gateway {
     /* The thread that launches a kernel in parts; 0: none does. The parts are one launch for the program, so other threads'
      * launches wait meanwhile. */
     uintptr_t parts_thread;
+    uint32_t admitted_count; /* launches that were admitted and are not submitted to the driver yet */
     _Atomic uint32_t parts_ended; /* a futex: how many kernels were launched in parts */
     uint32_t sm_step_ppm; /* launches of a kernel can be limited to multiples of this part of the SMs; 0: they cannot */
 };

@@ -210,6 +210,7 @@ void ct_launch_report(struct ct_launch *launch, CUresult result)
         ct_gate_withdrawn(&gateway->gate, &launch->request, now_ns);
     else
         ct_gate_submitted(&gateway->gate, &launch->request, result == CUDA_SUCCESS, now_ns);
+    gateway->admitted_count -= launch->passed == CT_PASSED_ADMITTED;
     ct_unlock(session);
     if (launch->passed == CT_PASSED_ADMITTED && result == CUDA_SUCCESS)
         ct_completions_note(session, &launch->request, stream_of(launch), launch->is_per_thread,
