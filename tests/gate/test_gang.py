@@ -156,7 +156,7 @@ class Job(RuleBasedStateMachine):
         else:
             rank.patience_ns = min(rank.patience_ns * 2, PATIENCE_MAX_NS)
         rank.passed, rank.is_prepared, rank.has_given_up, rank.arrived_ns = wanted, False, False, 0
-        # Safety: whoever has not launched it yet must launch it, unless it showed no sign of life.
+        # Safety: a rank that has not launched it yet must launch it, unless it showed no sign of life.
         for other in self.ranks:
             if other.passed < wanted and wanted not in self.agreed_alone:
                 assert other.passed == wanted - 1

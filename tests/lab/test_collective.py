@@ -13,9 +13,9 @@ from cotenant_lab.bench.collective.bench import (
     PRESET,
     RESTORED_NS,
     TARGETS,
+    CollectiveRun,
+    GangSetting,
     ModeResult,
-    Played,
-    Setting,
     best_setting,
     disturbed_result,
     mode_result,
@@ -26,16 +26,16 @@ from cotenant_lab.bench.collective.loads import COLLECTIVE_NS, KERNELS_PER_COLLE
 
 DEVICE = hardware(PRESET)
 RUN_NS = 3 * SECOND_NS // 2
-NO_SPACE = Setting(20_000, 10_000)
+NO_SPACE = GangSetting(20_000, 10_000)
 
 
 @pytest.fixture(scope="module")
-def job_alone() -> Played:
+def job_alone() -> CollectiveRun:
     return run("MPS", DEVICE, None, RUN_NS)
 
 
 @pytest.fixture(scope="module")
-def services_alone() -> Played:
+def services_alone() -> CollectiveRun:
     return run("MPS", DEVICE, PATTERNS[0], RUN_NS, has_job=False)
 
 
@@ -49,7 +49,7 @@ def test_loads_are_as_stated() -> None:
     assert not {at_ns // (250 * 10**6) for at_ns in bursts[0]} & {at_ns // (250 * 10**6) for at_ns in bursts[1]}
 
 
-def test_ranks_without_neighbours_never_wait_for_a_gate(job_alone: Played) -> None:
+def test_ranks_without_neighbours_never_wait_for_a_gate(job_alone: CollectiveRun) -> None:
     assert job_alone.collectives > 50
     assert all(held_ns == 0 for _, held_ns in job_alone.spins)
     step_ns = training()[0].device_ns + 4 * COLLECTIVE_NS
@@ -59,7 +59,7 @@ def test_ranks_without_neighbours_never_wait_for_a_gate(job_alone: Played) -> No
 
 
 def test_gang_bounds_the_time_for_which_a_rank_spins_because_of_a_gate(
-    job_alone: Played, services_alone: Played
+    job_alone: CollectiveRun, services_alone: CollectiveRun
 ) -> None:
     results = {
         mode: mode_result(
@@ -102,7 +102,9 @@ def test_a_rank_without_progress_is_reported_as_hung() -> None:
     moving = [(at * SECOND_NS // 10, at) for at in range(80)]
     stuck = [(at_ns, min(count, 20)) for at_ns, count in moving]
     for second, hangs in ((moving, 0), (stuck, 1)):
-        played = Played(latencies_ns=[[1], [1]], collectives=1, spins=[], progress=[moving, second], for_ns=SECOND_NS)
+        played = CollectiveRun(
+            latencies_ns=[[1], [1]], collectives=1, spins=[], progress=[moving, second], for_ns=SECOND_NS
+        )
         assert disturbed_result("pause", played, played).hangs == hangs
 
 
@@ -120,7 +122,7 @@ def test_setting_with_the_most_collectives_within_the_limit_counts() -> None:
             spin_part=0.0,
         )
 
-    other, third = Setting(1), Setting(2)
+    other, third = GangSetting(1), GangSetting(2)
     assert best_setting({DEFAULT: result(1.2, 0.9), other: result(1.0, 0.5), third: result(1.1, 0.6)}) == third
     assert best_setting({DEFAULT: result(1.3, 0.9), other: result(1.2, 0.1)}) == other
     assert DEFAULT.flags == "--delay 2%"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from cotenant import _native
+from cotenant.gate import gang_page
 from cotenant.gate.shared_pages import ArbitrationPage
 from cotenant.node.model.gang import GangKey
 
 
 class _Gang:
     def __init__(self) -> None:
-        self.page = ArbitrationPage.create("cotenant-gang", _native.GANG_BYTES)
+        self.page = ArbitrationPage.create("cotenant-gang", gang_page.PAGE_BYTES)
         self.generations: set[int] = set()
 
 
@@ -34,7 +34,7 @@ class LiveGangs:
             if generation not in gang.generations:
                 continue
             gang.generations.remove(generation)
-            _native.gang_leave(gang.page.memory, generation)
+            gang_page.remove_rank(gang.page.memory, generation)
             if not gang.generations:
                 gang.page.close()
                 del self._gangs[key]

@@ -47,7 +47,7 @@ MODES: Final[tuple[Mode, ...]] = (
 )
 
 
-class Setting(msgspec.Struct, frozen=True):
+class GangSetting(msgspec.Struct, frozen=True):
     """Options of `cotenant node`: --delay and --sms, in millionths; `sms_ppm` None: its default."""
 
     delay_ppm: int = 20_000
@@ -60,10 +60,10 @@ class Setting(msgspec.Struct, frozen=True):
         return f"--delay {self.delay_ppm / 10_000:g}% {sms}".strip()
 
 
-DEFAULT: Final = Setting()
+DEFAULT: Final = GangSetting()
 WITHOUT_SPACE_PPM: Final = 10_000
 """A part of the SMs that is too small to be used: launches wait for gaps."""
-SETTINGS: Final = (DEFAULT, *(Setting(delay, WITHOUT_SPACE_PPM) for delay in (20_000, 50_000, 100_000, 200_000)))
+SETTINGS: Final = (DEFAULT, *(GangSetting(delay, WITHOUT_SPACE_PPM) for delay in (20_000, 50_000, 100_000, 200_000)))
 """Of these, the one with the most collectives within the limit of the online p99 counts."""
 Disturbance: TypeAlias = Literal["none", "pause", "evict", "kill"]
 DISTURBANCES: Final[tuple[Disturbance, ...]] = ("pause", "evict", "kill")
@@ -124,7 +124,7 @@ class CollectiveReport(msgspec.Struct, frozen=True, kw_only=True):
     met: dict[str, bool]
 
 
-class Played(msgspec.Struct, frozen=True, kw_only=True):
+class CollectiveRun(msgspec.Struct, frozen=True, kw_only=True):
     """One run of both devices."""
 
     latencies_ns: list[list[Duration]]
@@ -143,7 +143,7 @@ def bench_collective(report: ReportLine, *, quick: bool = False) -> CollectiveRe
     report("the job alone")
     job_alone = run("MPS", device, None, for_ns)
     modes: list[ModeResult] = []
-    chosen: dict[Pattern, Setting] = {}
+    chosen: dict[Pattern, GangSetting] = {}
     disturbed: list[DisturbedResult] = []
     for pattern in PATTERNS:
         report(f"services alone: {pattern}")
@@ -187,7 +187,7 @@ def bench_collective(report: ReportLine, *, quick: bool = False) -> CollectiveRe
     )
 
 
-def best_setting(results: Mapping[Setting, ModeResult]) -> Setting:
+def best_setting(results: Mapping[GangSetting, ModeResult]) -> GangSetting:
     """Return the setting with the most collectives within the limit of the online p99, or else the lowest p99."""
     limit = TARGETS["online_p99_ratio"]
     within = [setting for setting, result in results.items() if result.online_p99_ratio <= limit]
@@ -218,9 +218,9 @@ def run(
     for_ns: Duration,
     *,
     has_job: bool = True,
-    setting: Setting = DEFAULT,
+    setting: GangSetting = DEFAULT,
     disturbance: Disturbance = "none",
-) -> Played:
+) -> CollectiveRun:
     """Run both devices; without a pattern the job is alone, and without a job the services are."""
     gang = gang_page()
     job = Job()
@@ -244,7 +244,7 @@ def run(
         _disturb(simulations[1], all_tables[1], disturbance, gang)
     play_together(simulations, for_ns)
     begin = [next(count for at_ns, count in seen if at_ns >= WARM_NS) for seen in progress]
-    return Played(
+    return CollectiveRun(
         latencies_ns=[_latencies(simulation) for simulation in simulations] if pattern is not None else [],
         collectives=min(sim.passed - count for sim, count in zip(simulations, begin, strict=True)),
         spins=job.spins,
@@ -271,7 +271,7 @@ def _tenants(
     gates: list[LaunchGate] = []
     if online is not None:
         clients.append(Client(online, 0, 2 * rank, warm=0, priority=-1 if is_first else 0))
-        works, steps = works_of(online, sm_count)
+        works, steps = works_of(online, device, is_mps=not is_sliced)
         gates.append(
             OpenGate()
             if policy is None
@@ -279,7 +279,7 @@ def _tenants(
         )
     if offline is not None:
         clients.append(Client(offline, 1 if is_sliced else 0, 2 * rank + 1))
-        works, steps = works_of(offline, sm_count)
+        works, steps = works_of(offline, device, is_mps=not is_sliced)
         has_gang = mode in ("cotenant", "cotenant, time slices")
         gates.append(
             OpenGate()
@@ -300,7 +300,7 @@ def _tenants(
 class _Tables:
     """The memory of a device's pages, and its tenant table with a service and a rank."""
 
-    def __init__(self, rank: int, policy: GatePolicy, setting: Setting, *, is_sliced: bool) -> None:
+    def __init__(self, rank: int, policy: GatePolicy, setting: GangSetting, *, is_sliced: bool) -> None:
         self.memory = device_memory()
         self.rank = rank
         defaults = GateRules()
@@ -361,7 +361,12 @@ def _latencies(simulation: RankSimulation) -> list[Duration]:
 
 
 def mode_result(
-    mode: Mode, pattern: Pattern, setting: Setting, played: Played, alone: Played, job_alone: Played
+    mode: Mode,
+    pattern: Pattern,
+    setting: GangSetting,
+    played: CollectiveRun,
+    alone: CollectiveRun,
+    job_alone: CollectiveRun,
 ) -> ModeResult:
     """Compare a run with the services and the job alone."""
     held_ns = sorted(held for _, held in played.spins)
@@ -379,7 +384,7 @@ def mode_result(
     )
 
 
-def _worst_ratio(played: Played, alone: Played, fraction: float) -> float:
+def _worst_ratio(played: CollectiveRun, alone: CollectiveRun, fraction: float) -> float:
     return max(
         _quantile(shared, fraction) / _quantile(by_itself, fraction)
         for shared, by_itself in zip(played.latencies_ns, alone.latencies_ns, strict=True)
@@ -393,7 +398,7 @@ def _quantile(values: Sequence[int], fraction: float) -> float:
     return ordered[min(round(fraction * len(ordered)), len(ordered) - 1)]
 
 
-def disturbed_result(disturbance: Disturbance, played: Played, alone: Played) -> DisturbedResult:
+def disturbed_result(disturbance: Disturbance, played: CollectiveRun, alone: CollectiveRun) -> DisturbedResult:
     """Return what a disturbance of the second rank did to the first one."""
     first, second = played.progress
     before = next(count for at_ns, count in first if at_ns >= DISTURBED_NS)
