@@ -1,10 +1,12 @@
 """Every page of the web console in Chromium, against a node with software GPUs, a model server and a cluster's API."""
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,26 @@ def fill_cluster(api: FakeApi) -> None:
     api.put("/api/v1/pods/big", pod("big", "p2", phase="Pending", conditions=[condition]))
 
 
+@contextlib.contextmanager
+def paused_again_and_again(harness: NodeHarness, name: str) -> Iterator[None]:
+    """Pause and resume a tenant in turn: whatever the controller permits, it waits at the gate sometimes."""
+    is_over = threading.Event()
+
+    def pulse() -> None:
+        while not is_over.wait(0.2):
+            harness.run("pause", name)
+            is_over.wait(0.05)
+            harness.run("resume", name)
+
+    thread = threading.Thread(target=pulse)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
 @pytest.fixture
 def console(node_harness: NodeHarness, tmp_path: Path) -> Iterator[dict[str, str]]:
     """Start everything that the pages show; return the variables of the browser's tests."""
@@ -89,6 +111,7 @@ def console(node_harness: NodeHarness, tmp_path: Path) -> Iterator[dict[str, str
     )
     harness.tenant("train", *options, "soft:0", *loop, "training", "--seconds", "1200", **place)
     harness.tenant("batch", *options, "soft:1", *loop, "training", "--seconds", "1200", **place)
+    harness.tenant("pulse", *options, "soft:1", *loop, "training", "--seconds", "1200", **place)
     models = tmp_path / "models"
     models.mkdir()
     write_callables(models)
@@ -105,7 +128,8 @@ def console(node_harness: NodeHarness, tmp_path: Path) -> Iterator[dict[str, str
         line = web.stderr.readline()
         assert "web console: http://127.0.0.1:" in line, line
         token = (harness.directories.state / TOKEN_FILE).read_text().strip()
-        yield {"COTENANT_WEB_URL": line.split()[-1].partition("#")[0], "COTENANT_WEB_TOKEN": token}
+        with paused_again_and_again(harness, "pulse"):
+            yield {"COTENANT_WEB_URL": line.split()[-1].partition("#")[0], "COTENANT_WEB_TOKEN": token}
     server.stop()
 
 

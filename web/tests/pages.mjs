@@ -110,10 +110,10 @@ test("the pages contain what they must show", async () => {
 
 test("the timeline shows kernels and waits, zooms by keyboard, and offers the whole trace", async () => {
   const { context, page } = await open({ viewport: { width: 1200, height: 750 } }, URL_BASE);
-  await show(page, "timeline/0", "As the device recorded it.");
+  await show(page, "timeline/1", "As the device recorded it."); // a tenant there is paused again and again
   const canvas = page.locator("canvas.timeline");
   await page.waitForFunction(
-    () => /train ran [1-9]\d* times and waited [1-9]/.test(document.querySelector("canvas.timeline")?.getAttribute("aria-label") ?? ""),
+    () => /pulse ran [1-9]\d* times and waited [1-9]/.test(document.querySelector("canvas.timeline")?.getAttribute("aria-label") ?? ""),
     undefined,
     TIMEOUT,
   );
@@ -129,7 +129,7 @@ test("the timeline shows kernels and waits, zooms by keyboard, and offers the wh
   assert.notEqual(await inked(), whole, "zooming changed nothing");
   const box = await canvas.boundingBox();
   await page.mouse.move(box.x + box.width / 2, box.y + 90);
-  await page.getByText(/^(train|web|batch): |^idle for|^busy/).first().waitFor(TIMEOUT);
+  await page.getByText(/^(pulse|batch): |^idle for|^busy/).first().waitFor(TIMEOUT);
   const [download] = await Promise.all([
     page.waitForEvent("download", TIMEOUT),
     page.getByRole("link", { name: /Perfetto/ }).click(),
