@@ -21,10 +21,11 @@ $(BIN)/python:
 	@echo "setup: creating $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 
-# Not compiled: most of it is never imported, and Python compiles the rest when it is.
+# Not compiled: most of it is never imported, and Python compiles the rest when it is. Without a search for dependencies,
+# because the file lists them all, and pip would try versions newer than the pinned ones for packages that ask for extras.
 $(VENV)/.pinned: requirements.lock | $(BIN)/python
 	@echo "setup: installing the packages that requirements.lock pins"
-	@$(BIN)/python -m pip install --quiet --no-compile --requirement requirements.lock
+	@$(BIN)/python -m pip install --quiet --no-compile --no-deps --requirement requirements.lock
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.pinned pyproject.toml lab/pyproject.toml $(NATIVE)
