@@ -14,6 +14,7 @@ from cotenant_lab.study.muxflow.run import (
     ALONE,
     OURS,
     PHILLY,
+    PRIORITY,
     UNLIMITED,
     ClusterResult,
     PolicyOutcome,
@@ -37,7 +38,7 @@ def write_jobs(root: Path) -> None:
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[PolicyOutcome]:
     root = tmp_path_factory.mktemp("data")
     write_jobs(root)
-    played = [play(SMALL, policy, root, 0) for policy in (OURS, "time-sharing", ALONE, UNLIMITED)]
+    played = [play(SMALL, policy, root, 0) for policy in (OURS, "time-sharing", ALONE, UNLIMITED, PRIORITY)]
     assert {facts for _, facts in played} == {played[0][1]}
     return [one for one, _ in played]
 
@@ -49,16 +50,16 @@ def test_every_policy_gets_the_same_load_and_loses_no_job(found: list[PolicyOutc
         assert not one.problems
         assert one.utilization[1] >= one.utilization[0]
         assert one.memory[1] >= one.memory[0]
-    assert [one.mode for one in found] == ["space", "time", "none", "mps"]
+    assert [one.mode for one in found] == ["space", "time", "none", "mps", "mps-priority"]
 
 
 def test_sharing_increases_use_and_shares_limit_slowdown(found: list[PolicyOutcome]) -> None:
-    ours, _, alone, unlimited = found
+    ours, _, alone, unlimited, prior = found
     assert ours.done == 1
     assert ours.offline_speed > alone.offline_speed
     assert ours.utilization[1] > alone.utilization[1]
     assert alone.online_slowdown == pytest.approx(1)
-    assert ours.online_slowdown < unlimited.online_slowdown
+    assert ours.online_slowdown < prior.online_slowdown < unlimited.online_slowdown
 
 
 def test_report_names_better_policies(found: list[PolicyOutcome], tmp_path: Path) -> None:
