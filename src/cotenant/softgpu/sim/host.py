@@ -176,6 +176,8 @@ class Host:
         "rng",
         "runs",
         "since_ns",
+        "started_ns",
+        "starts",
         "state",
         "step",
         "streams",
@@ -221,7 +223,9 @@ class Host:
         self.outstanding = 0
         self.ended: deque[tuple[int, int, int]] = deque()
         self.begin_ns = 0
+        self.started_ns = 0
         self.dues = array("q")
+        self.starts = array("q")
         self.ends = array("q")
         self.done_ns = self.kernels = self.waits = self.waited_ns = 0
         self.gaps: list[tuple[int, int]] = []

@@ -104,6 +104,10 @@ class DeviceSimulation:
         host = self._hosts[index]
         return host.dues, host.ends
 
+    def starts_of(self, index: int) -> array[int]:
+        """Return when each finished request of a host began, which is later than it was due if others went first."""
+        return self._hosts[index].starts
+
     def done_ns(self) -> list[int]:
         """Return the completed kernel time by host."""
         return [host.done_ns for host in self._hosts]
@@ -185,6 +189,7 @@ class DeviceSimulation:
             if not host.rest_blocks:
                 host.asked_ns = now_ns
                 if not host.step % host.request_steps:
+                    host.started_ns = now_ns
                     host.gate.began(host.due_ns)
         gate = host.gate
         if gate.confirms or host.ended:
@@ -288,6 +293,7 @@ class DeviceSimulation:
         host.request += 1
         if not host.training:
             host.dues.append(host.due_ns)
+            host.starts.append(host.started_ns)
             host.ends.append(now_ns)
             host.gate.served(host.due_ns, now_ns)
         host.begin_request()
