@@ -235,6 +235,8 @@ class DeviceSimulation:
             if len(op) == 2:
                 device.copy(now_ns, streams[stream], op[0], op[1], tag)
             else:
+                if host.data_factor != 1.0:
+                    op = (op[0], max(round(op[1] * host.data_factor), 1), *op[2:])  # noqa: PLW2901 - the same kernel
                 device.launch(now_ns, streams[stream], op, tag, sm_cap)  # type: ignore[arg-type]
         host.outstanding += last + 1
         self._finish_submission(host, now_ns)
@@ -250,7 +252,7 @@ class DeviceSimulation:
         host.part_times[number] = done_ns << 1 | (not rest_blocks)
         is_confirmed = host.gate.confirms or host.gate.learns
         tag = host.tag | is_confirmed << 39 | number << _STEP_BITS | host.step
-        part = (blocks - rest_blocks, *kernel[1:])
+        part = (blocks - rest_blocks, max(round(kernel[1] * host.data_factor), 1), *kernel[2:])
         self._device.launch(now_ns, host.streams[stream], part, tag, sm_cap)  # type: ignore[arg-type]
         host.outstanding += 1
         host.rest_blocks = rest_blocks

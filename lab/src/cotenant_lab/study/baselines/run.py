@@ -18,7 +18,7 @@ from rich.console import Console
 from cotenant.errors import ConfigError
 from cotenant.simulate.kernels import RunSettings
 from cotenant.simulate.sharing import Guest, RunSpec
-from cotenant.softgpu.costs import hardware
+from cotenant.softgpu.costs import hardware, hardware_hosts
 from cotenant.units.instant import SECOND_NS
 from cotenant.workload.load import Workload
 from cotenant_lab.baselines.modes import share
@@ -195,7 +195,7 @@ def run_baselines(
     directory: Path, seed: int, console: Console, report: Callable[[str], None], *, quick: bool
 ) -> BaselinesReport:
     """Run the study with a progress bar on a terminal, or one line elsewhere."""
-    setting = RunSettings(device=hardware(PRESET), seed=seed)
+    setting = RunSettings(device=hardware(PRESET), costs=hardware_hosts(), seed=seed)
     mixes = read_mixes(directory, setting, quick=quick)
     for missing in mixes.missing:
         report(f"omitted: {missing.name}: {missing.why}")

@@ -14,7 +14,7 @@ from rich.console import Console
 from cotenant.errors import ConfigError
 from cotenant.gate.rules import GateRules
 from cotenant.simulate.kernels import RunSettings
-from cotenant.softgpu.costs import hardware
+from cotenant.softgpu.costs import hardware, hardware_hosts
 from cotenant.units.instant import MICROSECOND_NS
 from cotenant.workload.load import Workload
 from cotenant_lab.bench.fill.bench import pairs_to_sweep
@@ -278,7 +278,7 @@ def run_fikit(
     for missing_pair in left_out:
         report(f"omitted: {missing_pair.name}: {missing_pair.why}")
     groups = {"pairs": pairs, "sweep": sweep(quick=quick), "timelines": traced}
-    setting = RunSettings(device=hardware(PRESET), seed=seed)
+    setting = RunSettings(device=hardware(PRESET), costs=hardware_hosts(), seed=seed)
     online, unknown = services(directory, parts_setting(setting))
     offline, absent = trainings(directory)
     for missing_pair in (*unknown, *absent):
