@@ -123,7 +123,7 @@ def report_of(
         live=list(live),
         left_out=left_out,
         perturbed=list(perturbed),
-        claims=claims_of(simulated, perturbed, published),
+        claims=claims_of(simulated, peaks, perturbed, published),
         met=_met(simulated, peaks, steps, steady) | _met_live(live),
     )
 
