@@ -14,6 +14,7 @@ from cotenant_lab.study.arkgpu.cases import OBJECTIVES, ArkCase, run_of, shorten
 from cotenant_lab.study.arkgpu.peak import Peaks
 from cotenant_lab.study.arkgpu.run import AGAINST, ATTAINED, ArkResult, ArkSimulation, ark_result
 from cotenant_lab.study.claim import (
+    CONTENTION,
     KERNEL_CELLS,
     NOMINAL,
     Perturbation,
@@ -29,6 +30,7 @@ PART: Final = "perturbed"
 PAPER: Final = "ArkGPU"
 CASES: Final = 6
 """Cases of each perturbed cell, evenly spread over all."""
+SLOWDOWN: Final = "online_slowdown"
 _MODES: Final = ("cotenant", "mps", "mps-priority", "exclusive")
 _METRICS: Final = (
     "throughput_vs_mps_pct",
@@ -68,12 +70,29 @@ def evaluate_perturbed(
     for index, cell in enumerate(cells):
         own = results[index * len(chosen) : (index + 1) * len(chosen)]
         metrics = {name: statistics.median(AGAINST[name](result) for result in own) for name in _METRICS}
+        metrics[SLOWDOWN] = statistics.median(_slowdown(result) for result in own)
         reachable = [result for result in own if result.modes["exclusive"].worst >= ATTAINED]
         kept = [result for result in reachable if result.modes["cotenant"].worst >= ATTAINED]
         metrics["objectives_kept"] = len(kept) / len(reachable) if reachable else 1.0
         rounded = {name: round(value, 4) for name, value in metrics.items()}
         perturbed.append(PerturbedCell(cell=NOMINAL if cell is None else str(cell), metrics=rounded))
     return perturbed
+
+
+def _slowdown(result: ArkResult) -> float:
+    """Return the duration of requests without their queue next to a training, over that on a device of their own."""
+    return result.modes["cotenant"].service_ratio / result.modes["exclusive"].service_ratio
+
+
+def met_slowdown(cells: Sequence[PerturbedCell]) -> dict[str, bool]:
+    """Return the targets of the slowdown of requests, as assumed and with contention doubled."""
+    bounds = {NOMINAL: 1.1, str(Perturbation(CONTENTION, 2.0)): 1.2}
+    return {
+        f"online slowdown without queues, {cell.cell}, median <= {bounds[cell.cell]}": cell.metrics[SLOWDOWN]
+        <= bounds[cell.cell]
+        for cell in cells
+        if cell.cell in bounds
+    }
 
 
 def claims_of(
