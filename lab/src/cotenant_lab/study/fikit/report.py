@@ -56,7 +56,8 @@ class RulePoint(msgspec.Struct, frozen=True, kw_only=True):
     online_delay_ratio: float
     online_slowdown: float
     offline_vs_alone: float
-    fill_vs_oracle: float
+    fill_vs_oracle: float | None
+    """None under MPS, where the oracle is no bound."""
 
 
 class PairRange(Range, frozen=True, kw_only=True):
@@ -194,7 +195,7 @@ def _points(rule: str, value: float, case: FikitCase, result: FikitResult) -> li
             online_delay_ratio=metrics.online_delay_ratio[mode],
             online_slowdown=metrics.online_slowdown[mode],
             offline_vs_alone=metrics.offline_vs_alone[mode],
-            fill_vs_oracle=result.fill_vs_oracle[sharing],
+            fill_vs_oracle=result.fill_vs_oracle.get(sharing),
         )
         for sharing, mode in COTENANT.items()
     ]
