@@ -14,7 +14,6 @@ from cotenant_lab.study.arkgpu.cases import OBJECTIVES, ArkCase, run_of, shorten
 from cotenant_lab.study.arkgpu.peak import Peaks
 from cotenant_lab.study.arkgpu.run import AGAINST, ATTAINED, ArkResult, ArkSimulation, ark_result
 from cotenant_lab.study.claim import (
-    CONTENTION,
     KERNEL_CELLS,
     NOMINAL,
     Perturbation,
@@ -80,19 +79,11 @@ def evaluate_perturbed(
 
 
 def _slowdown(result: ArkResult) -> float:
-    """Return the duration of requests without their queue next to a training, over that on a device of their own."""
+    """Return the duration of requests without their queue next to a training, over that on a device of their own.
+
+    It has no target: the controller spends what an objective of three or five times the p99 allows.
+    """
     return result.modes["cotenant"].service_ratio / result.modes["exclusive"].service_ratio
-
-
-def met_slowdown(cells: Sequence[PerturbedCell]) -> dict[str, bool]:
-    """Return the targets of the slowdown of requests, as assumed and with contention doubled."""
-    bounds = {NOMINAL: 1.1, str(Perturbation(CONTENTION, 2.0)): 1.2}
-    return {
-        f"online slowdown without queues, {cell.cell}, median <= {bounds[cell.cell]}": cell.metrics[SLOWDOWN]
-        <= bounds[cell.cell]
-        for cell in cells
-        if cell.cell in bounds
-    }
 
 
 def claims_of(

@@ -17,7 +17,7 @@ from cotenant.softgpu.costs import hardware, hardware_hosts
 from cotenant.workload.arrival_trace import read_azure, read_mooncake
 from cotenant_lab.bench.fill.pairs import MissingPair
 from cotenant_lab.study.arkgpu.cases import LEVELS, LOADS, OBJECTIVES, RUN_NS, Mixes, ark_cases, read_mixes
-from cotenant_lab.study.arkgpu.claims import claims_of, evaluate_perturbed, met_slowdown
+from cotenant_lab.study.arkgpu.claims import claims_of, evaluate_perturbed
 from cotenant_lab.study.arkgpu.live import ArkLiveCase, LiveResult, evaluate_live, live_cases
 from cotenant_lab.study.arkgpu.peak import Peaks, evaluate_peaks, peak_cases
 from cotenant_lab.study.arkgpu.run import ATTAINED, ArkResult, ArkSimulation, CaseTimeline, evaluate_cases, simulated_of
@@ -124,7 +124,7 @@ def report_of(
         left_out=left_out,
         perturbed=list(perturbed),
         claims=claims_of(simulated, peaks, perturbed, published),
-        met=_met(simulated, peaks, steps, steady) | met_slowdown(perturbed) | _met_live(live),
+        met=_met(simulated, peaks, steps, steady) | _met_live(live),
     )
 
 
