@@ -8,7 +8,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from cotenant.cluster.sim.physics.colocated import built_in
 from cotenant.errors import ConfigError
+from cotenant_lab.study.claim import DURATIONS, Perturbation
+from cotenant_lab.study.muxflow.claims import perturbed_physics
 from cotenant_lab.study.muxflow.plots import plotter
 from cotenant_lab.study.muxflow.run import (
     ALONE,
@@ -85,3 +88,16 @@ def test_missing_traces_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="docs/evaluation/data"):
         run_muxflow(tmp_path, 0, Console(quiet=True), text.append, quick=True)
     assert [line.split(":")[1].strip() for line in text] == ["openb", "philly"]
+
+
+def test_wrong_durations_change_the_part_on_the_gpu_that_profiles_state() -> None:
+    true, wrong = built_in(), perturbed_physics(Perturbation(DURATIONS, 2.0))
+    for before, after in zip(true.trainings, wrong.trainings, strict=True):
+        assert after.use.kernel_ns == 2 * before.use.kernel_ns
+        host_ns = before.use.round_ns - before.use.round_device_ns
+        assert after.use.round_ns - after.use.round_device_ns == pytest.approx(host_ns, abs=2)
+        assert after.use.duty_ppm >= before.use.duty_ppm
+    assert any(
+        after.use.duty_ppm > 1.2 * before.use.duty_ppm
+        for before, after in zip(true.services, wrong.services, strict=True)
+    )
