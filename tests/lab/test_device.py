@@ -249,7 +249,7 @@ def test_trainings_on_slices_are_predicted_from_others() -> None:
 
 def test_pairs_by_time_slices_share_the_gpu_and_hold_out_families() -> None:
     """Two trainings that are on the GPU all of the time take twice as long; one that never is does not."""
-    step_s = {}
+    step_s: dict[tuple[str, str], float] = {}
     for gpu, power in (("k80", 1.0), ("p100", 4.0), ("v100", 6.0)):
         step_s |= {(gpu, f"{name} (batch size 1)"): 0.6 / power for name in ("A", "B", "C", "D")}
     jobs = [f"{name} (batch size 1)" for name in ("A", "B", "C", "D")]

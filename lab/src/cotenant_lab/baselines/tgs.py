@@ -122,8 +122,9 @@ class RateControl:
                 self._reference = self._highest()
                 self._start()
             return
-        self._follow()
-        if self._to_profile:
+        if self._has_changed():
+            self._to_profile, self.limit = _PROFILED, 0
+            self._recent.clear()
             return
         self._adapt(abs(rate - self._reference) / self._reference)
 
@@ -136,14 +137,13 @@ class RateControl:
         pairs = [(first + second) / 2 for first, second in itertools.pairwise(rates)]
         return max(pairs or rates)
 
-    def _follow(self) -> None:
+    def _has_changed(self) -> bool:
+        """Return whether the online rate is another one now; follow it if it is slightly higher."""
         highest = self._highest()
-        deviation = highest / self._reference - 1
-        if abs(deviation) <= _CHANGED / 2:
+        deviation = abs(highest / self._reference - 1)
+        if deviation <= _CHANGED / 2:
             self._reference = max(self._reference, highest)
-        elif abs(deviation) > _CHANGED:
-            self._to_profile, self.limit = _PROFILED, 0
-            self._recent.clear()
+        return deviation > _CHANGED
 
     def _adapt(self, deviation: float) -> None:
         if self._is_slow_start:
