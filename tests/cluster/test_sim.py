@@ -246,7 +246,7 @@ def test_offers_follow_the_sharing_mode(mode: str) -> None:
 
 
 def test_node_allows_smaller_parts_at_higher_load_and_keeps_its_limit() -> None:
-    """Where a part is left, the predicted latency next to the expected job is within the limit; at full load none is."""
+    """Where a part is left, the latency that is predicted next to the expected job is within the limit."""
     fleet = CALM_PLAYED.world.fleet
     limit = 1 + OnlineConfig().slower / WHOLE_PPM
     parts = fleet.parts
