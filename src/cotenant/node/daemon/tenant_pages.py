@@ -25,9 +25,7 @@ class TenantPages:
 
     def page(self, gpu: int, slot: int) -> dict[str, int | list[int]]:
         """Return the combined page of the present tenant in a slot; empty if none of its processes has launched."""
-        rules = self._tables.read(gpu)
-        entries = () if rules is None else rules.entries
-        generation = next((entry.generation for entry in entries if entry.slot == slot), None)
+        generation = self._tables.generation_of(gpu, slot)
         return {} if generation is None else self._combined(gpu, (slot, generation))
 
     def counts(self, grant: Grant) -> GateCounts:

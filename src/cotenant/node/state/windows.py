@@ -86,6 +86,8 @@ def _sums_of(page: Page, occupant: Occupant) -> _Sums:
 
 def _tenant_window(occupant: Occupant, before: _Sums | None, after: _Sums, oldest_ns: int) -> TenantWindow:
     """Return one tenant's window; a new tenant, or sums that shrank or leapt, begin an empty one."""
+    if before == after:
+        return _idle_window(occupant, oldest_ns)
     increase = [now - was for was, now in zip(before.counts, after.counts, strict=True)] if before else []
     if before is None or before.generation != after.generation or min(increase) < 0 or max(increase) > _MAX_INCREASE:
         return _idle_window(occupant, oldest_ns)

@@ -104,6 +104,7 @@ class _DeviceState:
         self.samples_left = 0
         self.free_bytes = 0  # at the latest sample
         self.is_probed = False
+        self.changes = (-1, -1)  # of the tenants and of what they hold, at the latest reading
 
 
 def _slots_and_generations(tenants: Sequence[Tenant]) -> set[tuple[int, int]]:
@@ -232,15 +233,20 @@ class DeviceMonitor:
             device.sampled_ns = now
         if is_due or is_memory_due or needs_query:
             device.memory_ns = now
-        self._set_reclaimable(device)
+        changes = self._turn, self._parts.ledgers.version(device.gpu)
+        if changes != device.changes:
+            device.changes = changes
+            self._set_reclaimable(device)
         if not (needs_query or is_due or is_memory_due or draining or (device.tenants and device.is_listed)):
             return None
-        device.ledger.prepare()
+        is_memory_wanted = is_due or is_memory_due or needs_query
+        if is_memory_wanted:
+            device.ledger.prepare()
         return DeviceQuery(
             device.gpu,
             self._node.settings.gpus[device.gpu],
             sample=is_due,
-            held=is_due or is_memory_due or needs_query,
+            held=is_memory_wanted,
             uses=bool(draining) or (is_due and any(tenant.spec.kind is Kind.OFFLINE for tenant in device.tenants)),
         )
 
