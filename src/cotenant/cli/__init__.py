@@ -13,10 +13,11 @@ from typing import Final, NamedTuple
 
 from cotenant import __version__
 from cotenant.cli.parser import Parser
-from cotenant.errors import CotenantError, WorldError
+from cotenant.errors import CotenantError, SetupError, WorldError
 
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-_MACHINE_ERRORS: Final = (*_NO_SPACE, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.EIO)
+_NOT_PERMITTED: Final = (errno.EACCES, errno.EPERM)
+_MACHINE_ERRORS: Final = (*_NO_SPACE, *_NOT_PERMITTED, errno.EMFILE, errno.ENFILE, errno.EIO)
 """Errors that the user's machine causes, in whatever command."""
 
 
@@ -114,7 +115,7 @@ def run_command(parser: Parser, words: Sequence[str]) -> int:
         where = "" if error.filename is None else f": {os.fsdecode(error.filename)}"
         remedy = "free some space, or make it writable" if error.errno in _NO_SPACE else "check who may use it"
         _report(f"{error.strerror}{where}; {remedy}")
-        return WorldError.exit_code
+        return SetupError.exit_code if error.errno in _NOT_PERMITTED else WorldError.exit_code
     return code
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from cotenant import __version__, _native
-from cotenant.errors import WorldError
+from cotenant.errors import SetupError, WorldError
 from cotenant.runner.process import run_and_capture
 
 DRIVER_NAME: Final = "libcuda.so.1"
@@ -64,7 +64,7 @@ def image_check() -> Path:
 def _installed(name: str) -> Path:
     path = Path(_native.__file__).parent / "_hook" / name
     if not path.exists():
-        raise WorldError(f"{path} is missing: cotenant was installed without its hook; reinstall it")
+        raise SetupError(f"{path} is missing: cotenant was installed without its hook; reinstall it")
     return path
 
 

@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from cotenant.errors import ConfigError, WorldError
+from cotenant.errors import ConfigError, SetupError, WorldError
 from cotenant.node.directories import Directories
 from cotenant.profile.profile import Profile, merge
 
@@ -157,7 +157,7 @@ class ProfileStore:
         try:
             return self._transact(work, writing=writing)
         except sqlite3.DatabaseError as error:
-            raise WorldError(f"{self.path}: {error}; move it away manually") from None
+            raise SetupError(f"{self.path}: {error}; move it away manually") from None
 
     def _transact(self, work: Callable[[sqlite3.Connection], _T], *, writing: bool) -> _T:
         with self._open() as database, database:
