@@ -19,9 +19,9 @@ from cotenant.gate.combined_pages import combine, counters_of
 from cotenant.gate.live_grants import LiveGrantPages
 from cotenant.gate.live_ledgers import LiveLedgers
 from cotenant.gate.live_tables import LiveTenantTables
-from cotenant.gate.process_pages import PROCESS_BYTES, PROCESSES, read_gate_page
+from cotenant.gate.process_pages import PROCESSES
 from cotenant.gate.shared_pages import check_process_pages
-from cotenant.gate.tenant_table import PAGE_BYTES
+from cotenant.node.daemon.attached_process import AttachedProcess, RootProcess
 from cotenant.node.daemon.gangs import LiveGangs
 from cotenant.node.daemon.proc import ENDED, STOPPED, ProcessTree, TaskCount, container_of, has_ended, pidfd_of
 from cotenant.node.model.admission import Reason, Reject
@@ -63,72 +63,6 @@ class DescriptorWatcher(Protocol):
         ...
 
 
-class _Root:
-    """A process that the kernel identified: a socket peer with its pidfd."""
-
-    __slots__ = ("container", "group", "pid", "pidfd", "tenant", "uid")
-
-    def __init__(self, tenant: TenantKey, peer: PeerIdentity, tree: ProcessTree) -> None:
-        stat = tree.stat(peer.pid)
-        self.tenant = tenant
-        self.pid = peer.pid
-        self.pidfd = os.dup(peer.pidfd)
-        self.uid = peer.uid
-        self.group = 0 if stat is None else stat.group
-        self.container = container_of(peer.cgroup)
-
-    @property
-    def is_alive(self) -> bool:
-        return not has_ended(self.pidfd)
-
-
-class AttachedProcess(_Root):
-    """A process with its pages, which all processes of its device map."""
-
-    __slots__ = (
-        *("_gate_copy", "_gate_page", "descriptor", "disconnected_ns", "epoch", "generation", "gpu", "index", "memory"),
-    )
-
-    def __init__(
-        self, tenant: TenantKey, peer: PeerIdentity, tree: ProcessTree, page: ProcessPage, memory: mmap.mmap
-    ) -> None:
-        """Take over the descriptor and the mapping of the pages."""
-        super().__init__(tenant, peer, tree)
-        self.gpu = page.gpu
-        self.index = page.index
-        self.generation = page.generation
-        self.epoch = page.epoch
-        self.descriptor = page.descriptor
-        self.memory = memory
-        self.disconnected_ns: Instant | None = None
-        self._gate_copy = b""
-        self._gate_page: dict[str, int | list[int]] = {}
-
-    def parse_gate_page(self, copy: bytes) -> dict[str, int | list[int]]:
-        """Return the contents of a copy of its gate page, which the caller must not change.
-
-        Several readers look at a page many times a second, and most pages have not changed since the last time.
-        """
-        if copy != self._gate_copy:
-            self._gate_page = read_gate_page(copy)
-            self._gate_copy = copy
-        return self._gate_page
-
-    def gate_page(self) -> dict[str, int | list[int]]:
-        """Return a copy of its gate page; empty while the page does not name this process."""
-        page = self.parse_gate_page(self.memory[:PAGE_BYTES])
-        return page if page["generation"] == self.generation else {}
-
-    def copy(self) -> bytes:
-        """Return a copy of its pages, which it may change at any instant."""
-        return self.memory[:PROCESS_BYTES]
-
-    @property
-    def page(self) -> ProcessPage:
-        """Return the pages as the listener passes them on."""
-        return ProcessPage(self.gpu, self.index, self.generation, self.epoch, self.descriptor)
-
-
 class LiveProcesses:
     """Attached processes by device and index, and the processes that joined for tenants."""
 
@@ -153,7 +87,7 @@ class LiveProcesses:
         self._ordered: dict[int, list[AttachedProcess]] = {}  # by device, until its processes change
         self._tasks_seen: TaskCount | None = None
         self._search_again_ns: Instant = 0
-        self._supervisors: dict[TenantKey, _Root] = {}
+        self._supervisors: dict[TenantKey, RootProcess] = {}
         self._remembered: dict[int, tuple[int, TenantKey]] = {}  # by number: start time and tenant of a descendant
         self._ended_counters: dict[TenantKey, dict[str, int | list[int]]] = {}
         self._epochs: dict[int, int] = {}
@@ -256,7 +190,7 @@ class LiveProcesses:
         before = self._supervisors.pop(tenant, None)
         if before is not None:
             os.close(before.pidfd)
-        self._supervisors[tenant] = _Root(tenant, peer, self._tree)
+        self._supervisors[tenant] = RootProcess(tenant, peer, self._tree)
         self._tasks_seen = None  # its descendants may all exist already
 
     def is_supervised(self, tenant: TenantKey) -> bool:
@@ -411,7 +345,7 @@ class LiveProcesses:
         children, so that none starts another one meanwhile.
         """
         supervisor = self._supervisors.get(tenant)
-        roots: list[_Root] = [*self.of_tenant(tenant)]
+        roots: list[RootProcess] = [*self.of_tenant(tenant)]
         if supervisor is not None:
             is_user = supervisor.pid in self.device_holders or any(root.pid == supervisor.pid for root in roots)
             if is_user or not keep_supervisor:
@@ -587,7 +521,7 @@ class LiveProcesses:
         os.close(process.descriptor)
         process.memory.close()
 
-    def _roots(self) -> Iterator[_Root]:
+    def _roots(self) -> Iterator[RootProcess]:
         yield from self.attached()
         yield from self._supervisors.values()
 

@@ -13,8 +13,9 @@ from typing import Final
 from cotenant.gate.live_ledgers import MAX_BYTES, LiveLedgers
 from cotenant.gate.process_pages import ProcessLedger, read_ledger_page
 from cotenant.gate.tenant_table import PAGE_BYTES
+from cotenant.node.daemon.attached_process import AttachedProcess
 from cotenant.node.daemon.monitor.page_check import PageCheck
-from cotenant.node.daemon.processes import AttachedProcess, LiveProcesses
+from cotenant.node.daemon.processes import LiveProcesses
 from cotenant.node.model.event import Event, MemoryRequested, TenantFaulted
 from cotenant.node.model.fault import PageFault, Source
 from cotenant.node.ports import TenantKey

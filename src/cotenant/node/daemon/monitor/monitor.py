@@ -13,6 +13,7 @@ from cotenant.gate.live_grants import LiveGrantPages
 from cotenant.gate.live_ledgers import LiveLedgers
 from cotenant.gate.live_tables import LiveTenantTables
 from cotenant.hook.launch_ring import latest_kernel
+from cotenant.node.daemon.attached_process import AttachedProcess
 from cotenant.node.daemon.monitor.context_program import LEAST_FREE_BYTES
 from cotenant.node.daemon.monitor.context_size import ContextProber
 from cotenant.node.daemon.monitor.hangs import HangDetector, WorkPage, is_drained
@@ -20,7 +21,7 @@ from cotenant.node.daemon.monitor.ledger_check import LedgerCheck
 from cotenant.node.daemon.monitor.memory_use import MemoryAttribution, reclaimable_bytes
 from cotenant.node.daemon.monitor.nvml_sampler import DeviceQuery, DeviceReading, NvmlSampler
 from cotenant.node.daemon.monitor.windows import NodeView
-from cotenant.node.daemon.processes import AttachedProcess, LiveProcesses
+from cotenant.node.daemon.processes import LiveProcesses
 from cotenant.node.model.event import (
     Event,
     GpuFaulted,
