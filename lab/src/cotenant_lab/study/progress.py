@@ -1,4 +1,4 @@
-"""Progress of a study: a bar for each part on a terminal, and one line per part elsewhere."""
+"""Progress of a study: a bar with the remaining time for each part on a terminal, and one line per part elsewhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 
 @contextlib.contextmanager
@@ -14,7 +14,7 @@ def show_parts(
     console: Console, report: Callable[[str], None], to_do: str
 ) -> Iterator[Callable[[str, int, int], None]]:
     """Yield a function that takes a part's name, how much of it is done, and its total."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         tasks: dict[str, TaskID] = {}
 
