@@ -41,11 +41,20 @@ function useRoute(): [string, string] {
 }
 
 function useTheme(): [string, () => void] {
-  const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
-  const [theme, setTheme] = useState(localStorage.getItem("theme") ?? system);
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const [theme, setTheme] = useState(localStorage.getItem("theme") ?? (system.matches ? "dark" : "light"));
   useEffect(() => {
     document.documentElement.dataset.theme = theme;
   }, [theme]);
+  useEffect(() => {
+    const changed = () => {
+      if (localStorage.getItem("theme")) return; // the reader chose one
+      document.documentElement.dataset.theme = system.matches ? "dark" : "light";
+      setTheme(system.matches ? "dark" : "light");
+    };
+    system.addEventListener("change", changed);
+    return () => system.removeEventListener("change", changed);
+  }, []);
   const next = theme === "dark" ? "light" : "dark";
   return [
     theme,
