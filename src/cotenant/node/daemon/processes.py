@@ -43,7 +43,7 @@ _GENERATION_NS: Final = (
 )  # a restarted node continues with later generations unless 60 processes attach per second
 _GENERATIONS: Final = 1 << 32
 _SEARCH_NS: Final = 700 * MILLISECOND_NS
-"""The longest time between two searches for descendants: some containers see no true count of the processes."""
+"""After this long the next reading searches in any case: some containers see no true count of the processes."""
 _STOP_LIMIT_NS: Final = SECOND_NS
 """The longest search for descendants of a tenant that is killed; the node does nothing else meanwhile."""
 _STOP_LOOK_S: Final = 0.001

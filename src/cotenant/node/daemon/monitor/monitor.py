@@ -45,6 +45,8 @@ TICK_NS: Final = 50 * MILLISECOND_NS
 """The period of the monitor: the death of a process is noticed within it."""
 MEMORY_PERIOD_NS: Final = 300 * MILLISECOND_NS
 """The period of readings of memory by process: memory that bypasses the hook is found within one second."""
+XID_PERIOD_NS: Final = 100 * MILLISECOND_NS
+"""The period of readings of Xids: each costs a switch to another thread and back."""
 RECONNECT_NS: Final = 10 * SECOND_NS
 """After a start of the node, processes of earlier tenants have this time to attach before they count as unhooked."""
 _REPAIR_NS: Final = SECOND_NS
@@ -127,6 +129,8 @@ class DeviceMonitor:
         self._queries: Sequence[DeviceQuery] = ()
         self._changed_devices: set[int] = set()
         self._repaired_ns: Instant = 0
+        self._xids_ns: Instant = 0
+        self._is_xid_due = True
         self._reconnecting = frozenset(_slots_and_generations([view.tenant for view in node.tenants()]))
         self._reconnecting_until_ns = monotonic_ns() + RECONNECT_NS
 
@@ -151,6 +155,9 @@ class DeviceMonitor:
         for device in self._devices.values():
             if self._is_to_be_probed(device):
                 self._probe(device)
+        self._is_xid_due = now // XID_PERIOD_NS != self._xids_ns // XID_PERIOD_NS  # on a common grid, as memory
+        if self._is_xid_due:
+            self._xids_ns = now
         queries = [self._read(device, now) for device in self._devices.values() if self._needs_monitoring(device)]
         self._changed_devices.clear()
         self._queries = [query for query in queries if query is not None]
@@ -238,7 +245,8 @@ class DeviceMonitor:
         if changes != device.changes:
             device.changes = changes
             self._set_reclaimable(device)
-        if not (needs_query or is_due or is_memory_due or draining or (device.tenants and device.is_listed)):
+        is_xid_due = device.tenants and device.is_listed and self._is_xid_due
+        if not (needs_query or is_due or is_memory_due or draining or is_xid_due):
             return None
         is_memory_wanted = is_due or is_memory_due or needs_query
         if is_memory_wanted:
