@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -125,7 +126,7 @@ def _run(options: argparse.Namespace) -> int:
 def run_program(options: argparse.Namespace, example: str) -> tuple[int, list[Profile]]:
     """Run a program as a tenant, with the hook loaded; return its exit code and the profiles of its GPU work."""
     from cotenant.node.client.hami import apply_hami_limits
-    from cotenant.node.client.hook_setup import hooked_program, profiles_of, store_profiles, with_known_use
+    from cotenant.node.client.hook_setup import NO_DRIVER, hooked_program, profiles_of, store_profiles, with_known_use
     from cotenant.node.client.outcome import outcome_file
     from cotenant.node.client.run import TenantRun, spec_of
     from cotenant.node.client.variables import read_variables
@@ -157,6 +158,8 @@ def run_program(options: argparse.Namespace, example: str) -> tuple[int, list[Pr
             outcomes.append(tenant_run.outcome)
             profiles = [] if hooked is None else profiles_of(hooked.collect(spec.task), spec.task)
         store_profiles(profiles, store, print_line)
+    if code and hooked is None and config.run.hook != "off" and sys.stderr.isatty():
+        print_line(f"{NO_DRIVER}, then cotenant run --gpu soft:0 -- COMMAND")
     return code, profiles
 
 

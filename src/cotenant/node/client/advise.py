@@ -14,7 +14,7 @@ from cotenant.errors import ConfigError, SetupError, WorldError
 from cotenant.hook.records import process_tree, read_records
 from cotenant.node.client.connection import list_tenants
 from cotenant.node.client.guard import Child
-from cotenant.node.client.hook_setup import hooked_program, profiles_of
+from cotenant.node.client.hook_setup import NO_DRIVER, hooked_program, profiles_of
 from cotenant.node.config.file import RunConfig
 from cotenant.node.directories import Directories
 from cotenant.node.nvml import GpuReading, nvml, read_gpus
@@ -108,7 +108,7 @@ def observe(
     watch = MemoryWatch()
     with hooked_program(config, directories.runtime / "hook", environ, config.task, None, report) as hooked:
         if hooked is None:
-            raise SetupError("no CUDA driver was found; `cotenant doctor` says what to do")
+            raise SetupError(f"{NO_DRIVER}, then cotenant advise --gpu soft:0 -- COMMAND")
         signals = Signals()
         try:
             child = Child(command, {**environ, **hooked.variables(environ, is_tenant=False)}, signals.before)

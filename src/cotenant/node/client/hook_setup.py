@@ -36,6 +36,9 @@ from cotenant.runner.clock import unix_ns
 
 Report: TypeAlias = Callable[[str], None]
 
+NO_DRIVER: Final = (
+    "this machine has no CUDA driver; a software GPU stands in for one: cotenant softgpu create --gpu v100"
+)
 MEASURED_RUNS: Final = 3
 _FIRST_CHECK_S: Final = 0.1
 _LONGEST_CHECK_S: Final = 2.0
