@@ -3,6 +3,7 @@ import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { fetchJson, send, useStream } from "./data";
 import type { About, Topics } from "./data";
+import { count } from "./format";
 import { Notice } from "./parts";
 import { ClusterPage } from "./pages/cluster";
 import { DecisionsPage } from "./pages/decisions";
@@ -103,7 +104,7 @@ function Content({ about, page, detail, theme }: { about: About; page: string; d
       <p class="link" role="status">
         <span class={`dot ${state}`} aria-hidden="true" />
         {state === "live" && node && !node.problem
-          ? `node ${node.node.version}, ${node.tenants.length} tenants, ${node.gpus.length} GPUs`
+          ? `node ${node.node.version}, ${count(node.tenants.length, "tenant")}, ${count(node.gpus.length, "GPU")}`
           : state === "lost"
             ? "The connection is lost; trying again."
             : "Connecting…"}
