@@ -12,6 +12,7 @@ from cotenant_lab.kubernetes.binaries import cache_directory
 from cotenant_lab.kubernetes.cluster import TestCluster
 from cotenant_lab.kubernetes.installation import Installation
 from cotenant_lab.kubernetes.product_images import write_product_images
+from tests.support.kubernetes_parts import Parts
 from tests.support.product import Product
 
 
@@ -21,11 +22,14 @@ def _report(text: str) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add the state of the product to the report of a failed test that uses it."""
+    """Add the state of the product to the report of a failed test that uses it, and repair it for the next attempt."""
     report = yield
     installation = getattr(item, "funcargs", {}).get("installation")
     if report.failed and report.when == "call" and isinstance(installation, Installation):
-        report.sections.append(("state of the product", installation.describe()))
+        # Not `report.sections`: those are not printed for an attempt after which the test is tried again.
+        if add_section := getattr(report.longrepr, "addsection", None):
+            add_section("state of the product", installation.describe())
+        Parts(installation).restore()
     return report
 
 
