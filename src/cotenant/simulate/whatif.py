@@ -337,11 +337,7 @@ def _pack(tenants: Sequence[WhatIfTenant], gpu: Gpu, edge: str) -> list[list[Wha
 def _warnings(tenants: Sequence[WhatIfTenant], gpu: Gpu, *, memory: bool) -> list[str]:
     lines = []
     for tenant in tenants:
-        for name, count, share in tenant.unsupported:
-            lines.append(
-                f"{tenant.name}: {count} x {name} is not supported: its tensors count as moved once, "
-                f"{share:.1%} of the estimated device time"
-            )
+        lines += [f"{tenant.name}: {remark}" for remark in tenant.remarks]
         if tenant.online and tenant.latency_ns.point > tenant.slo_ns:
             lines.append(f"{tenant.name}: one request alone takes longer than its objective on {gpu.name}")
     if not memory:

@@ -43,7 +43,8 @@ class WhatIfTenant(msgspec.Struct, frozen=True, kw_only=True):
     measured: bool = False
     curve: tuple[tuple[float, float], ...] = ()
     """Share of the SMs, and latency relative to the whole device."""
-    unsupported: tuple[tuple[str, int, float], ...] = ()
+    remarks: tuple[str, ...] = ()
+    """What a user must know of the estimate of this tenant, in sentences."""
 
     @property
     def doubt(self) -> float:
@@ -78,7 +79,7 @@ def tenant_of_stream(
         slo_ns=slo_ns,
         graph=stream.options.graph,
         curve=share_curve(stream),
-        unsupported=tuple((row.type, row.count, row.share) for row in stream.unsupported),
+        remarks=tuple(stream.remarks),
     )
 
 
@@ -99,6 +100,7 @@ def tenant_of_launches(
         rate_per_s=rate_per_s,
         slo_ns=slo_ns,
         measured=True,
+        remarks=("the memory that it needs is not part of a measured profile, and counts as 0",),
     )
 
 
