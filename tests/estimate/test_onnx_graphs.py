@@ -288,7 +288,7 @@ def test_quantized_models_run_as_floats_one_by_one_and_as_int8_when_compiled(qua
     assert model.is_quantized
     found = {}
     for mode in ("eager", "fused"):
-        stream = estimate_stream("q", model, find_gpu("a100"), StreamOptions(mode=mode))  # type: ignore[arg-type]
+        stream = estimate_stream("q", model, find_gpu("a100"), StreamOptions(mode=mode))
         found[mode] = {kernel.work.precision for kernel in stream.kernels if kernel.work.gemm is not None}
     assert found == {"eager": {Precision.TF32}, "fused": {Precision.INT8}}
     assert products(model)[0].weight_bytes == 32 * 32 * 9 * 4

@@ -230,6 +230,8 @@ def _unsqueeze(node: Node, inputs: Inputs, _opset: int) -> list[TensorInfo]:
     axes = integers_of(node, inputs, 1, "axes") or []
     rank = len(data.shape) + len(axes)
     added, sides = set(axes_of(axes, rank)), iter(data.shape)
+    if len(added) != len(axes) or not added <= set(range(rank)):
+        raise ShapeError(f"the axes {axes} do not fit {rank} dimensions")
     shape = tuple(1 if index in added else next(sides) for index in range(rank))
     return [TensorInfo(shape, data.type, None if data.value is None else np.asarray(data.value).reshape(shape))]
 

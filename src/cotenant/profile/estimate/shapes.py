@@ -109,11 +109,18 @@ class Walk:
             remedy = f"one request runs more than {_MOST_ROWS:,} operators, by loops at {node.name!r}"
             raise ConfigError("FILE", self.where, f"{remedy}; give fewer iterations with --dim NAME=COUNT")
         self.written.update(name for name in node.outputs if name)
-        if node.type in CONTROL_FLOW and not node.domain and follow(self, node):
+        if node.type in CONTROL_FLOW and not node.domain and self._follows(node):
             return
         row = self._row(node)
         self.rows.append(row)
         self.tensors.update((name, output) for name, output in zip(node.outputs, row.outputs, strict=False) if name)
+
+    def _follows(self, node: Node) -> bool:
+        try:
+            return follow(self, node)
+        except _RULE_ERRORS:
+            remedy = f"the inputs of {node.name!r} do not fit its subgraph; export the model again"
+            raise ConfigError("FILE", self.where, remedy) from None
 
     def _row(self, node: Node) -> NodeShapes:
         inputs = tuple(self.tensors.get(name) if name else None for name in node.inputs)
