@@ -22,10 +22,12 @@ def fraction(value: Interval) -> str:
 def answer_line(report: WhatIfReport) -> str:
     """Return the answer in one sentence."""
     certainty = "at any duration within the intervals" if report.is_likely else "at the expected durations"
+    if not any(tenant.online for tenant in report.tenants) and report.one_gpu_is_enough:
+        return f"One {report.gpu_name} holds all tenants; none of them has an objective."
     if report.one_gpu_is_enough:
         return f"One {report.gpu_name} is enough for all objectives {certainty}."
     if report.gpus_needed is None:
-        return f"An objective cannot be met on {report.gpu_name} at any load; see the notes."
+        return f"No number of {report.gpu_name} is enough: {report.why_none}."
     needed = report.gpus_needed
     return (
         f"One {report.gpu_name} is not enough {certainty}; {needed.point:.0f} are needed "
