@@ -176,6 +176,11 @@ def test_the_page_has_a_curve_for_every_mode_and_escapes_names() -> None:
     report = asked(tenant("<web>", 20, 100, 60, 30), tenant("train", 50, 400))
     page = whatif_page(report, MachineState(0, "Test", 2, 0.1))
     assert page.count("<polyline class='curve") == len(report.modes)
+    assert "p99, objective 30 ms" in page
+    assert all(f"<td>{mode.mode}</td>" in page for mode in report.modes)
+    for mode in report.modes:
+        curve = mode.curves["<web>"]
+        assert curve == sorted(curve), "a distribution begins with the shortest latency"
     assert "<web>" not in page
     assert "&lt;web&gt;" in page
     assert "http" not in page
