@@ -9,8 +9,9 @@ import yaml
 
 from cotenant_lab.kubernetes.images import PAUSE_IMAGE
 from cotenant_lab.kubernetes.installation import CLAIMS, EXAMPLES
+from cotenant_lab.kubernetes.product_images import TRAINING_IMAGE
 from cotenant_lab.kubernetes.request_load import RequestLoad
-from tests.support.product import BUSY, PODS, RESTRICTED, TRAINING_IMAGE, Product
+from tests.support.product import BUSY, PODS, RESTRICTED, Product
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
