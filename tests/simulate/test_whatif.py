@@ -121,6 +121,12 @@ def test_a_rare_service_has_enough_requests_for_its_percentile() -> None:
     assert any("in the simulation" in line for line in report.warnings)
 
 
+def test_few_requests_are_said_to_be_few() -> None:
+    report = asked(tenant("slow", 10, 20_000, 1, 900))
+    assert any("slow: about 2 requests in 2 simulated seconds" in line for line in report.warnings)
+    assert run_seconds([tenant("slow", 10, 20_000, 1, 900)]) >= 50
+
+
 def test_names_of_tenants_may_contain_the_sign_of_copies() -> None:
     report = asked(tenant("team/a", 10, 500, 220, 20), tenant("team/b", 10, 500, 220, 20))
     assert {name.rpartition("/")[0] for group in report.placement for name in group} == {"team/a", "team/b"}

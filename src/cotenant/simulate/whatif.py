@@ -30,8 +30,10 @@ from cotenant.units.share import WHOLE_PPM
 
 LAUNCH_BUDGET: Final = 250_000
 """Launches of one simulated run: it bounds the time of the command."""
-_MOST_LAUNCHES: Final = 4 * LAUNCH_BUDGET
+_MOST_LAUNCHES: Final = 2 * LAUNCH_BUDGET
 """Launches of a run that would otherwise be too short to say anything."""
+_FEW_REQUESTS: Final = 50
+"""With fewer requests, a 99th percentile is their longest latency."""
 _LONGEST_S: Final = 60.0
 _SHORTEST_S: Final = 2.0
 _REQUESTS: Final = 400
@@ -178,7 +180,7 @@ def run_seconds(tenants: Sequence[WhatIfTenant]) -> float:
     slowest = min((tenant.rate_per_s for tenant in tenants if tenant.online), default=100.0)
     wanted = max(_REQUESTS / slowest, _SHORTEST_S)
     budget_s = LAUNCH_BUDGET / max(per_s, 1.0)
-    shortest_s = min(_SHORTEST_S, _MOST_LAUNCHES / max(per_s, 1.0))
+    shortest_s = min(max(_SHORTEST_S, _FEW_REQUESTS / slowest), _MOST_LAUNCHES / max(per_s, 1.0))
     return min(max(budget_s, shortest_s), wanted, _LONGEST_S)
 
 
@@ -312,10 +314,16 @@ def _warnings(tenants: Sequence[WhatIfTenant], gpu: Gpu, for_s: float, *, memory
         lines += [f"{tenant.name}: {remark}" for remark in tenant.remarks]
         if tenant.online and tenant.latency_ns.point > tenant.slo_ns:
             lines.append(f"{tenant.name}: one request alone takes longer than its objective on {gpu.name}")
-        if tenant.online and (rate := simulated_rate(tenant, round(for_s * SECOND_NS))) > tenant.rate_per_s:
+        rate = simulated_rate(tenant, round(for_s * SECOND_NS)) if tenant.online else 0.0
+        if rate > tenant.rate_per_s:
             lines.append(
-                f"{tenant.name}: its rate is {rate:.3g} per second in the simulation, to contain enough requests"
+                f"{tenant.name}: its rate is {rate:.3g} per second in the simulation, to contain more requests"
             )
+        if tenant.online and rate * for_s < _FEW_REQUESTS:
+            few = (
+                f"about {rate * for_s:.0f} requests in {for_s:.3g} simulated seconds say little about a 99th percentile"
+            )
+            lines.append(f"{tenant.name}: {few}; --seconds simulates longer")
     if not memory:
         lines.append(f"the tenants need more memory than {gpu.name} has ({gpu.memory_bytes >> 30} GiB)")
     return lines
