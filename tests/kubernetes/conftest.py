@@ -27,9 +27,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     installation = getattr(item, "funcargs", {}).get("installation")
     if report.failed and report.when == "call" and isinstance(installation, Installation):
         # Not `report.sections`: those are not printed for an attempt after which the test is tried again.
+        parts = Parts(installation)
         if add_section := getattr(report.longrepr, "addsection", None):
-            add_section("state of the product", installation.describe())
-        Parts(installation).restore()
+            add_section("state of the product", parts.describe())
+        parts.restore()
     return report
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 
 from cotenant_lab.errors import RunFailedError
+from cotenant_lab.kubernetes.api import ApiError
 from cotenant_lab.kubernetes.installation import Installation
 
 DAEMON = "cotenant-node"
@@ -13,7 +15,7 @@ CONTROLLER = "cotenant-contro"  # the kernel keeps 15 characters of the name of 
 WEBHOOK = "cotenant-webhoo"
 
 # The next attempt of the test reports what could not be repaired.
-_WHERE_POSSIBLE = contextlib.suppress(RunFailedError, StopIteration)
+_WHERE_POSSIBLE = contextlib.suppress(RunFailedError, ApiError, StopIteration, OSError, subprocess.SubprocessError)
 
 
 class Parts:
@@ -40,10 +42,20 @@ class Parts:
         self.signal(part, "KILL")
         self.cluster.wait(f"{part} runs again", lambda: bool(set(self.pids(part)) - before))
 
+    def describe(self) -> str:
+        """Return the state of the product, as far as the cluster still answers."""
+        with _WHERE_POSSIBLE:
+            return self.installation.describe()
+        return "the cluster does not answer"
+
     def restore(self) -> None:
         """Undo what a failed test may have left: stopped processes, a closed node, faults of GPUs, another version."""
-        if not self.node.kubelet.is_running:
-            self.node.kubelet.start()
+        with _WHERE_POSSIBLE:
+            if not self.cluster.apiserver.is_running:
+                self.cluster.restart_apiserver()
+        with _WHERE_POSSIBLE:
+            if not self.node.kubelet.is_running:
+                self.node.kubelet.start()
         for part in (DAEMON, PLUGIN, CONTROLLER, WEBHOOK):
             with _WHERE_POSSIBLE:
                 self.signal(part, "CONT")
