@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,6 +47,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestCluster]:
     with TestCluster(1, images=[archive], kubelet_config=kubelet, keep_logs=logs, report=_report) as made:
         yield made
     assert made.leftovers() == []
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """Return a directory whose path leaves space for the name of a socket, whatever pytest's own directory is."""
+    with tempfile.TemporaryDirectory(prefix="ck-", dir="/tmp") as directory:
+        yield Path(directory)
 
 
 class SharedInstallation:
