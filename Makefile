@@ -96,11 +96,13 @@ test-external: $(VENV)/.installed ## run other people's programs on the software
 	@$(BIN)/python tests/programs/external.py $(EXTERNAL)
 
 # The first run builds Kubernetes, containerd and runc from Go modules, which takes a quarter of an hour on two cores.
-# A worker takes whole files, because the tests of a file share a cluster, which every worker starts for itself.
+# A worker takes whole files, because the tests of a file share a cluster, which every worker starts for itself. Why the
+# first attempt of a test failed is printed in full, because a cluster cannot be examined afterwards.
 test-kubernetes: $(VENV)/.installed ## run the tests on a real Kubernetes cluster (as root; builds it first)
 	@echo "test-kubernetes: building what is missing, then running tests on real clusters with 3 workers"
+	@$(BIN)/python -m cotenant_lab.kubernetes requirements
 	@$(BIN)/python -m cotenant_lab.kubernetes build
-	@$(BIN)/python -m pytest --quiet --numprocesses 3 --dist loadfile -m kubernetes tests/kubernetes
+	@$(BIN)/python -m pytest --quiet --numprocesses 3 --dist loadfile --rerun-show-tracebacks -m kubernetes tests/kubernetes
 
 # Chromium is installed where it is missing and this runs as root on Debian.
 test-web: $(VENV)/.installed $(WEB_PAGE) ## drive every page of the web console in Chromium
