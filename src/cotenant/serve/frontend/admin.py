@@ -90,6 +90,11 @@ class AdminService:
         """Return whether all models are loaded or failed, and a request for one of them would be run."""
         return self._settled and any(map(self.engine.can_serve, self.engine.names()))
 
+    @property
+    def is_loading(self) -> bool:
+        """Return whether a model is being loaded."""
+        return any(lock.locked() for lock in self._loading.values())
+
     def model_ready(self, name: str, version: str) -> bool:
         """Return whether a request for this model would be accepted."""
         try:
@@ -134,7 +139,7 @@ class AdminService:
         """Return all models with their states."""
         try:
             sources = await asyncio.to_thread(self._repository.scan)
-        except OSError as error:
+        except (OSError, ConfigError) as error:
             raise InferError(f"the models cannot be listed: {error}", "fault") from None
         models = []
         for name in sorted({*sources, *self._states}):
@@ -146,7 +151,10 @@ class AdminService:
     async def load(self, name: str) -> None:
         """Load a model, or load it again; requests of the previous instance are still answered by it."""
         async with self._loading.setdefault(name, asyncio.Lock()):
-            source = await asyncio.to_thread(self._find, name)
+            try:
+                source = await asyncio.to_thread(self._find, name)
+            except (OSError, ConfigError) as error:
+                raise InferError(f"failed to load {quoted(name)}: the models cannot be listed: {error}") from None
             if source is None:
                 self._loading.pop(name, None)
                 raise InferError(f"failed to load {quoted(name)}: there is no such model", "not-found")
@@ -199,7 +207,7 @@ class AdminService:
         try:
             sources = await asyncio.to_thread(self._repository.scan, run_code=True)
             seen = await asyncio.to_thread(lambda: {name: fingerprint(source) for name, source in sources.items()})
-        except (OSError, ConfigError) as error:
+        except Exception as error:  # noqa: BLE001  whatever the files contain, the next poll must follow
             self.reports.error(f"the models cannot be listed: {error}")
             return
         for name, current in seen.items():

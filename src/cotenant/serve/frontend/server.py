@@ -141,10 +141,12 @@ class _Server:
         listeners.large_json.close()
         if access_log is not None:
             access_log.close()
+        if admin.is_loading:
+            self._exit(engine, "a model that is being loaded is abandoned", code)
         return code
 
     def _exit(self, engine: Engine, reason: str, code: int) -> NoReturn:
-        """Exit at once: no request was accepted yet, and a thread that loads a model cannot be stopped."""
+        """Exit at once: no request is left, and a thread that loads a model cannot be stopped."""
         self._report(reason)
         engine.close(patient=False)
         sys.stdout.flush()

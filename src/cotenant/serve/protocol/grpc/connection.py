@@ -31,6 +31,8 @@ from cotenant.serve.protocol.http2.hpack import Header, HpackDecoder, HpackError
 
 _DEFAULT_WINDOW: Final = 65535
 _HEADER_BLOCK_LIMIT: Final = 64 << 10
+_BLOCK_FRAMES_LIMIT: Final = 64
+"""Frames of one header block; clients fill each frame (16 KiB) before the next."""
 _RESETS_ALLOWED: Final = 1000
 _BUFFERED_MESSAGES: Final = 4
 _REMEMBERED_CALLS: Final = 256
@@ -38,7 +40,11 @@ _REMEMBERED_CALLS: Final = 256
 _CONTROL_FRAMES: Final = 256
 """Control frames and empty frames that a client may send between two sweeps, beyond those that its calls earn."""
 _EARNED_FRAMES: Final = 4
-"""Control frames that one frame of a call earns: clients measure their bandwidth with PING."""
+"""Control frames that one frame of a call earns, in either direction: clients measure their bandwidth with PING, and
+acknowledge data with WINDOW_UPDATE."""
+_EARNING_BYTES: Final = 1024
+"""A frame to the client that neither ends a message nor has this size earns nothing, because the client chose its size
+by the window."""
 
 
 class GrpcConnection:
@@ -65,6 +71,7 @@ class GrpcConnection:
         self._blocked: dict[int, CallState] = {}
         """Calls with messages that flow control blocks."""
         self._block: tuple[int, int, bytes] | None = None
+        self._block_frames = 0
         self._resets = 0
         self._settings_seen = False
         self._control_frames_left = _CONTROL_FRAMES
@@ -176,6 +183,10 @@ class GrpcConnection:
         if self._control_frames_left < 0:
             raise Http2Error(http2.ENHANCE_YOUR_CALM, "too many control frames")
 
+    def _earn_control_frames(self) -> None:
+        if self._control_frames_left < _CONTROL_FRAMES:
+            self._control_frames_left += _EARNED_FRAMES
+
     def renew_control_frames(self) -> None:
         """Allow the number of control frames again that a client may send between two sweeps."""
         self._control_frames_left = _CONTROL_FRAMES
@@ -199,6 +210,7 @@ class GrpcConnection:
         self._flush_all()
 
     def _take_window_update(self, frame: Frame) -> None:
+        self._count_control_frame()
         increment = http2.read_number(frame.payload, "WINDOW_UPDATE") & http2.MAX_WINDOW_SIZE
         if frame.stream > self._last_stream:
             raise Http2Error(http2.PROTOCOL_ERROR, "WINDOW_UPDATE for a stream that was never opened")
@@ -240,13 +252,15 @@ class GrpcConnection:
             self._headers(frame.stream, frame.flags, block, events)
         else:
             self._block = (frame.stream, frame.flags, block)
+            self._block_frames = 1
 
     def _continue(self, frame: Frame, events: list[CallEvent]) -> None:
         if self._block is None or self._block[0] != frame.stream:
             raise Http2Error(http2.PROTOCOL_ERROR, "CONTINUATION without a header block")
         stream, flags, block = self._block
         block += frame.payload
-        if len(block) > _HEADER_BLOCK_LIMIT or not frame.payload:
+        self._block_frames += 1
+        if len(block) > _HEADER_BLOCK_LIMIT or not frame.payload or self._block_frames > _BLOCK_FRAMES_LIMIT:
             raise Http2Error(http2.ENHANCE_YOUR_CALM, "a header block is too long")
         self._block = (stream, flags, block)
         if frame.flags & http2.END_HEADERS:
@@ -301,17 +315,17 @@ class GrpcConnection:
 
     def _take_data(self, frame: Frame, events: list[CallEvent]) -> None:
         size = len(frame.payload)
-        if not size and not frame.flags & http2.END_STREAM:
+        payload = frame.payload if not frame.flags & http2.PADDED else http2.unpadded(frame)
+        if payload or frame.flags & http2.END_STREAM:
+            self._earn_control_frames()
+        else:
             self._count_control_frame()
-        elif self._control_frames_left < _CONTROL_FRAMES:
-            self._control_frames_left += _EARNED_FRAMES
         self._unacknowledged += size
         if self._unacknowledged > http2.CONNECTION_WINDOW_BYTES:
             raise Http2Error(http2.FLOW_CONTROL_ERROR, "received data exceeds the flow-control window")
         if self._unacknowledged > http2.CONNECTION_WINDOW_BYTES // 2:
             self._out.append(http2.window_update(0, self._unacknowledged))
             self._unacknowledged = 0
-        payload = frame.payload if not frame.flags & http2.PADDED else http2.unpadded(frame)
         call = self._calls.get(frame.stream)
         if call is None:
             if frame.stream > self._last_stream:
@@ -387,6 +401,7 @@ class GrpcConnection:
             call.window -= size
             self._window -= size
             self._out.append(http2.frame_header(http2.DATA, 0, stream, size) + data)
+            self._earn_control_frames()
         elif self._send_budget.reserve(size):
             call.outgoing.append(data)
             call.held_bytes += size
@@ -420,6 +435,7 @@ class GrpcConnection:
         elif size <= call.window and size <= self._window and not call.status_sent:  # fast path: the windows suffice
             self._window -= size
             self._out += unary_response(stream, message)
+            self._earn_control_frames()
             self._end(stream)
             return
         self.send(stream, message)
@@ -483,6 +499,8 @@ class GrpcConnection:
             self._window -= size
             self._send_budget.release(size)
             self._out += (http2.frame_header(http2.DATA, 0, stream, size), head[:size])
+            if size == len(head) or size >= _EARNING_BYTES:
+                self._earn_control_frames()
             if size == len(head):
                 del call.outgoing[0]
             else:
