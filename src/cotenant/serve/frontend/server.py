@@ -138,10 +138,10 @@ class _Server:
         code = await self._shut_down(engine, listeners, signals.stop_now)
         for task in tasks:
             task.cancel()
-        listeners.large_json.close()
+        listeners.large_requests.close()
         if access_log is not None:
             access_log.close()
-        if admin.is_loading:
+        if admin.is_reading:
             self._exit(engine, "a model that is being loaded is abandoned", code)
         return code
 

@@ -132,7 +132,9 @@ def _external_files(path: Path, identity: tuple[int, ...]) -> tuple[str, ...]:
 def _check_size(path: Path) -> None:
     size_bytes = regular_size(path.name, path.stat())
     if size_bytes > _GRAPH_LIMIT_BYTES:
-        raise ModelLoadError(f"{path.name} has {size_bytes} bytes: a model without its external weights has at most 2 GiB")
+        raise ModelLoadError(
+            f"{path.name} has {size_bytes} bytes: a model without its external weights has at most 2 GiB"
+        )
 
 
 def _tensors(model: memoryview) -> Iterator[memoryview]:

@@ -110,16 +110,16 @@ def _importable_folder(folder: Path) -> Iterator[None]:
                 _helpers[name] = folder
 
 
-class CallableFailed(Exception):
+class CallableError(Exception):
     """A callable failed; the text is for clients."""
 
 
 class PythonModel:
     """A Python callable as a model.
 
-    Whatever the callable raises becomes `CallableFailed`: `sys.exit` or an exception without a text would otherwise end
-    the thread that runs all models of a core. A copy of the process that the callable has forked ends where the callable
-    returns, because it has the server's sockets.
+    Whatever the callable raises becomes `CallableError`: `sys.exit` or an exception without a text would otherwise end
+    the thread that runs all models of a core. A copy of the process that the callable has forked ends where the
+    callable returns, because it has the server's sockets.
     """
 
     def __init__(self, spec: ModelSpec, model: Model) -> None:
@@ -135,7 +135,7 @@ class PythonModel:
         try:
             return self._ordered(self._model.run(dict(zip(self._names, inputs, strict=True))))
         except BaseException as error:  # noqa: BLE001  the callable is the user's code
-            raise CallableFailed(_text_of(error)) from None
+            raise CallableError(_text_of(error)) from None
         finally:
             _end_copy(pid)
 
@@ -150,7 +150,7 @@ class PythonModel:
         except GeneratorExit:
             raise  # the reader of the responses is gone
         except BaseException as error:  # noqa: BLE001  the callable is the user's code
-            raise CallableFailed(_text_of(error)) from None
+            raise CallableError(_text_of(error)) from None
         finally:
             _end_copy(pid)
 

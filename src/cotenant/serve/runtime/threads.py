@@ -148,8 +148,8 @@ class _ActiveRun:
 class CoreThreads:
     """One pinned thread per core; the thread of the first core leads a run on several cores.
 
-    Unshared runs have threads of their own, which are created on demand. A thread cannot be stopped: if a run hangs, its
-    thread is abandoned and another one takes its place.
+    Unshared runs have threads of their own, which are created on demand. A thread cannot be stopped: if a run hangs,
+    its thread is abandoned and another one takes its place.
     """
 
     def __init__(self, cores: Sequence[int], report_result: ReportResult, report_response: ReportResponse) -> None:
@@ -188,7 +188,9 @@ class CoreThreads:
         for active in hung:
             self._start(active.cores, active.queue, active.thread.name)
             limit = round_duration(limit_ns)
-            failure = f"model {active.job.model.spec.name!r} failed: its run takes longer than the {limit} of --run-limit"
+            failure = (
+                f"model {active.job.model.spec.name!r} failed: its run takes longer than the {limit} of --run-limit"
+            )
             self._report_result(RunResult(active.job.run, (), failure, now - active.began, now))
 
     def submit(self, job: Job) -> None:

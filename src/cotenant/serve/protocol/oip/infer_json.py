@@ -25,6 +25,8 @@ from cotenant.serve.protocol.oip.tensor import Array, TensorError, to_list, to_r
 _NONE: Final[dict[str, Any]] = {}
 _CACHED_HEADER_BYTES: Final = 1024
 _CACHED_HEADERS: Final = 1024
+_PIECE: Final = 4096
+"""Elements that are encoded at once."""
 _HELD_HEADER_BYTES: Final = 64 << 10
 """Maximum JSON that may stay in memory together with the tensors that follow it."""
 
@@ -216,7 +218,7 @@ def write_response(
             raws.append(raw)
         else:
             try:
-                entry["data"] = to_list(datatype, array)
+                entry["data"] = _encoded(datatype, array)
             except TensorError as error:
                 raise InferError(f"output {name!r}: {error}") from None
         entries.append(entry)
@@ -227,6 +229,15 @@ def write_response(
         tree["parameters"] = parameters
     header = _encode(tree)
     return ResponseBody([header, *raws], len(header) if raws else -1)
+
+
+def _encoded(datatype: Datatype, array: Array) -> list[Any] | msgspec.Raw:
+    """Return the elements for JSON; many are encoded in pieces, between which other threads can run."""
+    if array.size <= _PIECE:
+        return to_list(datatype, array)
+    flat = array.ravel()
+    pieces = [_encode(to_list(datatype, flat[begin : begin + _PIECE]))[1:-1] for begin in range(0, flat.size, _PIECE)]
+    return msgspec.Raw(b"[" + b",".join(pieces) + b"]")
 
 
 def _write_binary(model: str, version: str, outputs: Sequence[ResponseOutput]) -> ResponseBody | None:
