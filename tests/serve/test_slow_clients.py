@@ -121,3 +121,36 @@ def test_client_whose_reading_is_paused_is_not_stalled() -> None:
     assert not transport.aborted
     server.sweep()
     assert transport.aborted
+
+
+def test_unary_call_without_a_message_ends_the_connection() -> None:
+    server, protocol, transport = connected_server()
+    protocol.data_received(frame(http2.HEADERS, http2.END_HEADERS, 1, HEADERS))
+    server.sweep()
+    assert not transport.aborted
+    server.sweep()
+    assert transport.aborted
+
+
+def test_stream_may_be_silent() -> None:
+    server, protocol, transport = connected_server()
+    path = encode_header(b":path", b"/inference.GRPCInferenceService/ModelStreamInfer")
+    headers = b"\x83\x86" + path + encode_header(b"content-type", b"application/grpc")
+    protocol.data_received(frame(http2.HEADERS, http2.END_HEADERS, 1, headers))
+    for _ in range(5):
+        server.sweep()
+    assert not transport.aborted
+
+
+def test_open_calls_of_all_clients_are_limited_but_each_may_have_some() -> None:
+    server = GrpcServer(cast("AdminService", None), ClientLimits(1 << 20, 1 << 20, 10))
+    server.open_calls.limit = 500
+    protocols = [server() for _ in range(3)]
+    for protocol in protocols:
+        protocol.connection_made(cast("asyncio.Transport", FakeTransport()))
+        calls = b"".join(frame(http2.HEADERS, http2.END_HEADERS, 2 * index + 1, HEADERS) for index in range(1000))
+        protocol.data_received(BEGIN + calls)
+    assert [protocol._connection.calls for protocol in protocols] == [500, 8, 8]
+    for protocol in protocols:
+        protocol.connection_lost(None)
+    assert server.open_calls.count == 0

@@ -22,7 +22,7 @@ from cotenant.serve.frontend.large_requests import (
     with_texts,
 )
 from cotenant.serve.frontend.pending import error_of
-from cotenant.serve.protocol.budget import ByteBudget
+from cotenant.serve.protocol.budget import ByteBudget, OpenCalls
 from cotenant.serve.protocol.compression import Decompression
 from cotenant.serve.protocol.grpc import status as status_codes
 from cotenant.serve.protocol.grpc.calls import CallReset, CallStarted, HalfClosed, MessageReceived
@@ -65,6 +65,7 @@ class GrpcServer:
         self.log = log
         self.receive_budget = ByteBudget(limits.held_bytes)
         self.send_budget = ByteBudget(limits.held_bytes)
+        self.open_calls = OpenCalls()
         self.connections: set[GrpcProtocol] = set()
         self.tasks: set[asyncio.Task[None]] = set()
 
@@ -92,13 +93,16 @@ class GrpcProtocol(asyncio.Protocol):
     def __init__(self, server: GrpcServer) -> None:
         """Start unconnected."""
         self._server = server
-        self._connection = GrpcConnection(server.message_limit_bytes, server.receive_budget, server.send_budget)
+        self._connection = GrpcConnection(
+            server.message_limit_bytes, server.receive_budget, server.send_budget, server.open_calls
+        )
         self._transport: asyncio.Transport | None = None
         self._calls: dict[int, PendingCall] = {}
         self._reading = False
         self._draining = False
         self._checked = False
         self._last_progress: dict[int, tuple[int, int]] = {}
+        self._last_silent: frozenset[int] = frozenset()
         self._last_unsent = 0
         self._write_paused = False
         """The client does not read its responses."""
@@ -164,9 +168,17 @@ class GrpcProtocol(asyncio.Protocol):
             stream in partial and partial[stream][0] == message and partial[stream][1] - received < _MIN_PROGRESS_BYTES
             for stream, (message, received) in self._last_progress.items()
         )
+        silent = frozenset() if self._paused else self._silent_calls()
+        too_slow = too_slow or not silent.isdisjoint(self._last_silent)
+        self._last_silent = silent
         if too_slow or (self._checked and not self._connection.preface_seen) or 0 < self._last_unsent <= unsent:
             self._transport.abort()
         self._checked, self._last_progress, self._last_unsent = True, partial, unsent
+
+    def _silent_calls(self) -> frozenset[int]:
+        """Return the unary calls whose client has sent neither the whole message nor a part of it."""
+        unary = (stream for stream, call in self._calls.items() if call.path != _STREAM)
+        return self._connection.incomplete_calls().intersection(unary)
 
     @property
     def is_idle(self) -> bool:

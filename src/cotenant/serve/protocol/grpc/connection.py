@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from cotenant.serve.protocol.budget import ByteBudget
+from cotenant.serve.protocol.budget import ByteBudget, OpenCalls
 from cotenant.serve.protocol.compression import INLINE_LIMIT_BYTES, Decompression
 from cotenant.serve.protocol.grpc.calls import (
     PREFIX_BYTES,
@@ -33,6 +33,8 @@ _DEFAULT_WINDOW: Final = 65535
 _HEADER_BLOCK_LIMIT: Final = 64 << 10
 _BLOCK_FRAMES_LIMIT: Final = 64
 """Frames of one header block; clients fill each frame (16 KiB) before the next."""
+_MODEST_CALLS: Final = 8
+"""Calls that a connection may have even if all connections together have too many. Our choice."""
 _RESETS_ALLOWED: Final = 1000
 _BUFFERED_MESSAGES: Final = 4
 _REMEMBERED_CALLS: Final = 256
@@ -51,9 +53,14 @@ class GrpcConnection:
     """One client connection. After an `Http2Error`, only `take` may be called."""
 
     def __init__(
-        self, message_limit_bytes: int, receive_budget: ByteBudget | None = None, send_budget: ByteBudget | None = None
+        self,
+        message_limit_bytes: int,
+        receive_budget: ByteBudget | None = None,
+        send_budget: ByteBudget | None = None,
+        open_calls: OpenCalls | None = None,
     ) -> None:
-        """The budgets bound partly received messages and blocked responses of all connections together."""
+        """The budgets bound partly received messages, blocked responses and calls of all connections together."""
+        self._open_calls = open_calls or OpenCalls()
         self._limit = message_limit_bytes
         self._receive_budget = receive_budget or ByteBudget(1 << 62)
         self._send_budget = send_budget or ByteBudget(1 << 62)
@@ -288,7 +295,11 @@ class GrpcConnection:
         if len(self._calls) >= http2.STREAMS_LIMIT or self._draining:
             self._out.append(http2.rst_stream(stream, http2.REFUSED_STREAM))
             return
+        if self._open_calls.count >= self._open_calls.limit and len(self._calls) >= _MODEST_CALLS:
+            self._out.append(http2.rst_stream(stream, http2.REFUSED_STREAM))
+            return
         call = self._calls[stream] = CallState(self._peer_window)
+        self._open_calls.count += 1
         call.half_closed = bool(flags & http2.END_STREAM)
         self._begin(stream, call, headers, events)
         if flags & http2.END_STREAM and stream in self._calls:
@@ -453,6 +464,10 @@ class GrpcConnection:
             if call.incoming
         }
 
+    def incomplete_calls(self) -> frozenset[int]:
+        """Return the calls that the client has not half-closed and of which no message is partly received."""
+        return frozenset(stream for stream, call in self._calls.items() if not call.half_closed and not call.incoming)
+
     def close(self) -> None:
         """Release the budgets; the connection is closed."""
         for stream in list(self._calls):
@@ -466,6 +481,7 @@ class GrpcConnection:
 
     def _end(self, stream: int) -> None:
         call = self._calls.pop(stream)
+        self._open_calls.count -= 1
         self._ended[stream] = call.half_closed
         if len(self._ended) > _REMEMBERED_CALLS:
             del self._ended[next(iter(self._ended))]
