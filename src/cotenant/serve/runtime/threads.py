@@ -177,7 +177,7 @@ class CoreThreads:
         with self._lock:
             hung = [
                 active
-                for active in self._active
+                for active in tuple(self._active)  # at once: other threads add their runs meanwhile
                 if now - active.began > limit_ns and not active.job.model.spec.decoupled
             ]
             for active in hung:

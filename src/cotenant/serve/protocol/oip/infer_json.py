@@ -207,11 +207,7 @@ def write_response(
     for name, datatype, shape, array, binary, location in outputs:
         entry: dict[str, Any] = {"name": name, "datatype": datatype.value, "shape": shape}
         if location is not None:
-            entry["parameters"] = {
-                "shared_memory_region": location.region,
-                "shared_memory_offset": location.offset,
-                "shared_memory_byte_size": location.size,
-            }
+            pass  # as from Triton: NVIDIA's C++ client expects a binary_data_size wherever there are parameters
         elif binary:
             raw = to_raw(datatype, array)
             entry["parameters"] = {"binary_data_size": len(raw)}

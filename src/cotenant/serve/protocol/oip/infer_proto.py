@@ -263,6 +263,7 @@ def write_response(
             tensor.parameters["shared_memory_region"].string_param = location.region
             tensor.parameters["shared_memory_offset"].int64_param = location.offset
             tensor.parameters["shared_memory_byte_size"].int64_param = location.size
+            answer.raw_output_contents.append(b"")  # as from Triton: NVIDIA's C++ client expects one for each output
     for key, value in (parameters or _NONE).items():
         set_parameter(answer.parameters[key], value)
     return answer
