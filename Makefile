@@ -100,8 +100,8 @@ EXTERNAL_SERVER := build/external-server
 test-external-server: $(VENV)/.installed ## run other people's clients against a model server (needs the network)
 	@echo "test-external-server: installing tritonclient, KServe and perf_analyzer into $(EXTERNAL_SERVER)"
 	@test -x $(EXTERNAL_SERVER)/bin/python || $(PYTHON) -m venv $(EXTERNAL_SERVER)
-	@$(EXTERNAL_SERVER)/bin/python -m pip install --quiet tritonclient==2.41.1 nvidia-cuda-runtime-cu12==12.9.79
-	@$(EXTERNAL_SERVER)/bin/python -m pip install --quiet 'tritonclient[all]==2.73.0' kserve==0.21.0
+	@$(EXTERNAL_SERVER)/bin/python -m pip install --quiet 'tritonclient[all]==2.73.0' kserve==0.21.0 nvidia-cuda-runtime-cu12==12.9.79
+	@test -x $(EXTERNAL_SERVER)/old/bin/perf_analyzer || $(EXTERNAL_SERVER)/bin/python -m pip install --quiet --no-deps --target $(EXTERNAL_SERVER)/old tritonclient==2.41.1
 	@$(BIN)/python tests/programs/external_server.py $(EXTERNAL_SERVER)
 
 # The first run builds Kubernetes, containerd and runc from Go modules, which takes a quarter of an hour on two cores.

@@ -138,7 +138,10 @@ def run_examples(python: Path, folder: Path, variables: dict[str, str]) -> list[
 
 def run_perf_analyzer(program: Path, variables: dict[str, str]) -> list[bool]:
     """Run NVIDIA's load generator over both protocols, with and without shared memory and streams."""
-    if subprocess.run([program, "--version"], env=variables, capture_output=True, check=False).returncode:
+    if (
+        not program.exists()
+        or subprocess.run([program, "--version"], env=variables, capture_output=True, check=False).returncode
+    ):
         print(f"external: perf_analyzer: not run: {program} needs libraries that are not installed (libb64, libcudart)")
         return []
     common = ("-m", "simple", "-b", "4", "--concurrency-range", "1:5:4", "-p", "1000", "-s", "999", "-r", "20")
@@ -175,7 +178,7 @@ def main() -> int:
                 passed += run_examples(python, Path(clone) / "src" / "python" / "examples", variables)
             else:
                 print("external: the examples of NVIDIA's client are not run: TRITON_CLIENT names no clone of them")
-            passed += run_perf_analyzer(environment / "bin" / "perf_analyzer", variables)
+            passed += run_perf_analyzer(environment / "old" / "bin" / "perf_analyzer", variables)
         finally:
             server.terminate()
             server.communicate(timeout=60)

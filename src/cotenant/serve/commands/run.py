@@ -128,6 +128,7 @@ def _options(
         schedule=arguments.policy,
         admit=arguments.admit,
         requests_limit=arguments.queue,
+        interference=runtime.interference,
         ahead=runtime.pinned,
     )
     ports = (arguments.http_port, arguments.grpc_port, arguments.metrics_port, _admin_port(arguments))

@@ -13,6 +13,7 @@ from cotenant.errors import ConfigError, CotenantError
 from cotenant.node.client.connection import list_tenants
 from cotenant.node.daemon.mps import MPS_DIRECTORY, PIPE, PIPE_VARIABLE, MpsControl
 from cotenant.node.directories import Directories
+from cotenant.predict.slowdown import share_interference
 from cotenant.serve.runtime.gpu.launch import Launcher, ProcessLauncher, TenantLauncher
 from cotenant.serve.runtime.gpu.runtime import GpuRuntime
 from cotenant.serve.runtime.gpu.worker_pool import WorkerLimits
@@ -59,9 +60,8 @@ def runtime_of(
         return CpuRuntime(cores, run_limit_ns or RUN_LIMIT_NS)
     gpu = options.gpu or (f"{_SOFT}0" if options.runtime == REPLAY else "")
     environ = {**os.environ, **environment_of(gpu, directories)}
-    return GpuRuntime(
-        options.runtime, _launcher(options, gpu, environ, directories, report), limits, report, options.at_once
-    )
+    launcher = _launcher(options, gpu, environ, directories, report)
+    return GpuRuntime(options.runtime, launcher, limits, report, options.at_once, share_interference())
 
 
 def _launcher(

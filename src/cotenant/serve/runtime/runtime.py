@@ -43,6 +43,9 @@ class ModelRuntime(Protocol):
     pinned: bool
     """Whether a unit is a core, so that a run is assigned to specific cores."""
 
+    interference: float
+    """Slowdown of a run on a part of the device while others run, beyond what profiles contain."""
+
     @property
     def identity(self) -> str:
         """Description of the device; measurements hold for this device only."""
@@ -95,6 +98,8 @@ class CpuRuntime:
 
     name = ONNX_CPU
     pinned = True
+    interference = 1.0
+    """Profiles are measured while all cores are in use."""
 
     def __init__(self, cores: Sequence[int], run_limit_ns: Duration = RUN_LIMIT_NS) -> None:
         """`cores` are the machine's core numbers; runs that take longer than the limit are abandoned."""

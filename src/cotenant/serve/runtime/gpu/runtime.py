@@ -105,9 +105,19 @@ class GpuRuntime:
     pinned = False
 
     def __init__(
-        self, kind: str, launcher: Launcher, limits: WorkerLimits, report: Callable[[str], None], at_once: int = 1
+        self,
+        kind: str,
+        launcher: Launcher,
+        limits: WorkerLimits,
+        report: Callable[[str], None],
+        at_once: int = 1,
+        interference: float = 1.0,
     ) -> None:
-        """`at_once` limits the concurrent runs of a model, so that a worker is ready for each; 0: its spec does."""
+        """`at_once` limits the concurrent runs of a model, so that a worker is ready for each; 0: its spec does.
+
+        `interference` is the slowdown of concurrent runs; profiles are measured one run at a time.
+        """
+        self.interference = interference
         self.name = kind
         self._at_once = at_once
         self._launcher = launcher
