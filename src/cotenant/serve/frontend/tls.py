@@ -137,7 +137,7 @@ class _Handshake:
         loop, context = asyncio.get_running_loop(), self._listener.context
         try:
             await loop.connect_accepted_socket(
-                lambda: _Secured(self), self._socket, ssl=context, ssl_handshake_timeout=_HANDSHAKE_S
+                lambda: _SecuredProtocol(self), self._socket, ssl=context, ssl_handshake_timeout=_HANDSHAKE_S
             )
         except OSError:
             self._socket.close()  # a client without TLS or a valid certificate, or one that is gone or too slow
@@ -151,7 +151,7 @@ class _Handshake:
         hand_over(transport, self._listener.protocol_of(), b"")
 
 
-class _Secured(asyncio.Protocol):
+class _SecuredProtocol(asyncio.Protocol):
     """Receives the end of a handshake."""
 
     def __init__(self, handshake: _Handshake) -> None:
