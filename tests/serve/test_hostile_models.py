@@ -1,5 +1,6 @@
 """Models that misbehave: callables that exit, fork or hang, and folders with files that are none."""
 
+import asyncio
 import json
 import os
 import time
@@ -7,12 +8,18 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("google.protobuf")
+from cotenant.serve.frontend.admin import AdminService
+from cotenant.serve.frontend.engine import Engine
+from cotenant.serve.frontend.server_settings import ServerLog
+from cotenant.serve.runtime.model import ModelSource
+from cotenant.serve.runtime.repository import Repository
 from tests.support.model_servers import BEARER, HELD, Server, explicit_control, identity
 from tests.support.node_in_process import until
 
@@ -216,3 +223,39 @@ def test_import_that_hangs_does_not_keep_the_server(tmp_path: Path) -> None:
     server.terminate()
     code, log = server.ended()
     assert (code, "Traceback" in log) == (0, False), log
+
+
+class ListedModels:
+    """A repository and an engine that count how often models are listed and served."""
+
+    all_units = 1
+
+    def __init__(self, count: int) -> None:
+        self.scans = 0
+        self.served = 0
+        self._sources = {
+            f"m{number}": ModelSource(f"m{number}", "1", Path("/none"), Path("/none")) for number in range(count)
+        }
+
+    def scan(self, *, run_code: bool = False) -> dict[str, ModelSource]:
+        del run_code
+        self.scans += 1
+        return dict(self._sources)
+
+    def load(self, source: ModelSource) -> object:
+        return source
+
+    def serve(self, model: object, times: object) -> None:
+        del model, times
+        self.served += 1
+
+    async def settled(self) -> None:
+        return
+
+
+def test_thousands_of_models_are_listed_once() -> None:
+    """Listing parses every Python file: once per model, the start would take time that grows with the square."""
+    models = ListedModels(1000)
+    admin = AdminService(cast("Engine", models), cast("Repository", models), ServerLog(lambda text: None))
+    assert asyncio.run(admin.load_all()) == {}
+    assert (models.scans, models.served) == (1, 1000)

@@ -81,7 +81,7 @@ class AdminService:
         async def load(name: str) -> None:
             async with semaphore:
                 try:
-                    await self.load(name)
+                    await self.load(name, sources[name])
                 except InferError as error:  # the log has the reason
                     failures[name] = str(error)
 
@@ -165,11 +165,14 @@ class AdminService:
                 models.append({"name": name, "version": version, "state": state, "reason": reason})
         return models
 
-    async def load(self, name: str) -> None:
-        """Load a model, or load it again; requests of the previous instance are still answered by it."""
+    async def load(self, name: str, known: ModelSource | None = None) -> None:
+        """Load a model, or load it again; requests of the previous instance are still answered by it.
+
+        `known` is its source if the models were just listed, which takes a while if there are thousands.
+        """
         async with self._loading.setdefault(name, asyncio.Lock()):
             try:
-                source = await self._in_thread(self._find, name)
+                source = known or await self._in_thread(self._find, name)
             except (OSError, ConfigError) as error:
                 raise InferError(f"failed to load {quoted(name)}: the models cannot be listed: {error}") from None
             if source is None:
@@ -230,7 +233,7 @@ class AdminService:
         for name, current in seen.items():
             if current != self._fingerprints.get(name) and current == self._seen.get(name):
                 with contextlib.suppress(InferError):  # the log has the reason
-                    await self.load(name)
+                    await self.load(name, sources[name])
         for name, state in list(self._states.items()):
             if name not in sources:
                 if state[1] == READY:
