@@ -77,7 +77,7 @@ class GoodputSettings(msgspec.Struct, frozen=True):
 
 FULL: Final = {
     "onnx-cpu": GoodputSettings(),
-    "replay": GoodputSettings(rounds=1, cell_ns=8 * SECOND_NS, warm_ns=SECOND_NS, profile_time="20s"),
+    "replay": GoodputSettings(rounds=1, cell_ns=12 * SECOND_NS, warm_ns=SECOND_NS, profile_time="20s"),
 }
 QUICK: Final = GoodputSettings(
     rounds=1,
