@@ -19,6 +19,8 @@ from cotenant.errors import CotenantError, WorldError
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _MACHINE_ERRORS: Final = (*_NO_SPACE, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.EIO)
 """Errors that the user's machine causes, in whatever command."""
+_OBJECTS_PER_COLLECTION: Final = 20_000
+"""More than the modules have that a command imports when it begins."""
 
 
 class CommandEntry(NamedTuple):
@@ -96,6 +98,7 @@ def run_command(parser: Parser, words: Sequence[str]) -> int:
     options = parser.parse_args(words)
     options.command_line = list(words)
     gc.freeze()  # collections need not look at the modules, and children share their memory
+    gc.set_threshold(_OBJECTS_PER_COLLECTION)
     gc.enable()
     try:
         with _interruptible():

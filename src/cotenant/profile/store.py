@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -82,6 +81,8 @@ class ProfileStore:
 
     def add(self, profile: Profile, at_ns: int) -> None:
         """Store one more recording of a task."""
+        import zlib  # noqa: PLC0415  only if there are profiles
+
         body = msgspec.msgpack.encode(profile)
 
         def insert(database: sqlite3.Connection) -> None:
@@ -143,6 +144,8 @@ class ProfileStore:
         return self._run_transaction(delete)
 
     def _decode_rows(self, rows: list[tuple[int, int, bytes, int]]) -> Iterator[StoredProfile]:
+        import zlib  # noqa: PLC0415  as above
+
         from cotenant.profile.profile import Profile  # noqa: PLC0415  as above
 
         for number, at_ns, body, crc in rows:
