@@ -178,8 +178,8 @@ static inline int pass_under_lease(struct ct_launch *launch, uint64_t now_ns)
     struct ct_gate *gate = &gateway->gate;
     struct ct_kernel_time *kernel_time = &session->kernel_times[launch->identity->number];
     const struct ct_forecast *next = &session->step->next;
-    /* Launches that are timed, or possibly cut, are decided on one by one. */
-    if (now_ns >= gate->lease.until_ns || gate->higher_count > CT_LEASE_HOLDERS || !kernel_time->is_known ||
+    /* Launches that are timed, possibly cut, or waited for within the call are decided on one by one. */
+    if (now_ns >= gate->lease.until_ns || launch->stream == CT_NO_STREAM || gate->higher_count > CT_LEASE_HOLDERS || !kernel_time->is_known ||
         kernel_time->is_doubtful || launch->slice || gateway->parts_thread || load_relaxed(&gateway->is_leased) ||
         !ct_gateway_is_sole_thread(gateway, now_ns) || (gate->limit_ppm && ct_kernel_time_must_check(kernel_time)))
         return 0;
