@@ -40,15 +40,6 @@ static inline void count_active(struct ct_gate *gate, uint64_t now_ns)
     store_relaxed(&mine->active_counted_ns, now_ns);
 }
 
-/* Counts the launches up to this sequence number, each as one kernel. */
-static inline void count_launches(struct ct_gate *gate, uint64_t sequence)
-{
-    const uint64_t launches = sequence - gate->counted_sequence;
-    gate->counted_sequence = sequence;
-    add_single_writer(&gate->mine->counts.launches, launches);
-    add_single_writer(&gate->mine->kernel_count, launches);
-}
-
 /* Returns until when a launch counts as running if it is not seen to complete. A doubtful one cannot count forever: if
  * its host neither waits nor launches again, no event shows its end. */
 static inline uint64_t unfinished_until(uint64_t expect_ns, uint64_t begin_ns, uint64_t now_ns)
@@ -76,8 +67,8 @@ struct ct_announcement {
     uint32_t kernel_count, is_doubtful;
 };
 
-/* See ct_gate_announce(). Unless `must_count`, totals may lag behind by CT_ANNOUNCE_LAG_NS, and the forecast of one launch
- * in about CT_ANNOUNCE_SAMPLES is evaluated; the nanoseconds of the present instant are as good as random. */
+/* See ct_gate_announce(). Unless `must_count`, the active time may lag behind by CT_ANNOUNCE_LAG_NS, and the forecast of one
+ * launch in about CT_ANNOUNCE_SAMPLES is evaluated; the nanoseconds of the present instant are as good as random. */
 static inline __attribute__((always_inline)) void ct_announce(struct ct_gate *gate, struct ct_announcement launch,
                                                               int must_count, uint64_t now_ns)
 {
@@ -88,12 +79,10 @@ static inline __attribute__((always_inline)) void ct_announce(struct ct_gate *ga
 
     if (__builtin_expect(must_count || now_ns % CT_ANNOUNCE_SAMPLES == 0, 0))
         count_forecast(mine, now_ns);
-    if (__builtin_expect(must_count || now_ns - load_relaxed(&mine->active_counted_ns) > CT_ANNOUNCE_LAG_NS, 0)) {
+    if (__builtin_expect(must_count || now_ns - load_relaxed(&mine->active_counted_ns) > CT_ANNOUNCE_LAG_NS, 0))
         count_active(gate, now_ns);
-        count_launches(gate, sequence);
-    }
-    if (__builtin_expect(launch.kernel_count > 1, 0))
-        add_single_writer(&mine->kernel_count, launch.kernel_count - 1);
+    add_single_writer(&mine->counts.launches, 1);
+    add_single_writer(&mine->kernel_count, launch.kernel_count ? launch.kernel_count : 1);
     add_single_writer(&mine->counts.device_ns, expect_ns);
     if (__builtin_expect(!expect_ns || launch.is_doubtful, 0)) {
         if (!expect_ns)

@@ -219,9 +219,7 @@ void ct_gate_reread(struct ct_gate *gate)
         return; /* the previous rules remain in force, and the next launch tries again */
     const struct ct_gate_rules *rules = &gate->rules;
     gate->writes = writes;
-    ct_lease_count(gate);
     gate->lease.until_ns = 0; /* what was used under it is charged with the next decision */
-    count_launches(gate, load_relaxed(&gate->mine->sequence));
     ct_account_gather(gate); /* also from siblings that the new table no longer lists */
     read_own_entry(gate);
     gate->policy = rules->policy;
@@ -237,7 +235,6 @@ void ct_gate_reread(struct ct_gate *gate)
     gate->mine = gate->has_entry ? gate->page : &gate->unlisted_page;
     if (gate->has_entry)
         take_over_page(gate);
-    gate->counted_sequence = load_relaxed(&gate->mine->sequence);
     gate->must_share = ct_limit_must_ask(gate);
     gate->must_ask = gate->is_paused || gate->is_ending || (gate->policy != CT_GATE_OPEN && gate->higher_count > 0) ||
                      gate->must_share;
@@ -281,7 +278,6 @@ void ct_gate_sync(struct ct_gate *gate, uint64_t low_ns, uint64_t high_ns, int i
     uint64_t busy_ns = load_relaxed(&mine->busy_ns);
     if (load_relaxed(&mine->active_counted_ns))
         count_active(gate, now_ns);
-    count_launches(gate, load_relaxed(&mine->sequence));
     ct_lease_end(gate, now_ns);
     if (is_drained) {
         ct_loss_drained(gate, now_ns);

@@ -174,13 +174,11 @@ struct ct_gate {
         uint64_t until_ns;                 /* 0: there is none */
         uint64_t bound_ns, lead_ns;        /* work that may be in flight, and up to which a launch passes anyway */
         uint64_t used_ns, use_max_ns;      /* use of the share that is not charged yet, and how much may be */
-        uint64_t launches;                 /* its launches that are not counted yet */
         uint32_t reason;                   /* why its launches pass */
         int is_charged;                    /* its launches count against the share */
     } lease;
     struct ct_gang gang;               /* the ranks with which this process agrees on collectives */
     uint32_t opened_reason;            /* why this gate last admitted a collective that waits for other ranks */
-    uint64_t counted_sequence;         /* up to here the launches are counted in the page */
     uint64_t owed_ns;                  /* lost by higher-priority tenants, not yet charged */
     int holder_returned;               /* a higher-priority tenant launched while that work ran: the work is charged to
                                         * its end */

@@ -32,23 +32,10 @@ void ct_lease_grant(struct ct_gate *gate, uint32_t reason, uint64_t now_ns)
     lease->until_ns = sat_add_u64(now_ns, CT_LEASE_NS);
 }
 
-void ct_lease_count(struct ct_gate *gate)
-{
-    struct ct_gate_lease *lease = &gate->lease;
-    struct ct_gate_counts *counts = &gate->mine->counts;
-    if (!lease->launches)
-        return;
-    add_single_writer(&counts->admitted, lease->launches);
-    add_single_writer(&counts->submitted, lease->launches);
-    add_single_writer(&counts->passed[lease->reason], lease->launches);
-    lease->launches = 0;
-}
-
 void ct_lease_end(struct ct_gate *gate, uint64_t now_ns)
 {
     struct ct_gate_lease *lease = &gate->lease;
     const uint64_t used_ns = lease->used_ns;
-    ct_lease_count(gate);
     lease->until_ns = lease->used_ns = 0;
     if (used_ns)
         ct_limit_charge_use(gate, used_ns, now_ns);

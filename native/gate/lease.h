@@ -12,9 +12,7 @@ enum { CT_LEASE_NS = 200 * 1000 };
 
 /* Grants a lease after a launch has passed for this reason, if the situation permits one. */
 void ct_lease_grant(struct ct_gate *gate, uint32_t reason, uint64_t now_ns);
-/* Counts the launches that passed under the lease. */
-void ct_lease_count(struct ct_gate *gate);
-/* Ends the lease: its launches are counted, and what they used is charged to the share. */
+/* Ends the lease: what its launches used is charged to the share. */
 void ct_lease_end(struct ct_gate *gate, uint64_t now_ns);
 
 /* Counts a launch under the lease that holders did not know of when they launched. */
@@ -56,7 +54,6 @@ static inline __attribute__((always_inline)) int ct_lease_pass(struct ct_gate *g
     if (used_ns > lease->use_max_ns || !ct_lease_is_undisturbed(gate))
         return 0;
     lease->used_ns = used_ns;
-    lease->launches++;
     if (gate->charged_until_ns <= now_ns)
         gate->granularity_ns = request->granularity_ns;
     else if (gate->granularity_ns)
@@ -70,6 +67,9 @@ static inline __attribute__((always_inline)) int ct_lease_pass(struct ct_gate *g
     if (!gate->unconfirmed++)
         gate->ended_ns = now_ns;
     gate->unconfirmed_ns += expect_ns;
+    add_single_writer(&mine->counts.admitted, 1);
+    add_single_writer(&mine->counts.submitted, 1);
+    add_single_writer(&mine->counts.passed[lease->reason], 1);
     return 1;
 }
 
