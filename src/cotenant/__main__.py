@@ -21,7 +21,12 @@ def start() -> int:
     gc.disable()  # what is imported stays; `run_command` enables it again for what the command does
     from cotenant.cli import main  # noqa: PLC0415  imported once Ctrl-C can no longer print a stack
 
-    code = main()
+    try:
+        code = main()
+    except SystemExit as end:  # argparse has printed help or an error
+        if not isinstance(end.code, int):
+            raise
+        code = end.code
     _end_at_once(code)
     return code
 
