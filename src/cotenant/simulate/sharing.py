@@ -109,7 +109,7 @@ class TenantResult(msgspec.Struct, frozen=True, kw_only=True):
         latencies = self.latencies_ns()
         pending = (self.end_ns - due for due in self.dues_ns[first + len(latencies) : last])
         ordered = sorted([*latencies, *pending])
-        return ordered[min(math.ceil(fraction * len(ordered)), len(ordered)) - 1] if ordered else 0
+        return ordered[min(max(math.ceil(fraction * len(ordered)), 1), len(ordered)) - 1] if ordered else 0
 
     def _span(self, begin_ns: int | None, end_ns: int | None) -> tuple[int, int]:
         begin_ns = self.begin_ns if begin_ns is None else begin_ns

@@ -1,4 +1,7 @@
-"""Progress of a study: a bar for each part on a terminal; elsewhere a line for each part, and one every half minute."""
+"""Progress of a study: a bar with the remaining time for each part on a terminal.
+
+Elsewhere it is a line for each part, and one every half minute.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from cotenant.runner.clock import monotonic_ns
 from cotenant.units.instant import SECOND_NS
@@ -20,7 +23,7 @@ def show_parts(
     console: Console, report: Callable[[str], None], to_do: str
 ) -> Iterator[Callable[[str, int, int], None]]:
     """Yield a function that takes a part's name, how much of it is done, and its total."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         tasks: dict[str, TaskID] = {}
         begin_ns = reported_ns = monotonic_ns()
