@@ -6,6 +6,8 @@ import argparse
 import os
 from pathlib import Path
 
+from rich.console import Console
+
 from cotenant.cli.command import OUTPUT, configure, group, load_own, output, print_json, print_line
 from cotenant.cli.model_flags import MODELS
 from cotenant.cli.parser import Parser
@@ -43,6 +45,7 @@ def configure_whatif(parser: Parser) -> None:
 
 
 def _whatif(options: argparse.Namespace) -> int:
+    from cotenant.cli.render.countdown import bar_of_steps
     from cotenant.cli.render.html.page import check_report, write_report
     from cotenant.cli.render.html.whatif import whatif_page
     from cotenant.cli.render.whatif import show_whatif
@@ -79,7 +82,8 @@ def _whatif(options: argparse.Namespace) -> int:
             tenants.append(whatif_tenant(request, store, directories.state, print_line))
     if options.html:
         check_report("--html", options.html)
-    report = answer(tenants, gpu, options.seed, os.cpu_count() or 1, print_line, options.seconds)
+    with bar_of_steps(Console(stderr=True), print_line) as progress:
+        report = answer(tenants, gpu, options.seed, os.cpu_count() or 1, progress, options.seconds)
     if options.html:
         write_report("--html", Path(options.html), whatif_page(report, machine))
         print_line(f"written: {options.html}")

@@ -48,7 +48,8 @@ _MODES: Final[dict[str, Callable[[RunSpec], SharingOutcome]]] = {
 }
 _CONCURRENT: Final = frozenset(["alone", "mps", "mps-priority"])
 """Modes in which kernels of several tenants run at the same time, so that their times need not add up."""
-Report = Callable[[str], None]
+Report = Callable[[int, int, str], None]
+"""Receives how many of how many simulations are done, and what was simulated."""
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -192,15 +193,18 @@ def _run(tenants: Sequence[WhatIfTenant], gpu: Gpu, for_s: float, seed: int, sca
 
 
 def _simulated(tasks: Sequence[_Task], workers: int, report: Report) -> list[SharingOutcome]:
+    outcomes: list[SharingOutcome] = []
     if workers < 2 or len(tasks) < 2:
-        return [_simulate(task) for task in tasks]
-    outcomes = []
+        for task in tasks:
+            outcomes.append(_simulate(task))
+            report(len(outcomes), len(tasks), f"simulated: {task.mode}")
+        return outcomes
     count = min(workers, len(tasks))
     with concurrent.futures.ProcessPoolExecutor(count, initializer=_ignore_interrupts) as pool:
         try:
             for task, outcome in zip(tasks, pool.map(_simulate, tasks), strict=True):
-                report(f"simulated: {task.mode}")
                 outcomes.append(outcome)
+                report(len(outcomes), len(tasks), f"simulated: {task.mode}")
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -294,9 +298,9 @@ def _gpus_needed(
     for_s, seed, workers = run
 
     def simulate(groups: Sequence[Group]) -> list[bool]:
-        report(f"simulated: {len(groups)} different GPUs of a placement")
         tasks = [_Task("cotenant", _run(group, gpu, for_s, seed, 1.0)) for group in groups]
-        outcomes = _simulated(tasks, workers, lambda _line: None)
+        report(0, len(groups), f"simulating {len(groups)} different GPUs of a placement")
+        outcomes = _simulated(tasks, workers, lambda done, total, _: report(done, total, ""))
         modes = [_mode("cotenant", outcome, group) for group, outcome in zip(groups, outcomes, strict=True)]
         return [all(mode.met.values()) for mode in modes]
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cotenant.errors import InvariantError, WorldError
+from cotenant.errors import InvariantError, SetupError, WorldError
 from cotenant.runner.clock import monotonic_ns
 from cotenant_lab.kubernetes import seccomp
 
@@ -127,7 +127,7 @@ def build_pause(report: Report, cache: Path | None = None) -> Path:
     program = (cache or cache_directory()) / f"pause-{digest}"
     if not program.exists():
         if shutil.which("gcc") is None:
-            raise WorldError("gcc is not installed: the test cluster compiles its pause program with it")
+            raise SetupError("gcc is not installed: the test cluster compiles its pause program with it")
         program.parent.mkdir(parents=True, exist_ok=True)
         partial = program.with_name(f".{program.name}.{os.getpid()}")
         report("compiling the pause program")
@@ -150,7 +150,7 @@ def _build_lock(directory: Path, name: str, report: Report) -> Iterator[None]:
 
 def _build_module(name: str, directory: Path, report: Report) -> None:
     if shutil.which("go") is None:
-        raise WorldError("Go is not installed: the test cluster is built from Go modules and needs Go 1.25 or newer")
+        raise SetupError("Go is not installed: the test cluster is built from Go modules and needs Go 1.25 or newer")
     module, version = MODULES[name], module_version(name)
     source = module_source(name)
     partial = directory.with_name(f".{directory.name}.partial")
