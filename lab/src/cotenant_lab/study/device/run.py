@@ -112,10 +112,7 @@ def evaluate_device(
         shares=share_part,
         servers={split_seed.server: split_seed.fitted for split_seed in main},
         splits={INSTANCES: instance_splits, servers.CHECK: server_splits},
-        spreads={
-            INSTANCES: spread_of(instance_splits),
-            servers.CHECK: spread_of(server_splits),
-        },
+        spreads={INSTANCES: spread_of(instance_splits), servers.CHECK: spread_of(server_splits)},
         left_out={
             "share curves too short": too_short,
             "instance rows not run": measured.profiles.not_run,
