@@ -85,9 +85,14 @@ def cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
     return Path(home) / "cotenant" / "kubernetes"
 
 
+def module_source(name: str) -> Path:
+    """Return the folder of a module with its `go.mod` and `go.sum`."""
+    return _HERE / "go" / name
+
+
 def module_version(name: str) -> str:
     """Return the version, with its "v", of the programs that a module builds."""
-    text = (_HERE / "go" / name / "go.mod").read_text()
+    text = (module_source(name) / "go.mod").read_text()
     match = re.search(rf"^(?:require)?\s+{re.escape(MODULES[name].versioned_by)} (v[\w.+-]+)", text, re.MULTILINE)
     if match is None:
         raise InvariantError(f"go/{name}/go.mod does not require {MODULES[name].versioned_by}")
@@ -98,7 +103,7 @@ def programs_directory(name: str, cache: Path | None = None) -> Path:
     """Return the folder of a module's programs: its name contains the version and a digest of all that decides them."""
     digest = hashlib.sha256(repr(MODULES[name]).encode())
     for file in ("go.mod", "go.sum"):
-        digest.update((_HERE / "go" / name / file).read_bytes())
+        digest.update((module_source(name) / file).read_bytes())
     return (cache or cache_directory()) / f"{name}-{module_version(name)}-{digest.hexdigest()[:8]}"
 
 
@@ -147,7 +152,7 @@ def _build_module(name: str, directory: Path, report: Report) -> None:
     if shutil.which("go") is None:
         raise SetupError("Go is not installed: the test cluster is built from Go modules and needs Go 1.25 or newer")
     module, version = MODULES[name], module_version(name)
-    source = _HERE / "go" / name
+    source = module_source(name)
     partial = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

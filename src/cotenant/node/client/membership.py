@@ -24,7 +24,6 @@ from cotenant.node.client.connection import (
     list_tenants,
 )
 from cotenant.node.directories import Directories, lock_holder, make_directory
-from cotenant.node.journal import last_settings
 from cotenant.node.model.admission import Reason, Reject
 from cotenant.node.model.event import NodeSettings
 from cotenant.node.model.tenant import TenantSpec
@@ -335,6 +334,8 @@ def _flags_after_death(directories: Directories, report: Callable[[str], None]) 
         raise WorldError(
             f"the node at {directories.tenant_socket} is down; ask its owner to restart it, or use --runtime-dir"
         )
+    from cotenant.node.journal import last_settings  # noqa: PLC0415  slow to import
+
     settings = last_settings(directories.journal)
     if is_operators_node(settings, _IDLE_EXIT_NS):
         raise WorldError(
