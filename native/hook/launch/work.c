@@ -1,6 +1,8 @@
 /* The rare parts of a launch, and its passage through the gate. */
 #include "hook/launch/work.h"
 
+#include "hook/launch/ranks.h"
+#include "hook/launch/stream_values.h"
 #include "hook/timing/pairs.h"
 
 /* Launches that are timed only because the kernel's time is unknown. */
@@ -74,7 +76,7 @@ static inline void learn_interval(struct ct_session *session, struct ct_gateway 
 static inline int is_collective(const struct ct_launch *launch)
 {
     return launch->identity->is_collective ||
-           (launch->is_cooperative && launch->session->gateway->gate.gang.page);
+           (launch->is_cooperative && (launch->session->gateway->gate.gang.page || ct_ranks_exist(launch->session)));
 }
 
 void ct_launch_predict(struct ct_launch *launch)
@@ -137,7 +139,8 @@ void ct_launch_identify(struct ct_launch *launch, enum ct_work work, uintptr_t h
         return;
     ct_lock(session);
     /* The ranks of a gang count their collectives from the first one on. */
-    const int must_ask = ct_gate_must_ask(&session->gateway->gate) || session->gateway->gate.gang.page;
+    const int must_ask = ct_gate_must_ask(&session->gateway->gate) || session->gateway->gate.gang.page ||
+                         ct_ranks_exist(session);
     ct_unlock(session);
     /* An unknown handle may be invalid: the driver is asked about it only after it was launched. */
     if (must_ask && ct_function_name(session, handle, &name))
@@ -172,11 +175,13 @@ void ct_launch_admit(struct ct_launch *launch)
         launch->ticks = ticks;
     }
     note_origin(gateway, launch, now_ns);
+    if (CT_UNLIKELY(session->waiting_stream_count) && ct_stream_values_take(session, launch))
+        launch->request.is_collective = 1;
     const uint32_t number = launch->is_counted ? launch->identity->number : UINT32_MAX;
     if (CT_UNLIKELY(!ct_burst_continues(&gateway->requests.bursts, number)))
         ct_requests_resume(session, number, now_ns);
     if (CT_UNLIKELY(ct_gate_must_ask(&gateway->gate) || gateway->parts_thread ||
-                    (launch->request.is_collective && gateway->gate.gang.page))) {
+                    (launch->request.is_collective && (gateway->gate.gang.page || ct_ranks_exist(session))))) {
         if (launch->slice && launch->is_counted)
             ct_parts_request(launch, session->kernel_times[launch->identity->number].blocks);
         ct_gate_wait(session, launch, now_ns);
