@@ -62,12 +62,14 @@ def set_memory(directories: Directories, name: str, memory_bytes: int) -> wire.C
 
 
 def _held_bytes(directories: Directories, name: str) -> int:
+    """Return what a tenant holds on the device on which it holds the most."""
     for view in list_tenants(directories).tenants:
         grant = view.tenant.grant
-        if view.tenant.name == name and grant.gpu >= 0:
-            ledger = read_activity(directories).gpus[grant.gpu].ledger
-            account = None if ledger is None else ledger.accounts.get(grant.slot)
-            return account.held_bytes if account is not None and account.generation == grant.generation else 0
+        if view.tenant.name == name and grant.gpus:
+            gpus = read_activity(directories).gpus
+            ledgers = [ledger for gpu in grant.gpus if (ledger := gpus[gpu].ledger) is not None]
+            accounts = [account for ledger in ledgers if (account := ledger.accounts.get(grant.slot)) is not None]
+            return max((one.held_bytes for one in accounts if one.generation == grant.generation), default=0)
     return 0
 
 

@@ -31,7 +31,7 @@ class TenantPages:
         return {} if generation is None else self._combined(gpu, (slot, generation))
 
     def counts(self, grant: Grant) -> GateCounts:
-        """Return the counters of a tenant, which may just have left."""
+        """Return the counters of a tenant on the device of a grant; the tenant may just have left."""
         return msgspec.convert(self._combined(grant.gpu, (grant.slot, grant.generation)), GateCounts)
 
     def snapshot(self, gpu: int, now: Instant) -> DeviceSnapshot | None:
@@ -59,4 +59,4 @@ class TenantPages:
 
     def _combined(self, gpu: int, tenant: TenantKey) -> dict[str, int | list[int]]:
         pages = [process.gate_page() for process in self._processes.of_tenant(tenant) if process.gpu == gpu]
-        return combine([*filter(None, pages), *self._processes.ended_counters(tenant)], tenant[1])
+        return combine([*filter(None, pages), *self._processes.ended_counters(tenant, gpu)], tenant[1])
