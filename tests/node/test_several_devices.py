@@ -1,5 +1,7 @@
 """Tenants with several devices: placement, reservations, tables, exits and pressure on all of them."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -67,7 +69,7 @@ def test_devices_have_the_order_that_the_program_numbers_them_by() -> None:
         ({"gpu_count": 3, "memory_bytes": 60}, "2 of 3 requested GPUs are free for it"),
     ],
 )
-def test_request_that_cannot_be_met_is_refused_as_a_whole(request_: dict[str, object], words: str) -> None:
+def test_request_that_cannot_be_met_is_refused_as_a_whole(request_: dict[str, Any], words: str) -> None:
     node = node_of()
     (action,) = node.join(1, JOB, **request_)
     assert isinstance(action, Refuse)

@@ -54,9 +54,9 @@ class LiveGrantPages:
     def publish(self, grant: Grant, neighbours: int) -> int:
         """Write the grant of a slot on one device and return the descriptor for its tenant."""
         held = self._slots.setdefault(grant.slot, {})
-        if any(slot.grant.generation != grant.generation for slot in held.values()):
-            for slot in held.values():
-                slot.revoke()
+        if any(earlier.grant.generation != grant.generation for earlier in held.values()):
+            for earlier in held.values():
+                earlier.revoke()
             held.clear()
         slot = held.get(grant.gpu)
         if slot is None:
