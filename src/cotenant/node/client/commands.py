@@ -54,23 +54,28 @@ def set_memory(directories: Directories, name: str, memory_bytes: int) -> wire.C
 
     A limit below what the tenant holds is refused here: the node would treat the rest as used against the limit.
     """
-    held_bytes = _held_bytes(directories, valid_name(name))
+    held_bytes, gpu_bytes = _held_and_present_bytes(directories, valid_name(name))
+    if memory_bytes > gpu_bytes > 0:
+        raise ConfigError("--memory", format_size(memory_bytes), f"its GPU has {format_size(gpu_bytes)}; choose less")
     if 0 < memory_bytes < held_bytes:
         remedy = f"{name!r} holds {format_size(held_bytes)}; choose at least that, or let it free memory first"
         raise ConfigError("--memory", format_size(memory_bytes), remedy)
     return send_command(directories, wire.SetShare(wire.VERSION, valid_name(name), memory_bytes=memory_bytes), name)
 
 
-def _held_bytes(directories: Directories, name: str) -> int:
-    """Return what a tenant holds on the device on which it holds the most."""
-    for view in list_tenants(directories).tenants:
+def _held_and_present_bytes(directories: Directories, name: str) -> tuple[int, int]:
+    """Return the most that a tenant holds on one of its devices, and the least that one of them has; 0: there is none."""
+    listed = list_tenants(directories)
+    for view in listed.tenants:
         grant = view.tenant.grant
-        if view.tenant.name == name and grant.gpus:
+        known = [gpu for gpu in grant.gpus if gpu < len(listed.gpus)]
+        if view.tenant.name == name and known:
             gpus = read_activity(directories).gpus
-            ledgers = [ledger for gpu in grant.gpus if (ledger := gpus[gpu].ledger) is not None]
+            ledgers = [ledger for gpu in known if (ledger := gpus[gpu].ledger) is not None]
             accounts = [account for ledger in ledgers if (account := ledger.accounts.get(grant.slot)) is not None]
-            return max((one.held_bytes for one in accounts if one.generation == grant.generation), default=0)
-    return 0
+            held_bytes = max((one.held_bytes for one in accounts if one.generation == grant.generation), default=0)
+            return held_bytes, min(listed.gpus[gpu].memory_bytes for gpu in known)
+    return 0, 0
 
 
 def set_tenant(
@@ -103,7 +108,9 @@ def set_tenant(
             confirmation = change()
         except WorldError as error:
             before = f"{' and '.join(done)} of {name} changed; " if done else ""
-            raise WorldError(f"{before}{error}") from None
+            failure = WorldError(f"{before}{error}")
+            failure.exit_code = error.exit_code
+            raise failure from None
         done.append(what)
     if confirmation is None:
         raise ConfigError("NAME", name, "name at least one value to change")
