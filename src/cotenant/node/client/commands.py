@@ -64,7 +64,7 @@ def set_memory(directories: Directories, name: str, memory_bytes: int) -> wire.C
 
 
 def _held_and_present_bytes(directories: Directories, name: str) -> tuple[int, int]:
-    """Return the most that a tenant holds on one of its devices, and the least that one of them has; 0: there is none."""
+    """Return the most that a tenant holds on one of its GPUs, and the least memory of one of them; 0 without any."""
     listed = list_tenants(directories)
     for view in listed.tenants:
         grant = view.tenant.grant
