@@ -238,11 +238,13 @@ static struct ct_gate_answer pass(struct ct_gate *gate, const struct ct_launch_r
 static struct ct_gate_answer pass_with_ranks(struct ct_gate *gate, const struct ct_launch_request *request,
                                              uint32_t reason, const struct snapshot *snapshot, uint64_t now_ns)
 {
-    if (!gate->gang.is_asking || ct_gang_open(&gate->gang, now_ns))
+    if (!request->is_probe && (!gate->gang.is_asking || ct_gang_open(&gate->gang, now_ns)))
         return pass(gate, request, reason, snapshot, now_ns);
     for (uint32_t i = 0; i < gate->higher_count; i++)
         gate->higher[i].opened_sequence = snapshot->sequence[i];
     gate->opened_reason = reason;
+    if (request->is_probe)
+        return (struct ct_gate_answer){.pass = 1, .reason = reason, .until_ns = now_ns};
     return wait_for(CT_GATE_GANG, ct_gang_recheck_at(&gate->gang, now_ns));
 }
 
@@ -496,6 +498,8 @@ static struct ct_gate_answer decide(struct ct_gate *gate, struct ct_launch_reque
         return wait_for(CT_GATE_PAUSED, sat_add_u64(now_ns, PAUSE_RECHECK_NS));
     take_snapshot(gate, now_ns, &snapshot);
     snapshot.submitted_ns = submitted_work(gate, now_ns);
+    if (is_full && request->is_probe)
+        return wait_for(CT_GATE_BOUND, sat_add_u64(now_ns, RETRY_NS));
     if (is_full) {
         ct_limit_held(gate, sat_sub_u64(now_ns, gate->ended_ns), now_ns);
         if (gate->is_ending || sat_sub_u64(now_ns, since_ns) / 8 < sat_add_u64(CT_GATE_STUCK_NS / 8,
@@ -542,14 +546,14 @@ struct ct_gate_answer ct_gate_admit(struct ct_gate *gate, struct ct_launch_reque
     request->part_blocks = 0;
     if (request->is_collective)
         request->blocks = 0; /* its blocks may wait for each other */
-    gang->is_asking = request->is_collective && ct_gang_begin(gang, must_ask, now_ns);
+    gang->is_asking = request->is_collective && !request->is_coupled && ct_gang_begin(gang, must_ask, now_ns);
     if (request->is_collective && !gang->is_asking) /* it may wait for others, for as long as they are held elsewhere */
         request->may_fill = request->granularity_ns = 0;
     struct ct_launch_request admitted = *request; /* unchanged if it must wait: the next part may be another one */
     struct ct_gate_answer answer;
     if (!must_ask)
         answer = admit_top(gate, request, now_ns);
-    else if (gang->is_asking && ct_gang_is_agreed(gang))
+    else if (request->is_agreed || (gang->is_asking && ct_gang_is_agreed(gang)))
         answer = pass_agreed(gate, request, now_ns);
     else
         answer = decide(gate, &admitted, since_ns, now_ns);
@@ -563,4 +567,12 @@ struct ct_gate_answer ct_gate_admit(struct ct_gate *gate, struct ct_launch_reque
     if (gang->page)
         publish_ranks(gate, answer.reason == CT_GATE_GANG, now_ns);
     return answer;
+}
+
+int ct_gate_would_admit(struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns)
+{
+    struct ct_launch_request probe = {.expect_ns = request->expect_ns, .upper_ns = request->upper_ns,
+                                      .is_collective = 1, .is_coupled = 1, .is_probe = 1};
+    gate->gang.is_asking = 0;
+    return !ct_gate_must_ask(gate) || decide(gate, &probe, now_ns, now_ns).pass;
 }

@@ -238,7 +238,11 @@ struct ct_launch_request {
     uint32_t is_doubtful;    /* the expected time may be wrong by much: the work counts until it is seen to complete */
     uint64_t blocks;         /* of a kernel that can be launched in parts: the blocks not launched yet; 0: it cannot */
     uint64_t wave_blocks;    /* how many of them the device runs at once; 0: unknown */
-    uint32_t is_collective;  /* it runs until kernels of other processes on other devices have run */
+    uint32_t is_collective;  /* it runs until other kernels on other devices have run */
+    uint32_t is_coupled;     /* a collective of which this process launches the kernels on other devices too, and so does not
+                              * wait for the ranks of other processes */
+    uint32_t is_agreed;      /* a coupled one that the process has launched on another device already: it passes */
+    uint32_t is_probe;       /* it is not launched on this device now; see ct_gate_would_admit() */
     uint32_t sm_ppm;         /* set by ct_gate_admit(): the part of the SMs to which the launch must be limited; 0: all */
     uint64_t part_blocks;    /* set by ct_gate_admit(): how many blocks to launch now; 0: all. The rest is another
                               * launch, with a request of its own */
@@ -277,6 +281,10 @@ struct ct_gate_answer {
  * and its times are those with this limit and of this part. */
 struct ct_gate_answer ct_gate_admit(struct ct_gate *gate, struct ct_launch_request *request, uint64_t since_ns,
                                   uint64_t now_ns);
+/* Returns whether a collective that the process is about to launch on another device would pass here now. If so, its launch
+ * on this device passes too, with `is_agreed`. */
+int ct_gate_would_admit(struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns);
+
 void ct_gate_submitted(struct ct_gate *gate, const struct ct_launch_request *request, int is_submitted,
                        uint64_t now_ns);
 void ct_gate_confirmed(struct ct_gate *gate, uint64_t expect_ns, uint64_t now_ns);

@@ -93,7 +93,7 @@ static void reattached_process_uses_its_new_entry(void)
     struct ct_gate_rules rules = rules_of(2, 7);
     make_gate(&rules, ONLINE);
     const struct ct_session *session = open_session();
-    struct ct_membership *membership = ct_page->membership;
+    struct ct_membership *membership = ct_page->devices[0].membership;
     EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
     rules.processes[0].index = OTHER_INDEX;
     rules.processes[0].generation = 9;
@@ -101,7 +101,7 @@ static void reattached_process_uses_its_new_entry(void)
     membership->index = OTHER_INDEX;
     membership->process_generation = 9;
     membership->pages->gate.generation = 9;
-    ct_session_reattached();
+    ct_session_reattached(membership);
     EXPECT(session->gateway->gate.has_entry);
     EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
     EXPECT_EQ(page_of(ONLINE)->sequence, 2); /* it continues on the same page */

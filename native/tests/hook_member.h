@@ -40,8 +40,9 @@ static inline struct ct_ledger_account *node_account(void)
     return (struct ct_ledger_account *)(node->grant_bytes + CT_GRANT_ACCOUNT_OFFSET);
 }
 
-/* Joins this process, as if the node had answered; before its first driver call. */
-static inline void become_member(uint32_t index, uint32_t process_generation, uint64_t slot, uint64_t generation)
+/* Joins this process on one of the tenant's devices, as if the node had answered; before its first driver call there. */
+static inline void become_member_on(uint32_t device, uint32_t index, uint32_t process_generation, uint64_t slot,
+                                    uint64_t generation)
 {
     struct ct_membership *membership =
         mmap(NULL, sizeof *membership, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -60,8 +61,14 @@ static inline void become_member(uint32_t index, uint32_t process_generation, ui
     membership->attachments = 1;
     membership->state = CT_MEMBERSHIP_JOINED;
     membership->pages->gate.generation = process_generation;
-    page->membership = membership;
-    page->is_membership_tried = 1;
+    page->devices[device].membership = membership;
+    page->devices[device].is_membership_tried = 1;
+    page->device_count = page->device_count > device ? page->device_count : device + 1;
+}
+
+static inline void become_member(uint32_t index, uint32_t process_generation, uint64_t slot, uint64_t generation)
+{
+    become_member_on(0, index, process_generation, slot, generation);
 }
 
 #endif

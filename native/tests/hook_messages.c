@@ -187,16 +187,16 @@ static void clear_variables(void)
 static void program_without_variables_does_not_join(void)
 {
     clear_variables();
-    EXPECT_EQ(ct_join_request_make(&request), CT_JOIN_NOT_REQUESTED);
+    EXPECT_EQ(ct_join_request_make(&request, 0), CT_JOIN_NOT_REQUESTED);
     setenv("COTENANT_SOCKET", "", 1);
-    EXPECT_EQ(ct_join_request_make(&request), CT_JOIN_NOT_REQUESTED);
+    EXPECT_EQ(ct_join_request_make(&request, 0), CT_JOIN_NOT_REQUESTED);
 }
 
 static void expect_impossible(const char *name, const char *value, const char *part)
 {
     clear_variables();
     setenv(name, value, 1);
-    EXPECT_EQ(ct_join_request_make(&request), CT_JOIN_IMPOSSIBLE);
+    EXPECT_EQ(ct_join_request_make(&request, 0), CT_JOIN_IMPOSSIBLE);
     EXPECT(strstr(request.reason, part) != NULL);
 }
 
@@ -224,7 +224,7 @@ static void grant_file_names_the_socket(void)
     clear_variables();
     setenv("COTENANT_GRANT", path, 1);
     setenv("COTENANT_TASK", "train", 1);
-    EXPECT_EQ(ct_join_request_make(&request), CT_JOIN_REQUESTED);
+    EXPECT_EQ(ct_join_request_make(&request, 0), CT_JOIN_REQUESTED);
     EXPECT(strcmp(request.socket_path, "/run/other.sock") == 0);
     const size_t count = ct_join_request_complete(&request, 4, 12, frame) - CT_FRAME_LENGTH_BYTES;
     const unsigned char *bytes = frame + CT_FRAME_LENGTH_BYTES;
@@ -234,7 +234,7 @@ static void grant_file_names_the_socket(void)
     EXPECT(ct_message_find(value.bytes, value.count, "task", &value) && ct_message_is(&value, "train"));
     EXPECT(ct_message_find_number(bytes, count, "generation", 12, &number) && number == 12);
     setenv("COTENANT_SOCKET", "/run/first.sock", 1); /* variables override the file */
-    EXPECT_EQ(ct_join_request_make(&request), CT_JOIN_REQUESTED);
+    EXPECT_EQ(ct_join_request_make(&request, 0), CT_JOIN_REQUESTED);
     EXPECT(strcmp(request.socket_path, "/run/first.sock") == 0);
     unlink(path);
 }
@@ -308,7 +308,7 @@ static void request_names_the_gang(void)
             setenv("COTENANT_GANG", "job", 1);
             setenv("COTENANT_RANKS", "2", 1);
         }
-        EXPECT_EQ(ct_join_request_make(&request), CT_JOIN_REQUESTED);
+        EXPECT_EQ(ct_join_request_make(&request, 0), CT_JOIN_REQUESTED);
         const size_t count = ct_join_request_complete(&request, -1, 0, frame) - CT_FRAME_LENGTH_BYTES;
         const unsigned char *bytes = frame + CT_FRAME_LENGTH_BYTES;
         EXPECT_EQ(ct_message_find(bytes, count, "gang", &value), has_gang);

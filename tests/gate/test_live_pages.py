@@ -125,7 +125,7 @@ def test_page_that_was_overwritten_is_written_again(grants: LiveGrantPages) -> N
     handle = grants.publish(GRANT, 2)
     before = contents(handle)
     assert grants.repair() == []
-    memory = grants._slots[3].page._page.memory
+    memory = grants._slots[3][0].page._page.memory
     memory[100:200] = bytes(range(100))
     assert contents(handle) != before
     assert grants.repair() == [3]
@@ -209,7 +209,7 @@ def pages_after(scribbles: list[bytes], seed: int) -> list[bytes]:
             else:
                 registry.tables.set_table(0, GateRules(entries=(GateEntry(0, 1, 2, online=True),)))
         table, _ = registry.tables.handles(0)
-        return [contents(table), contents(registry.grants.handle(0)), contents(registry.grants.handle(2))]
+        return [contents(table), contents(registry.grants.handle(0, 0)), contents(registry.grants.handle(2, 0))]
     finally:
         registry.close()
 
@@ -232,14 +232,14 @@ def test_account_holds_what_the_node_measured(grants: LiveGrantPages) -> None:
     check.prepare()
     check.expect(80)
     check.settle({os.getpid(): 1400})
-    account = read_account(contents(registry.grants.handle(1)))
+    account = read_account(contents(registry.grants.handle(1, 0)))
     assert (account.context_bytes, account.unattached_bytes) == (80, 0)
     measured = account.measurements[attached.index]
     assert (measured.generation, measured.excess_bytes, measured.measured_version) == (attached.generation, 300, 5)
     assert registry.ledgers.held(0, 1) == 1400
     registry.processes.remove((1, 1))
     registry.ledgers.write(0)
-    account = read_account(contents(registry.grants.handle(1)))
+    account = read_account(contents(registry.grants.handle(1, 0)))
     assert account.measurements == {}
     assert account.unattached_bytes == 1400
     registry.close()

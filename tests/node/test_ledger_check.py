@@ -63,7 +63,7 @@ def checked() -> Iterator[Checked]:
 
 def test_memory_request_is_reported_at_once_and_repeated(checked: Checked) -> None:
     checked.check.free_bytes = 30
-    request = MemoryRequested(1, 1, 700, ((0, 0), (1, 50), (2, 0)), 30)
+    request = MemoryRequested(1, 1, 700, ((0, 0), (1, 50), (2, 0)), 30, 0)
     assert checked.read(0, wanted_bytes=700, allocated_bytes=50) == [request]
     assert checked.read(SECOND_NS - 1) == []
     assert checked.read(SECOND_NS) == [request]
@@ -73,7 +73,7 @@ def test_memory_request_is_reported_at_once_and_repeated(checked: Checked) -> No
 
 
 def test_denials_are_reported_at_once_and_then_once_a_minute(checked: Checked) -> None:
-    denial = TenantFaulted(1, 1, "cuda", 2)
+    denial = TenantFaulted(1, 1, "cuda", 2, 0)
     assert checked.read(0, allocated_bytes=50) == []
     assert checked.read(SECOND_NS, denied=3) == [denial]
     assert checked.read(2 * SECOND_NS) == []
@@ -84,7 +84,7 @@ def test_denials_are_reported_at_once_and_then_once_a_minute(checked: Checked) -
 
 
 def test_fault_of_a_process_is_reported_once(checked: Checked) -> None:
-    assert checked.read(fault=719) == [TenantFaulted(1, 1, "cuda", 719)]
+    assert checked.read(fault=719) == [TenantFaulted(1, 1, "cuda", 719, 0)]
     assert checked.read() == []
 
 
@@ -175,7 +175,7 @@ def test_impossible_content_is_the_tenants_fault(words: dict[str, int], fault: P
 @pytest.mark.parametrize("word", ["denied", "begun", "own_version", "waits", "sequence"])
 def test_decreased_counter_is_the_tenants_fault(word: str, checked: Checked) -> None:
     both = {"begun": 5, "ended": 5} if word == "begun" else {word: 5}
-    assert checked.read(**both) in ([], [TenantFaulted(1, 1, "cuda", 2)])
+    assert checked.read(**both) in ([], [TenantFaulted(1, 1, "cuda", 2, 0)])
     assert checked.fault() is None
     checked.hook.write(**{word: 4})
     assert checked.fault() is PageFault.COUNTER_DECREASED

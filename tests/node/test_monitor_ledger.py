@@ -88,10 +88,10 @@ def test_fault_and_memory_request_are_reported(monitored: MonitoredNode) -> None
     program = monitored.program(1)
     fault.inject(monitored.directory, 0, fault.KINDS["illegal-address"], client=program.pid)
     program.tell("spin", 1000, 1)
-    assert eventually(lambda: monitored.posted(TenantFaulted)) == [TenantFaulted(1, 1, "cuda", 700)]
+    assert eventually(lambda: monitored.posted(TenantFaulted)) == [TenantFaulted(1, 1, "cuda", 700, 0)]
     program.process.wait()
     monitored.seen(2)
-    assert monitored.posted(TenantFaulted) == [TenantFaulted(1, 1, "cuda", 700)]
+    assert monitored.posted(TenantFaulted) == [TenantFaulted(1, 1, "cuda", 700, 0)]
     assert monitored.posted(MemoryRequested) == []
 
 

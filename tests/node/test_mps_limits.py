@@ -28,28 +28,28 @@ def rules(*entries: GateEntry) -> GateRules:
 
 
 def test_quota_becomes_the_limit_of_pinned_memory() -> None:
-    limits = client_limits(OFFLINE, None, SOFT, None)
+    limits = client_limits(OFFLINE, [(None, SOFT)], None)
     assert limits["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=3072M"
     assert parse_memory_list("0=3072M", field="") == {"0": 3 << 30}
-    assert client_limits(OFFLINE, None, REAL, None)["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"{UUID}=3072M"
-    assert client_limits(ONLINE, None, SOFT, None) == {}
+    assert client_limits(OFFLINE, [(None, REAL)], None)["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"{UUID}=3072M"
+    assert client_limits(ONLINE, [(None, SOFT)], None) == {}
     assert memory_text((1 << 20) + 1) == "2M"
 
 
 def test_offline_clients_have_the_lower_priority_and_the_sms_that_online_tenants_leave() -> None:
     online, offline = GateEntry(0, 1, 2, online=True), GateEntry(1, 1, 7, online=False)
-    limits = client_limits(OFFLINE, rules(online, offline), SOFT, 50_000)
+    limits = client_limits(OFFLINE, [(rules(online, offline), SOFT)], 50_000)
     assert limits["CUDA_MPS_CLIENT_PRIORITY"] == "1"
     assert limits["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "15"  # online 80 %, headroom 5 %
-    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in client_limits(OFFLINE, rules(offline), SOFT, 50_000)
-    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in client_limits(OFFLINE, rules(online, offline), SOFT, None)
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in client_limits(OFFLINE, [(rules(offline), SOFT)], 50_000)
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in client_limits(OFFLINE, [(rules(online, offline), SOFT)], None)
 
 
 def test_static_limit_becomes_a_percentage() -> None:
     entry = GateEntry(1, 1, 7, online=False, limit_ppm=301_000, static=True)
-    assert client_limits(OFFLINE, rules(entry), SOFT, None)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "31"
+    assert client_limits(OFFLINE, [(rules(entry), SOFT)], None)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "31"
     earlier = GateEntry(1, 9, 7, online=False, limit_ppm=301_000, static=True)
-    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in client_limits(OFFLINE, rules(earlier), SOFT, None)
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in client_limits(OFFLINE, [(rules(earlier), SOFT)], None)
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def capacity_with(*devices: list[TenantSpec]) -> Capacity:
     capacity = Capacity(NodeSettings(9, 0, place="predict", gpus=(Gpu("x", 100),) * len(devices)), (), GateRules())
     for gpu, tenants in enumerate(devices):
         for tenant in tenants:
-            capacity.occupy(gpu, tenant, 1)
+            capacity.occupy((gpu,), tenant, 1)
     return capacity
 
 
@@ -136,8 +136,8 @@ def test_chosen_device_has_the_least_cost(devices: list[list[TenantSpec]], newco
     ]
     assert costs[choice.gpu] == min(costs)
     for tenant in devices[choice.gpu]:  # removing and adding a tenant does not change the choice
-        capacity.occupy(choice.gpu, tenant, -1)
-        capacity.occupy(choice.gpu, tenant, 1)
+        capacity.occupy(choice.gpus, tenant, -1)
+        capacity.occupy(choice.gpus, tenant, 1)
     assert capacity.find(newcomer, BARS) == choice
 
 

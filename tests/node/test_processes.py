@@ -134,7 +134,7 @@ def test_account_rises_before_the_entry_is_removed(registry: Registry) -> None:
     detach = registry.tables.detach
 
     def observed(gpu: int, index: int) -> None:
-        with Path(f"/proc/self/fd/{registry.grants.handle(1)}").open("rb") as page:
+        with Path(f"/proc/self/fd/{registry.grants.handle(1, 0)}").open("rb") as page:
             seen.append(read_account(page.read()).unattached_bytes)
         detach(gpu, index)
 

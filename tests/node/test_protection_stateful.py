@@ -113,9 +113,9 @@ class ProtectedNodeMachine(RuleBasedStateMachine):
             if holder is None:
                 self.held[slot] = Holder(views[slot].pid, action.grant.generation, action.peer)
                 self.waiting_peers.discard(action.peer)
-                watch = self.machines[0].watches()[action.grant.gpu]
-                assert watch.health is not Health.DISABLED
-                assert action.grant.kind is Kind.ONLINE or watch.health in (Health.INIT, Health.HEALTHY)
+                for watch in [self.machines[0].watches()[gpu] for gpu in action.grant.gpus]:
+                    assert watch.health is not Health.DISABLED
+                    assert action.grant.kind is Kind.ONLINE or watch.health in (Health.INIT, Health.HEALTHY)
             elif action.peer != NO_PEER:
                 self.held[slot] = holder._replace(peer=action.peer)
         elif isinstance(action, Revoke):

@@ -68,11 +68,15 @@ class NodeStateMachine(Life):
             assert action.grant.slot == free[0]
             assert (action.tenant == spec.name) or not spec.name
         devices = self.settings.gpus
-        requested = [index for index, gpu in enumerate(devices) if gpu.is_called(spec.gpu, index)][:1]
-        if isinstance(action, IssueGrant) and spec.gpu and devices:
-            assert [action.grant.gpu] == requested
+        named = [
+            next((index for index, gpu in enumerate(devices) if gpu.is_called(name, index)), -1)
+            for name in spec.gpu_names
+        ]
+        if isinstance(action, IssueGrant) and devices:
+            assert len(set(action.grant.gpus)) == spec.device_count
+            assert not named or list(action.grant.gpus) == named
         elif isinstance(action, Refuse) and action.reject.reason is Reason.UNKNOWN_GPU:
-            assert requested == []
+            assert -1 in named or len(set(named)) < len(named) or spec.device_count > len(devices)
 
     @precondition(lambda self: len(self.settings.gpus) < 4)
     @rule(gpu=st.sampled_from(FOUND))
@@ -110,8 +114,9 @@ class NodeStateMachine(Life):
         holder = self.away()[pick % len(self.away())]
         peer = self.new_number()
         event = TenantResumed(peer, holder.pid, 1000, holder.grant.slot, holder.grant.generation)
-        neighbours = self.neighbours[holder.grant.slot]
-        assert self.tell(event) == [IssueGrant(self.machines[0].turn, peer, holder.name, holder.grant, neighbours)]
+        first, *more = [self.neighbours[holder.grant.slot][gpu] for gpu in holder.grant.places]
+        turn = self.machines[0].turn + 1
+        assert self.tell(event) == [IssueGrant(turn, peer, holder.name, holder.grant, first, tuple(more))]
 
     @precondition(lambda self: self.held)
     @rule(pick=picks, wrong=st.sampled_from(["pid", "uid", "generation", "slot", "again"]), by=st.sampled_from([-1, 1]))
@@ -289,9 +294,11 @@ class NodeStateMachine(Life):
 
     @invariant()
     def every_page_counts_the_others_on_its_device(self) -> None:
-        devices = [holder.grant.gpu for holder in self.held.values()]
-        expected = {slot: devices.count(holder.grant.gpu) - 1 for slot, holder in self.held.items()}
-        assert self.neighbours == {slot: min(others, NEIGHBOURS_LIMIT) for slot, others in expected.items()}
+        devices = [gpu for holder in self.held.values() for gpu in holder.grant.places]
+        assert self.neighbours == {
+            slot: {gpu: min(devices.count(gpu) - 1, NEIGHBOURS_LIMIT) for gpu in holder.grant.places}
+            for slot, holder in self.held.items()
+        }
 
     @invariant()
     def every_table_lists_the_tenants_of_its_device(self) -> None:
@@ -300,10 +307,11 @@ class NodeStateMachine(Life):
         for slot, holder in sorted(self.held.items()):
             grant = holder.grant
             is_online = grant.kind is Kind.ONLINE
-            shares = dict(self.setpoints[grant.gpu].shares) if grant.gpu in self.setpoints else {}
-            entry = GateEntry(slot, grant.generation, grant.priority, is_online, holder.paused, grant.share_ppm)
-            entry = msgspec.structs.replace(entry, limit_ppm=shares.get(slot, 0))
-            entries.setdefault(grant.gpu, []).append(entry)
+            for gpu in grant.places:
+                shares = dict(self.setpoints[gpu].shares) if gpu in self.setpoints else {}
+                entry = GateEntry(slot, grant.generation, grant.priority, is_online, holder.paused, grant.share_ppm)
+                entry = msgspec.structs.replace(entry, limit_ppm=shares.get(slot, 0))
+                entries.setdefault(gpu, []).append(entry)
         for gpu, listed in entries.items():
             if gpu >= 0:
                 rules = msgspec.structs.replace(self.in_force, entries=tuple(listed))

@@ -82,4 +82,26 @@ for name in ("RESERVED_MEM_HIGH", "USED_MEM_HIGH"):
     assert get(small, name) == 0
 current = Attribute.CU_MEMPOOL_ATTR_USED_MEM_CURRENT
 assert code(driver.cuMemPoolSetAttribute(small, current, driver.cuuint64_t(0))) == "CUDA_ERROR_INVALID_VALUE"
+
+# What was freed earlier in a stream is handed out again there, while work that uses it still runs. Another stream gets
+# other memory, and no more than a fifth of what is handed out stays unused.
+first, second = ok(driver.cuStreamCreate(1)), ok(driver.cuStreamCreate(1))
+reusing = ok(driver.cuMemPoolCreate(pool_props(Kind.CU_MEM_LOCATION_TYPE_DEVICE)))
+with gpu.hold(first):
+    for _ in range(20):
+        pointer = ok(driver.cuMemAllocFromPoolAsync(8 * UNIT, reusing, first))
+        ok(driver.cuMemsetD8Async(pointer, 1, UNIT, first))
+        ok(driver.cuMemFreeAsync(pointer, first))
+    assert get(reusing, "RESERVED_MEM_HIGH") == 8 * UNIT
+    smaller = ok(driver.cuMemAllocFromPoolAsync(7 * UNIT, reusing, first))
+    assert int(smaller) == int(pointer)
+    other = ok(driver.cuMemAllocFromPoolAsync(8 * UNIT, reusing, second))
+    assert int(other) != int(pointer)
+    ok(driver.cuMemFreeAsync(smaller, first))
+    assert int(ok(driver.cuMemAllocFromPoolAsync(UNIT, reusing, first))) != int(pointer)
+    assert get(reusing, "USED_MEM_CURRENT") == 17 * UNIT
+ok(driver.cuStreamSynchronize(first))
+assert get(reusing, "USED_MEM_CURRENT") == 9 * UNIT
+ok(driver.cuMemsetD8Async(other, 2, 8 * UNIT, second))
+ok(driver.cuCtxSynchronize())
 print("pools")

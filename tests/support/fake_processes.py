@@ -99,8 +99,8 @@ class FakeProcesses:
         del peer
         return tenant in self.containers
 
-    def count(self, tenant: TenantKey) -> int:
-        return sum(entry[0] == tenant for entry in self.attached.values())
+    def count(self, tenant: TenantKey, gpu: int | None = None) -> int:
+        return sum(entry[0] == tenant and gpu in (None, key[0]) for key, entry in self.attached.items())
 
     def signal(self, tenant: TenantKey, number: int) -> None:
         self.signals.append((tenant, number))

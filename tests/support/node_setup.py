@@ -50,7 +50,8 @@ specs = st.builds(
     slo_ns=st.sampled_from([0, 5]),
     share_ppm=st.sampled_from([0, 100_000, 400_000, WHOLE_PPM]),
     command=st.sampled_from(["python x.py", "", "/bin/sh"]),
-    gpu=st.sampled_from(["", "", "", "", "0", "soft:1", "3", "GPU-3"]),
+    gpu=st.sampled_from(["", "", "", "", "0", "soft:1", "3", "GPU-3", "0,1", "soft:1,0", "1,1"]),
+    gpu_count=st.sampled_from([1, 1, 1, 2, 3]),
     use=st.sampled_from(
         [
             None,

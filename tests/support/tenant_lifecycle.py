@@ -53,7 +53,7 @@ class Life(RuleBasedStateMachine):
         self.turns: list[NodeTurn] = []
         self.segment: list[NodeTurn] = []
         self.held: dict[int, Holder] = {}
-        self.neighbours: dict[int, int] = {}
+        self.neighbours: dict[int, dict[int, int]] = {}  # by slot and device
         self.tables: dict[int, GateRules] = {}
         self.in_force = GateRules()
         self.setpoints: dict[int, OnlineShareSetpoint] = {}
@@ -82,13 +82,15 @@ class Life(RuleBasedStateMachine):
             assert action.cause == self.machines[0].turn
             if isinstance(action, IssueGrant):
                 self._apply_grant(action, event)
-                self.neighbours[action.grant.slot] = action.neighbours
+                counts = (action.neighbours, *action.more_neighbours)
+                self.neighbours[action.grant.slot] = dict(zip(action.grant.places, counts, strict=True))
             elif isinstance(action, SetNeighbourCount):
-                slots = [slot for slot, holder in self.held.items() if holder.grant.gpu == action.where]
+                assert isinstance(action.where, int)
+                slots = [slot for slot, holder in self.held.items() if action.where in holder.grant.places]
                 assert slots
                 for slot in slots:  # only changes are reported
-                    assert self.neighbours[slot] != action.neighbours
-                    self.neighbours[slot] = action.neighbours
+                    assert self.neighbours[slot][action.where] != action.neighbours
+                    self.neighbours[slot][action.where] = action.neighbours
             elif isinstance(action, Revoke):
                 self._apply_revoke(action)
         self.trim_setpoints()
@@ -127,10 +129,10 @@ class Life(RuleBasedStateMachine):
         assert all(other.name != action.tenant for other in self.held.values())
         self.granted_to[slot, generation] = event.pid
         self.held[slot] = Holder(event.pid, action.tenant, action.grant, action.peer)
-        if self.settings.admit == "reserve" and action.grant.gpu >= 0:
-            grants = [other.grant for other in self.held.values() if other.grant.gpu == action.grant.gpu]
+        for gpu in action.grant.gpus if self.settings.admit == "reserve" else ():
+            grants = [other.grant for other in self.held.values() if gpu in other.grant.gpus]
             if action.grant.memory_bytes:
-                assert sum(grant.memory_bytes for grant in grants) <= self.settings.gpus[action.grant.gpu].memory_bytes
+                assert sum(grant.memory_bytes for grant in grants) <= self.settings.gpus[gpu].memory_bytes
             if action.grant.share_ppm:
                 assert sum(grant.share_ppm for grant in grants) <= WHOLE_PPM
 
@@ -157,10 +159,11 @@ class Life(RuleBasedStateMachine):
         """Remove setpoints of devices without objectives, and shares of tenants without an equal that has one."""
         devices = self.kept_devices()
         grants = [holder.grant for holder in self.held.values() if holder.grant.slo_ns]
-        keys = [(grant.gpu, grant.priority) for grant in grants]
-        equals = {grant.slot: grant.gpu for grant in grants if keys.count((grant.gpu, grant.priority)) > 1}
+        places = [(gpu, grant) for grant in grants for gpu in grant.gpus]
+        keys = [(gpu, grant.priority) for gpu, grant in places]
+        equals = {(gpu, grant.slot) for gpu, grant in places if keys.count((gpu, grant.priority)) > 1}
         for gpu, setpoint in list(self.setpoints.items()):
-            shares = tuple((slot, share_ppm) for slot, share_ppm in setpoint.shares if equals.get(slot) == gpu)
+            shares = tuple((slot, share_ppm) for slot, share_ppm in setpoint.shares if (gpu, slot) in equals)
             self.setpoints[gpu] = msgspec.structs.replace(setpoint, shares=shares)
             if gpu not in devices:
                 del self.setpoints[gpu]
@@ -169,4 +172,4 @@ class Life(RuleBasedStateMachine):
         """Return the devices with an objective, if control is enabled."""
         if not self.settings.control.enabled:
             return set()
-        return {holder.grant.gpu for holder in self.held.values() if holder.grant.slo_ns and holder.grant.gpu >= 0}
+        return {gpu for holder in self.held.values() if holder.grant.slo_ns for gpu in holder.grant.gpus}

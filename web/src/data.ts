@@ -221,13 +221,13 @@ const SAMPLES_LIMIT = 600;
 const history = new Map<string, Sample[]>();
 
 export function samplesOf(tenant: Tenant): Sample[] {
-  return history.get(`${tenant.slot}/${tenant.generation}`) ?? [];
+  return history.get(`${tenant.gpu}/${tenant.slot}/${tenant.generation}`) ?? [];
 }
 
 function remember(node: NodeData): void {
   const present = new Set<string>();
   for (const tenant of node.tenants) {
-    const key = `${tenant.slot}/${tenant.generation}`;
+    const key = `${tenant.gpu}/${tenant.slot}/${tenant.generation}`;
     present.add(key);
     const samples = history.get(key) ?? [];
     history.set(key, samples);

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "hook/entry/membership.h"
 
+#include "hook/entry/page.h"
 #include "hook/entry/sealed_memory.h"
 #include "hook/entry/session.h"
 #include "hook/timing/clock.h"
@@ -211,6 +212,9 @@ static int take_answer(struct ct_membership *membership, const struct ct_frame *
         memcpy(membership->environment, environment.bytes, environment.count);
         membership->environment_bytes = environment.count;
     }
+    /* A node of an earlier version does not state it. */
+    if (!membership->device_count && !find_number(frame, "devices", CT_DEVICES, &membership->device_count))
+        membership->device_count = 1;
     return 1;
 }
 
@@ -321,7 +325,7 @@ static int attach_again(struct ct_membership *membership)
         if (!ct_owned_file_is_valid(&membership->pages_file))
             return 0;
         if (attach(membership, ct_clock_monotonic_ns() + CT_JOIN_MAX_NS) == ATTACHED) {
-            ct_session_reattached();
+            ct_session_reattached(membership);
             return 1;
         }
     }

@@ -29,6 +29,7 @@ typedef unsigned long long CUmemGenericAllocationHandle;
 typedef int CUdevice;
 typedef int CUdevice_attribute;
 enum { CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16, CU_DEVICE_ATTRIBUTE_MPS_ENABLED = 133 };
+typedef uint32_t cuuint32_t;
 typedef uint64_t cuuint64_t;
 typedef struct CUctx_st *CUcontext;
 typedef struct CUmod_st *CUmodule;
@@ -217,7 +218,13 @@ typedef struct CUDA_KERNEL_NODE_PARAMS_st {
     char newer[64]; /* a newer driver may write more */
 } CUDA_KERNEL_NODE_PARAMS;
 
-enum { CU_GRAPH_NODE_TYPE_GRAPH = 4, CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10 };
+/* Operations on values in memory: only which one it is matters here. */
+typedef union CUstreamBatchMemOpParams_union {
+    int operation;
+    cuuint64_t pad[6];
+} CUstreamBatchMemOpParams;
+enum { CU_GRAPH_NODE_TYPE_GRAPH = 4, CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP = 12 };
+enum { CU_STREAM_MEM_OP_WAIT_VALUE_32 = 1, CU_STREAM_MEM_OP_WAIT_VALUE_64 = 4 };
 enum { CU_GRAPH_NODE_TYPE_KERNEL = 0, CU_STREAM_CAPTURE_STATUS_NONE = 0, CU_EVENT_DEFAULT = 0 };
 enum { CU_STREAM_CAPTURE_MODE_RELAXED = 2 };
 enum { CU_GET_PROC_ADDRESS_SUCCESS = 0, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND = 1 };

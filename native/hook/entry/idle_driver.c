@@ -23,6 +23,8 @@ IDLE cuModuleLoadData(CUmodule *module, const void *image);
 IDLE cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name);
 IDLE cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status);
 IDLE cuStreamQuery(CUstream stream);
+IDLE cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int flags);
+IDLE cuStreamBatchMemOp_v2(CUstream stream, unsigned int count, CUstreamBatchMemOpParams *ops, unsigned int flags);
 IDLE cuEventCreate(CUevent *event, unsigned int flags);
 IDLE cuEventRecord(CUevent event, CUstream stream);
 IDLE cuEventQuery(CUevent event);
@@ -85,6 +87,18 @@ CUresult cuStreamQuery(CUstream stream)
 {
     (void)stream;
     return idle_is_stuck ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+}
+
+CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int flags)
+{
+    (void)stream, (void)value, (void)flags;
+    return address ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuStreamBatchMemOp_v2(CUstream stream, unsigned int count, CUstreamBatchMemOpParams *ops, unsigned int flags)
+{
+    (void)stream, (void)ops, (void)flags;
+    return count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuEventCreate(CUevent *event, unsigned int flags)

@@ -26,6 +26,7 @@ static const struct {
 } FIELDS[] = {
     {"COTENANT_KIND", "kind"}, {"COTENANT_PRIORITY", "priority"}, {"COTENANT_SLO", "slo"},
     {"COTENANT_MEMORY", "memory"}, {"COTENANT_SHARE", "share"}, {"COTENANT_TASK", "task"}, {"COTENANT_NAME", "name"},
+    {"COTENANT_GPUS", "gpus"},
 };
 enum { FIELD_COUNT = sizeof FIELDS / sizeof FIELDS[0] };
 
@@ -158,13 +159,14 @@ static const char *too_long(void)
     return NULL;
 }
 
-enum ct_join_status ct_join_request_make(struct ct_join_request *request)
+enum ct_join_status ct_join_request_make(struct ct_join_request *request, uint32_t device)
 {
     static char grant[GRANT_MAX_BYTES + 1], command[COMMAND_BYTES]; /* used by one thread at a time */
     struct ct_gang_name gang;
     const char *grant_path = variable("COTENANT_GRANT");
     ssize_t grant_bytes = 0;
     request->socket_path[0] = request->reason[0] = 0;
+    request->device = device;
     if (!variable("COTENANT_SOCKET") && !variable("COTENANT_KIND") && !grant_path && !ct_join_is_required())
         return CT_JOIN_NOT_REQUESTED;
     if (grant_path) {
@@ -183,7 +185,7 @@ enum ct_join_status ct_join_request_make(struct ct_join_request *request)
         return status;
     struct ct_message_writer writer = {request->bytes, sizeof request->bytes - LAST_ENTRIES_BYTES, CT_FRAME_LENGTH_BYTES};
     const int has_gang = ct_gang_name_find(&gang);
-    ct_message_map(&writer, has_gang ? 11 : 9);
+    ct_message_map(&writer, 9 + (has_gang ? 2 : 0) + (device ? 1 : 0));
     ct_message_text(&writer, "type");
     ct_message_text(&writer, "attach");
     ct_message_text(&writer, "version");
@@ -201,6 +203,10 @@ enum ct_join_status ct_join_request_make(struct ct_join_request *request)
         ct_message_text(&writer, gang.name);
         ct_message_text(&writer, "ranks");
         ct_message_integer(&writer, gang.ranks);
+    }
+    if (device) { /* otherwise omitted: a node of an earlier version does not know it */
+        ct_message_text(&writer, "ordinal");
+        ct_message_integer(&writer, device);
     }
     request->count = writer.count;
     return writer.count <= writer.capacity ? CT_JOIN_REQUESTED

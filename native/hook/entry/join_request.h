@@ -17,12 +17,13 @@ enum ct_join_status {
 struct ct_join_request {
     char socket_path[CT_SOCKET_PATH_BYTES];
     char reason[CT_REASON_BYTES];
+    uint32_t device; /* for which the process attaches, as its driver numbers them */
     size_t count; /* bytes of the frame so far, without the last two entries: the index and the generation */
     unsigned char bytes[CT_FRAME_LENGTH_BYTES + CT_FRAME_MAX_BYTES];
 };
 
 /* Reads the environment, which other threads must not change meanwhile. */
-enum ct_join_status ct_join_request_make(struct ct_join_request *request);
+enum ct_join_status ct_join_request_make(struct ct_join_request *request, uint32_t device);
 /* Completes a copy of the frame in `bytes`, of the size of that in the request, and returns its size. The index is -1
  * for a process that the node does not know yet. */
 size_t ct_join_request_complete(const struct ct_join_request *request, int64_t index, uint64_t generation,

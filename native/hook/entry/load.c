@@ -58,6 +58,7 @@ static CUresult forget_unloaded(uintptr_t owner, CUresult result)
 #define UNLOAD(symbol, type, holding_kind)                                                                             \
     CT_EXPORT CUresult symbol(type handle)                                                                             \
     {                                                                                                                  \
+        CT_ON_DEVICE(ct_holding_device(holding_kind, (uintptr_t)handle));                                              \
         struct ct_memory *memory = ct_memory();                                                                        \
         struct ct_holding holding;                                                                                     \
         ct_memory_begin(memory);                                                                                       \

@@ -95,19 +95,20 @@ static struct ct_membership *join(struct ct_membership *membership)
         return NULL;
     }
     pthread_detach(thread);
-    ct_join_set_environment(membership->environment, membership->environment_bytes);
+    if (!membership->request.device) /* the driver has begun to use the devices that it names */
+        ct_join_set_environment(membership->environment, membership->environment_bytes);
     settle(membership);
     return membership;
 }
 
-static struct ct_membership *open_membership(void)
+static struct ct_membership *open_membership(uint32_t device)
 {
     struct ct_membership *membership =
         mmap(NULL, sizeof *membership, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (membership == MAP_FAILED)
         return NULL;
     madvise(membership, sizeof *membership, MADV_DONTFORK);
-    const enum ct_join_status status = ct_join_request_make(&membership->request);
+    const enum ct_join_status status = ct_join_request_make(&membership->request, device);
     struct ct_membership *joined = status == CT_JOIN_REQUESTED ? join(membership) : NULL;
     if (status == CT_JOIN_IMPOSSIBLE)
         report(membership->request.reason);
@@ -119,28 +120,35 @@ static struct ct_membership *open_membership(void)
 }
 
 /* Joins under a lock: other threads wait, because they must not use the device before. */
-static const struct ct_membership *join_once(struct ct_page *page)
+static const struct ct_membership *join_once(struct ct_page *page, struct ct_device *device)
 {
     int saved_errno = errno, cancel_state;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state); /* the lock must not be left behind */
     if (exchange_acquire(&page->membership_lock, 1))
         ct_lock_slow(&page->membership_lock);
-    if (!load_relaxed(&page->is_membership_tried)) {
-        store_release(&page->membership, open_membership());
-        store_release(&page->is_membership_tried, 1);
+    if (!load_relaxed(&device->is_membership_tried)) {
+        struct ct_membership *membership = open_membership((uint32_t)(device - page->devices));
+        if (membership && device == page->devices)
+            store_release(&page->device_count, (uint32_t)membership->device_count);
+        store_release(&device->membership, membership);
+        store_release(&device->is_membership_tried, 1);
     }
     store_release(&page->membership_lock, 0);
     pthread_setcancelstate(cancel_state, &cancel_state);
     errno = saved_errno;
-    return load_acquire(&page->membership);
+    return load_acquire(&device->membership);
 }
 
+/* The first attachment is for the first device, and states how many there are. */
 const struct ct_membership *ct_membership(void)
 {
     struct ct_page *page = ct_page_open();
     if (!page)
         return NULL;
-    return load_acquire(&page->is_membership_tried) ? load_acquire(&page->membership) : join_once(page);
+    if (!load_acquire(&page->devices->is_membership_tried))
+        join_once(page, page->devices);
+    struct ct_device *device = ct_device_of(page);
+    return load_acquire(&device->is_membership_tried) ? load_acquire(&device->membership) : join_once(page, device);
 }
 
 int ct_membership_is_missing(void)

@@ -33,6 +33,7 @@ struct ct_membership {
     _Atomic uint64_t epoch, attachments;
     _Atomic(struct ct_gang_page *) gang; /* NULL: the process belongs to no gang; otherwise never changes */
     _Atomic uint32_t gang_ranks;
+    uint64_t device_count; /* devices of the tenant, from the first attachment */
     /* Used by the hook's thread alone. */
     struct ct_owned_file socket, pages_file;
     struct ct_frame frame;
@@ -48,7 +49,7 @@ struct ct_membership {
 /* For how long an attachment is awaited, and the first one is tried. */
 #define CT_JOIN_MAX_NS (UINT64_C(10) * 1000 * 1000 * 1000)
 
-/* Joins at the first call in a process; returns NULL if the process is unmanaged. */
+/* Joins at the first call in a process on the device on which the call acts; returns NULL if it is unmanaged there. */
 const struct ct_membership *ct_membership(void);
 /* Joins likewise; returns whether the program must not use the device, because it requires to be managed and is not. */
 int ct_membership_is_missing(void);

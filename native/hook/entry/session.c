@@ -16,8 +16,6 @@
 #include <time.h>
 #include <unistd.h>
 
-_Atomic(struct ct_page *) ct_page;
-
 enum { DEFAULT_SAMPLE = 64, SPINS_BEFORE_YIELD = 100, YIELDS_BEFORE_SLEEP = 1000, SLEEP_NS = 50 * 1000 };
 
 /* Sleeps so that a lock holder of lower scheduling priority can run. Uses the system call, because nanosleep() is a
@@ -37,21 +35,6 @@ void ct_lock_slow(_Atomic int *lock)
             sleep_briefly();
         else if (tries >= SPINS_BEFORE_YIELD)
             sched_yield();
-}
-
-struct ct_page *ct_page_open(void)
-{
-    struct ct_page *page = load_acquire(&ct_page), *other = NULL;
-    if (page)
-        return page;
-    page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (page == MAP_FAILED)
-        return NULL;
-    if (madvise(page, 4096, MADV_WIPEONFORK) < 0 || !atomic_compare_exchange_strong(&ct_page, &other, page)) {
-        munmap(page, 4096);
-        return other;
-    }
-    return page;
 }
 
 static unsigned parse_number(const char *text, unsigned default_value)
@@ -125,39 +108,42 @@ struct ct_session *ct_session_open(void)
     const struct ct_membership *membership = ct_membership(); /* the node may name the directory */
     const char *directory = getenv("COTENANT_RECORD");
     struct ct_session *session = NULL;
+    struct ct_device *device = page ? ct_device_of(page) : NULL; /* the first attachment states how many there are */
     directory = directory && *directory == '/' ? directory : NULL;
-    if (page && (directory || membership) && !load_seq_cst(&page->is_tried)) {
+    if (device && (directory || membership) && !load_seq_cst(&device->is_tried)) {
         /* Two threads may both create a session; the second one uses the first one's. */
         struct ct_session *expected = NULL;
         session = make_session(membership, directory);
-        if (session && !atomic_compare_exchange_strong(&page->session, &expected, session)) {
+        if (session && !atomic_compare_exchange_strong(&device->session, &expected, session)) {
             ct_record_discard(&session->record);
             destroy_session(session);
         }
     }
-    if (page) {
-        store_relaxed(&page->is_tried, 1);
-        session = load_acquire(&page->session);
+    if (device) {
+        store_relaxed(&device->is_tried, 1);
+        session = load_acquire(&device->session);
     }
     /* The hook's thread adapts only a session that it finds. */
     if (session && membership && load_seq_cst(&membership->attachments) != session->attachments)
-        ct_session_reattached();
+        ct_session_reattached(membership);
     errno = saved_errno;
     return session;
 }
 
-void ct_session_reattached(void)
+void ct_session_reattached(const struct ct_membership *membership)
 {
     struct ct_page *page = load_acquire(&ct_page);
-    struct ct_session *session = page ? load_seq_cst(&page->session) : NULL;
-    struct ct_memory *memory = page ? load_seq_cst(&page->memory) : NULL;
-    if (session && session->gateway) {
-        ct_lock(session);
-        ct_gateway_reattached(session);
-        ct_unlock(session);
+    for (uint32_t i = 0; page && i < CT_DEVICES; i++) {
+        struct ct_session *session = load_seq_cst(&page->devices[i].session);
+        struct ct_memory *memory = load_seq_cst(&page->devices[i].memory);
+        if (session && session->gateway && session->membership == membership) {
+            ct_lock(session);
+            ct_gateway_reattached(session);
+            ct_unlock(session);
+        }
+        if (memory && memory->membership == membership)
+            ct_memory_reattached(memory);
     }
-    if (memory)
-        ct_memory_reattached(memory);
 }
 
 void ct_capture_ended(void)

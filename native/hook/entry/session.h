@@ -7,6 +7,7 @@
 #include "hook/entry/membership.h"
 #include "hook/timing/clock.h"
 #include "hook/entry/driver.h"
+#include "hook/entry/page.h"
 #include "hook/timing/kernel_times.h"
 #include "hook/timing/record.h"
 #include "hook/entry/route.h"
@@ -60,7 +61,7 @@ struct ct_step {
 };
 
 enum { CT_IDENTITY_BUCKETS = 4096, CT_IDENTITIES = 8192, CT_FUNCTIONS = 8192, CT_STEPS = 8192, CT_STEP_BUCKETS = 16384,
-       CT_NAME_BUCKETS = 4096 };
+       CT_NAME_BUCKETS = 4096, CT_WAITING_STREAMS = 16 };
 
 #define CT_NO_RECORD UINT32_MAX
 
@@ -84,7 +85,9 @@ struct ct_session {
     uint64_t attachments;                   /* their number when the gate was opened */
     struct ct_timing *timing;
     int is_measuring;
+    uint32_t waiting_stream_count; /* streams that wait for a value, see launch/stream_values.h */
     /* Accessed rarely. */
+    uintptr_t waiting_streams[CT_WAITING_STREAMS]; /* by ct_stream_key(); 0: unused */
     _Atomic uint64_t calls_when_idle; /* number of calls when the program last waited for all work */
     _Atomic int is_device_named;
     uint32_t identity_count, function_count, step_count, time_count; /* entries that were ever in use */
@@ -106,29 +109,20 @@ struct ct_session {
     struct ct_function function_storage[CT_FUNCTIONS];
 };
 
-/* A page that the kernel clears in a forked child, which must not inherit locks, files or contexts. */
-struct ct_page {
-    _Atomic(struct ct_session *) session;
-    _Atomic int is_tried;
-    _Atomic(struct ct_memory *) memory; /* separate from the session, because the quota must hold without a record */
-    _Atomic int is_memory_tried, memory_lock;
-    _Atomic(struct ct_membership *) membership;
-    _Atomic int is_membership_tried, membership_lock;
-};
-extern _Atomic(struct ct_page *) ct_page;
-struct ct_page *ct_page_open(void); /* NULL: out of memory */
-
-/* Returns the session of this process, created at its first GPU call; NULL if nothing is recorded. */
+/* Returns the session of the device on which the call acts, created at the first GPU call there; NULL if nothing is
+ * recorded. */
 struct ct_session *ct_session_open(void);
 
-/* Adapts the gate and the memory accounting after the process has been attached again. Called by the hook's thread. */
-void ct_session_reattached(void);
+/* Adapts the gate and the memory accounting of a device after the process has been attached there again. Called by the hook's
+ * thread. */
+void ct_session_reattached(const struct ct_membership *membership);
 
 static inline struct ct_session *ct_session(void)
 {
     struct ct_page *page = load_acquire(&ct_page);
-    struct ct_session *session = page ? load_acquire(&page->session) : NULL;
-    if (CT_UNLIKELY(!session) && (!page || !load_relaxed(&page->is_tried)))
+    struct ct_device *device = CT_UNLIKELY(!page) ? NULL : ct_device_of(page);
+    struct ct_session *session = device ? load_acquire(&device->session) : NULL;
+    if (CT_UNLIKELY(!session) && (!device || !load_relaxed(&device->is_tried)))
         return ct_session_open();
     return session;
 }

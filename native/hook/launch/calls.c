@@ -155,20 +155,27 @@ static void release_functions(CUresult result, CUdevice device)
 #define BODY_UNIDENTIFIED(symbol, ...)                                                                                 \
     AROUND(symbol, struct ct_launch launch; ct_unidentified_begin(&launch), ct_unidentified_end(&launch, result),      \
            __VA_ARGS__)
-#define BODY_CAPTURE(symbol, ...) AROUND(symbol, begin_capture(), check_capture_begin(result), __VA_ARGS__)
+#define BODY_CAPTURE(symbol, ...)                                                                                      \
+    AROUND(symbol, CT_ON_DEVICE(ct_stream_device(a)); begin_capture(), check_capture_begin(result), __VA_ARGS__)
 #define BODY_SYNC(symbol, ...)                                                                                         \
     AROUND(symbol, const uint64_t began_ticks = ct_sync_begin(), finish_sync(began_ticks, result), __VA_ARGS__)
 #define BODY_QUERY(symbol, ...) AROUND(symbol, NOTHING, ct_requests_polled(result); collect_timings(), __VA_ARGS__)
-#define ENDING(symbol, functions, ended, ...)                                                                          \
-    AROUND(symbol, struct ct_memory *memory = end_contexts(), functions; ended(memory, a, result), __VA_ARGS__)
+#define ENDING(symbol, device, functions, ended, ...)                                                                  \
+    AROUND(symbol, CT_ON_DEVICE(device); struct ct_memory *memory = end_contexts(), functions;                         \
+           ended(memory, a, result), __VA_ARGS__)
+#define CONTEXT_DEVICE ct_holding_device(CT_HELD_CONTEXT, (uintptr_t)a)
 #define BODY_DESTROY_CONTEXT(symbol, ...)                                                                              \
-    AROUND(symbol, struct ct_memory *memory = end_contexts();                                                          \
+    AROUND(symbol, CT_ON_DEVICE(CONTEXT_DEVICE); struct ct_memory *memory = end_contexts();                            \
            const uint64_t ending_home = ct_memory_context_ending(memory, a), forget_functions(result);                 \
            ct_memory_context_ended(memory, a, ending_home, result), __VA_ARGS__)
-#define BODY_DETACH_CONTEXT(symbol, ...) ENDING(symbol, forget_functions(result), ct_memory_context_detached, __VA_ARGS__)
-#define BODY_RESET_PRIMARY(symbol, ...) ENDING(symbol, forget_functions(result), ct_memory_primary_released, __VA_ARGS__)
-#define BODY_DESTROY_GREEN(symbol, ...) ENDING(symbol, forget_functions(result), ct_memory_green_ended, __VA_ARGS__)
-#define BODY_RELEASE_PRIMARY(symbol, ...) ENDING(symbol, release_functions(result, a), ct_memory_primary_released, __VA_ARGS__)
+#define BODY_DETACH_CONTEXT(symbol, ...)                                                                               \
+    ENDING(symbol, CONTEXT_DEVICE, forget_functions(result), ct_memory_context_detached, __VA_ARGS__)
+#define BODY_RESET_PRIMARY(symbol, ...) ENDING(symbol, a, forget_functions(result), ct_memory_primary_released, __VA_ARGS__)
+#define BODY_DESTROY_GREEN(symbol, ...)                                                                                \
+    ENDING(symbol, ct_holding_device(CT_HELD_GREEN, (uintptr_t)a), forget_functions(result), ct_memory_green_ended,    \
+           __VA_ARGS__)
+#define BODY_RELEASE_PRIMARY(symbol, ...)                                                                              \
+    ENDING(symbol, a, release_functions(result, a), ct_memory_primary_released, __VA_ARGS__)
 #define BODY_ALLOC(symbol, ...) AROUND(symbol, NOTHING, ct_count_memory_call(0, result), __VA_ARGS__)
 #define BODY_FREE(symbol, ...) AROUND(symbol, NOTHING, ct_count_memory_call(1, result), __VA_ARGS__)
 
@@ -206,6 +213,7 @@ CUresult cuCtxSynchronize(void)
 
 CUresult cuCtxSynchronize_v2(CUcontext context)
 {
+    CT_ON_DEVICE(ct_holding_device(CT_HELD_CONTEXT, (uintptr_t)context));
     uint64_t began_ticks = ct_sync_begin();
     CUresult result = CT_NEXT(cuCtxSynchronize_v2)(context);
     finish_sync(began_ticks, result); /* possibly not the context of the tracked work */
@@ -215,6 +223,7 @@ CUresult cuCtxSynchronize_v2(CUcontext context)
 #define WAIT_FOR_STREAM(symbol, is_per_thread)                                                                         \
     CUresult symbol(CUstream stream)                                                                                   \
     {                                                                                                                  \
+        CT_ON_DEVICE(ct_stream_device(stream));                                                                        \
         const uint64_t began_ticks = ct_sync_begin();                                                                  \
         CUresult result = CT_NEXT(symbol)(stream);                                                                     \
         ct_sync_end(began_ticks, CT_AWAITED_STREAM, stream, is_per_thread, result);                                    \

@@ -2,6 +2,7 @@
  * polling; and waking the processes that sleep. */
 #define _GNU_SOURCE
 #include "gate/space.h"
+#include "hook/launch/ranks.h"
 #include "hook/launch/work.h"
 
 #include <errno.h>
@@ -64,7 +65,22 @@ static struct ct_gate_answer admit(struct ct_session *session, struct ct_launch 
         gateway->completions.ended_ns < since_ns)
         since_ns = gateway->completions.ended_ns;
     set_step(session, launch);
-    return ct_gate_admit(&gateway->gate, &launch->request, since_ns, now_ns);
+    if (!launch->request.is_collective || !ct_ranks_exist(session))
+        return ct_gate_admit(&gateway->gate, &launch->request, since_ns, now_ns);
+    launch->request.is_coupled = 1;
+    launch->request.is_agreed = (uint32_t)ct_ranks_take(session, now_ns);
+    if (!launch->request.is_agreed && !ct_ranks_are_open(session, launch, now_ns)) {
+        ct_unlock(session); /* another thread that holds the lock of another session may wait for ours */
+        ct_ranks_collect(session);
+        ct_lock(session);
+        now_ns = current_ns(session);
+        if (!ct_ranks_are_open(session, launch, now_ns))
+            return (struct ct_gate_answer){.reason = CT_GATE_GANG, .until_ns = now_ns + CT_RANKS_RECHECK_NS};
+    }
+    const struct ct_gate_answer answer = ct_gate_admit(&gateway->gate, &launch->request, since_ns, now_ns);
+    if (answer.pass && !launch->request.is_agreed)
+        ct_ranks_passed(session, now_ns);
+    return answer;
 }
 
 /* Checks whether work that should have ended has. Called with the lock held, which it may release temporarily. Stuck
@@ -213,7 +229,7 @@ static void wait_once(struct waiting *waiting, const struct ct_gate_answer *answ
         ct_timing_collect(session);
         waiting->collected_ns = now_ns;
     }
-    if (answer->reason == CT_GATE_GANG)
+    if (answer->reason == CT_GATE_GANG && gate->gang.page)
         sleep_until(&gate->gang.page->wake_word, values.gang, plan.sleep_until_ns);
     else
         sleep_until(&gate->arbitration->wake_word, values.device, plan.sleep_until_ns);

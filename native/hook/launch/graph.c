@@ -53,6 +53,7 @@ static void read_nodes(struct ct_session *session, CUgraphNode *nodes, size_t co
         if (CT_NEXT(cuGraphNodeGetType)(nodes[i], &type) != CUDA_SUCCESS)
             break;
         contents->hash = (contents->hash ^ (uint64_t)type) * UINT64_C(0x100000001b3);
+        contents->has_collective |= type == CU_GRAPH_NODE_TYPE_BATCH_MEM_OP; /* it may wait for a value */
         if (type == CU_GRAPH_NODE_TYPE_KERNEL && CT_NEXT(cuGraphKernelNodeGetParams_v2)(nodes[i],
                                                                                         &node) == CUDA_SUCCESS)
             read_kernel(session, &node, contents);

@@ -107,6 +107,7 @@ LAUNCH_GRAPH(cuGraphLaunch_ptsz, 1)
 #define END_CAPTURE(symbol)                                                                                            \
     CT_EXPORT CUresult symbol(CUstream stream, CUgraph *graph)                                                         \
     {                                                                                                                  \
+        CT_ON_DEVICE(ct_stream_device(stream));                                                                        \
         CUresult result = CT_NEXT(symbol)(stream, graph);                                                              \
         end_capture(result);                                                                                           \
         return result;                                                                                                 \

@@ -3,6 +3,8 @@
 
 #include "gate/announce.h"
 #include "gate/lease.h"
+#include "hook/launch/ranks.h"
+#include "hook/launch/stream_values.h"
 #include "hook/timing/pairs.h"
 
 /* Launches that are timed only because the kernel's time is unknown. */
@@ -79,7 +81,7 @@ static inline void learn_interval(struct ct_session *session, struct ct_gateway 
 static inline int is_collective(const struct ct_launch *launch)
 {
     return launch->identity->is_collective ||
-           (launch->is_cooperative && launch->session->gateway->gate.gang.page);
+           (launch->is_cooperative && (launch->session->gateway->gate.gang.page || ct_ranks_exist(launch->session)));
 }
 
 /* Decides whether the launch is timed because the kernel's time is unknown. */
@@ -111,6 +113,7 @@ void ct_launch_predict(struct ct_launch *launch)
     request->is_doubtful = kernel_time->is_doubtful;
     request->blocks = request->wave_blocks = request->part_blocks = 0;
     request->is_collective = (uint32_t)is_collective(launch);
+    request->is_coupled = request->is_agreed = request->is_probe = 0;
     request->sm_ppm = 0;
     launch->must_check = CT_UNLIKELY(gate->limit_ppm && gate->must_ask) && ct_kernel_time_must_check(kernel_time);
     decide_timing(launch, kernel_time);
@@ -152,7 +155,8 @@ void ct_launch_identify(struct ct_launch *launch, enum ct_work work, uintptr_t h
         return;
     ct_lock(session);
     /* The ranks of a gang count their collectives from the first one on. */
-    const int must_ask = ct_gate_must_ask(&session->gateway->gate) || session->gateway->gate.gang.page;
+    const int must_ask = ct_gate_must_ask(&session->gateway->gate) || session->gateway->gate.gang.page ||
+                         ct_ranks_exist(session);
     ct_unlock(session);
     /* An unknown handle may be invalid: the driver is asked about it only after it was launched. */
     if (must_ask && ct_function_name(session, handle, &name))
@@ -179,7 +183,7 @@ static inline int pass_under_lease(struct ct_launch *launch, uint64_t now_ns)
     struct ct_kernel_time *kernel_time = &session->kernel_times[launch->identity->number];
     const struct ct_forecast *next = &session->step->next;
     /* Launches that are timed, possibly cut, or waited for within the call are decided on one by one. */
-    if (now_ns >= gate->lease.until_ns || launch->stream == CT_NO_STREAM || gate->higher_count > CT_LEASE_HOLDERS || !kernel_time->is_known ||
+    if (now_ns >= gate->lease.until_ns || session->waiting_stream_count || launch->stream == CT_NO_STREAM || gate->higher_count > CT_LEASE_HOLDERS || !kernel_time->is_known ||
         kernel_time->is_doubtful || launch->slice || gateway->parts_thread || load_relaxed(&gateway->is_leased) ||
         !ct_gateway_is_sole_thread(gateway, now_ns) || (gate->limit_ppm && ct_kernel_time_must_check(kernel_time)))
         return 0;
@@ -224,8 +228,10 @@ static __attribute__((noinline)) void admit_by_request(struct ct_launch *launch,
         ct_launch_predict(launch);
     else
         launch->request = (struct ct_launch_request){0};
+    if (CT_UNLIKELY(session->waiting_stream_count) && ct_stream_values_take(session, launch))
+        launch->request.is_collective = 1;
     if (gateway->gate.must_ask || gateway->parts_thread ||
-        (launch->request.is_collective && gateway->gate.gang.page)) {
+        (launch->request.is_collective && (gateway->gate.gang.page || ct_ranks_exist(session)))) {
         if (launch->slice && launch->is_counted)
             ct_parts_request(launch, session->kernel_times[launch->identity->number].blocks);
         ct_gate_wait(session, launch, now_ns);
@@ -266,7 +272,8 @@ void ct_launch_admit(struct ct_launch *launch)
     ct_advance(session, identity, ticks, interval_ns);
     launch->is_counted = 1;
     if (CT_UNLIKELY(must_ask || gateway->parts_thread || gateway->gate.policy == CT_GATE_OPEN ||
-                    gateway->gate.gang.page)) {
+                    gateway->gate.gang.page || session->waiting_stream_count ||
+                    ((identity->is_collective || launch->is_cooperative) && ct_ranks_exist(session)))) {
         admit_by_request(launch, now_ns);
         return;
     }

@@ -115,6 +115,7 @@ CT_EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_AR
 #define DESTROY_ARRAY(symbol, type, holding_kind)                                                                      \
     CT_EXPORT CUresult symbol(type handle)                                                                             \
     {                                                                                                                  \
+        CT_ON_DEVICE(ct_holding_device(holding_kind, (uintptr_t)handle));                                              \
         struct ct_memory *memory = ct_memory();                                                                        \
         struct ct_holding holding;                                                                                     \
         ct_memory_begin(memory);                                                                                       \

@@ -25,6 +25,7 @@ static CUresult settle_context(struct ct_memory *memory, uint64_t bytes, const C
 }
 
 #define CREATE(symbol, ...)                                                                                            \
+    CT_ON_DEVICE(device);                                                                                              \
     struct ct_memory *memory = ct_memory();                                                                            \
     struct ct_memory_wait wait = {0};                                                                                  \
     const uint64_t bytes = context_bytes(memory);                                                                      \
@@ -135,6 +136,7 @@ static CUresult reserve_primary(struct ct_memory *memory, CUdevice device, uint6
 
 CT_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
+    CT_ON_DEVICE(device);
     struct ct_memory *memory = ct_memory();
     struct ct_memory_wait wait = {0};
     uint64_t bytes;
@@ -186,6 +188,7 @@ static uint64_t taken_since(int was_known, size_t free_before, uint64_t max)
 /* A green context takes memory of its own, at most as much as an ordinary one; drivers do not document how much. */
 CT_EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resources, CUdevice device, unsigned int flags)
 {
+    CT_ON_DEVICE(device);
     struct ct_memory *memory = ct_memory();
     const uint64_t max = context_bytes(memory);
     uint64_t bytes;
@@ -211,6 +214,7 @@ CT_EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resourc
 
 CT_EXPORT CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
 {
+    CT_ON_DEVICE(ct_holding_device(CT_HELD_GREEN, (uintptr_t)green));
     CUresult result = CT_NEXT(cuCtxFromGreenCtx)(context, green);
     struct ct_memory *memory = ct_memory();
     struct ct_holding holding;

@@ -136,6 +136,52 @@ int ct_holding_take(struct ct_memory *memory, enum ct_held held, uint64_t key, s
     return look_up(memory, held, key, found, 1);
 }
 
+static int holds_pool(struct ct_memory *memory, CUmemoryPool pool)
+{
+    ct_supplies_lock(&memory->supplies);
+    const int is_held = ct_supply_of(&memory->supplies, pool, 0) != NULL;
+    ct_supplies_unlock(&memory->supplies);
+    return is_held;
+}
+
+/* Searches all devices for a handle of this kind, or for a pool. */
+static int64_t device_of(enum ct_held held, uint64_t key)
+{
+    struct ct_page *page = load_acquire(&ct_page);
+    struct ct_holding holding;
+    for (uint32_t i = 0; ct_has_several_devices(page) && i < CT_DEVICES; i++) {
+        struct ct_memory *memory = load_acquire(&page->devices[i].memory);
+        if (memory && (held == CT_HELD_POOL ? holds_pool(memory, (CUmemoryPool)key)
+                                            : ct_holding_find(memory, held, key, &holding)))
+            return i;
+    }
+    return CT_ANY_DEVICE;
+}
+
+int64_t ct_holding_device(enum ct_held held, uint64_t key)
+{
+    return device_of(held, key);
+}
+
+int64_t ct_pointer_device(CUdeviceptr pointer)
+{
+    const int64_t device = device_of(CT_HELD_MEMORY, pointer);
+    return device == CT_ANY_DEVICE ? device_of(CT_HELD_POOLED, pointer) : device;
+}
+
+int64_t ct_pool_device(CUmemoryPool pool)
+{
+    return device_of(CT_HELD_POOL, (uintptr_t)pool);
+}
+
+int64_t ct_stream_device(CUstream stream)
+{
+    CUcontext context = NULL;
+    if (!ct_has_several_devices(load_acquire(&ct_page)) || CT_NEXT(cuStreamGetCtx)(stream, &context) != CUDA_SUCCESS)
+        return CT_ANY_DEVICE;
+    return device_of(CT_HELD_CONTEXT, (uintptr_t)context);
+}
+
 void ct_holdings_forget(struct ct_memory *memory, enum ct_held held, uint64_t note)
 {
     lock_holdings(memory);

@@ -78,6 +78,7 @@ CT_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigne
  * reserved. */
 CT_EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
+    CT_ON_DEVICE(ct_pointer_device(pointer));
     struct ct_memory *memory = ct_memory();
     struct ct_holding holding;
     ct_memory_begin(memory);
@@ -111,6 +112,7 @@ CT_EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
 
 CT_EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 {
+    CT_ON_DEVICE(device);
     CUresult result = CT_NEXT(cuDeviceTotalMem_v2)(bytes, device);
     uint64_t quota = ct_memory_quota(ct_memory());
     if (result == CUDA_SUCCESS && quota && *bytes > quota)

@@ -52,17 +52,19 @@ struct ct_memory {
     _Atomic int lock;     /* protects the holdings; never held during a driver call or a wait */
     struct ct_holdings holdings;
     struct ct_supplies supplies;
+    struct ct_physical *free_physical; /* unused entries; protected by the lock of the supplies */
 };
 
-/* Returns the memory accounting of this process, opened at its first call; NULL: there is no ledger. */
+/* Returns the memory accounting of the device on which the call acts, opened at the first call; NULL: there is no ledger. */
 struct ct_memory *ct_memory_open(void);
 
 static inline struct ct_memory *ct_memory(void)
 {
     struct ct_page *page = load_acquire(&ct_page);
-    if (CT_UNLIKELY(!page || !load_acquire(&page->is_memory_tried)))
+    struct ct_device *device = page ? ct_device_of(page) : NULL;
+    if (CT_UNLIKELY(!device || !load_acquire(&device->is_memory_tried)))
         return ct_memory_open();
-    return load_acquire(&page->memory);
+    return load_acquire(&device->memory);
 }
 
 /* Uses the process's place in the tenant table after it was attached again. */
@@ -125,6 +127,12 @@ int ct_holding_around(struct ct_memory *memory, enum ct_held held, uint64_t addr
 /* Removes the entry before the driver frees the memory: afterwards another thread may get the same address. If the free
  * fails, the caller adds it again. */
 int ct_holding_take(struct ct_memory *memory, enum ct_held held, uint64_t key, struct ct_holding *found);
+/* Returns the number of the device on which a handle was created, to be entered with CT_ON_DEVICE(): a program may free it
+ * while a context of another device is current. CT_ANY_DEVICE: it is unknown, or the tenant has one device. */
+int64_t ct_holding_device(enum ct_held held, uint64_t key);
+int64_t ct_pointer_device(CUdeviceptr pointer); /* of an allocation, linear or from a pool */
+int64_t ct_pool_device(CUmemoryPool pool);
+int64_t ct_stream_device(CUstream stream);
 /* Removes all entries of a kind with this note, without releasing their bytes. */
 void ct_holdings_forget(struct ct_memory *memory, enum ct_held held, uint64_t note);
 /* Changes the home of all entries. */

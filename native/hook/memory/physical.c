@@ -5,8 +5,8 @@
 
 /* Protected by the lock of the supplies; found in the holdings by handle and by the start of each mapping. Entries are
  * reused but never freed, because a program that releases a handle twice concurrently may reach one after its end. */
-struct physical {
-    struct physical *next; /* of free entries */
+struct ct_physical {
+    struct ct_physical *next; /* of free entries */
     uint64_t bytes;
     uint32_t handles, maps;
     uint32_t releases_pending; /* handles that the driver is about to release */
@@ -15,46 +15,44 @@ struct physical {
     int has_aliases; /* the driver has given it more than one handle */
 };
 
-static struct physical *free_entries; /* protected by the same lock */
-
-static struct physical *make_physical(struct ct_memory *memory)
+static struct ct_physical *make_physical(struct ct_memory *memory)
 {
     ct_supplies_lock(&memory->supplies);
-    struct physical *physical = free_entries;
+    struct ct_physical *physical = memory->free_physical;
     if (physical)
-        free_entries = physical->next;
+        memory->free_physical = physical->next;
     ct_supplies_unlock(&memory->supplies);
     if (!physical)
         physical = malloc(sizeof *physical);
     if (physical)
-        *physical = (struct physical){0};
+        *physical = (struct ct_physical){0};
     return physical;
 }
 
-static void end_physical(struct ct_memory *memory, struct physical *physical)
+static void end_physical(struct ct_memory *memory, struct ct_physical *physical)
 {
     if (!physical)
         return;
     ct_supplies_lock(&memory->supplies);
     physical->is_ended = 1;
-    physical->next = free_entries;
-    free_entries = physical;
+    physical->next = memory->free_physical;
+    memory->free_physical = physical;
     ct_supplies_unlock(&memory->supplies);
 }
 
-static struct physical *physical_of(const struct ct_holding *holding)
+static struct ct_physical *physical_of(const struct ct_holding *holding)
 {
-    return (struct physical *)(uintptr_t)holding->note;
+    return (struct ct_physical *)(uintptr_t)holding->note;
 }
 
-static void add_handle(struct ct_memory *memory, uint64_t handle, struct physical *physical)
+static void add_handle(struct ct_memory *memory, uint64_t handle, struct ct_physical *physical)
 {
     const struct ct_holding holding = {.key = handle, .note = (uintptr_t)physical, .held = CT_HELD_PHYSICAL};
     ct_holding_add(memory, &holding); /* on failure it is counted until the process ends */
 }
 
 /* Changes the counts; the memory ends when it has neither handles nor mappings. */
-static void change_counts(struct ct_memory *memory, struct physical *physical, int handles, int maps, uint32_t released)
+static void change_counts(struct ct_memory *memory, struct ct_physical *physical, int handles, int maps, uint32_t released)
 {
     ct_supplies_lock(&memory->supplies);
     if (physical->is_ended) {
@@ -85,8 +83,10 @@ static void change_counts(struct ct_memory *memory, struct physical *physical, i
 CT_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *props,
                                unsigned long long flags)
 {
-    struct ct_memory *memory = props && props->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? ct_memory() : NULL;
-    struct physical *physical = memory ? make_physical(memory) : NULL;
+    const int is_on_device = props && props->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+    CT_ON_DEVICE(is_on_device ? props->location.id : CT_ANY_DEVICE);
+    struct ct_memory *memory = is_on_device ? ct_memory() : NULL;
+    struct ct_physical *physical = memory ? make_physical(memory) : NULL;
     struct ct_memory_wait wait = {0};
     CUresult result = memory && !physical ? CUDA_ERROR_OUT_OF_MEMORY
         : ct_memory_reserve(memory, CT_LEDGER_ALLOCATED, bytes);
@@ -99,7 +99,7 @@ CT_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t byte
     while (ct_memory_should_retry(memory, &wait, bytes, result));
     ct_count_memory_call(0, result);
     if (memory && result == CUDA_SUCCESS) {
-        *physical = (struct physical){.bytes = bytes, .handles = 1};
+        *physical = (struct ct_physical){.bytes = bytes, .handles = 1};
         add_handle(memory, *handle, physical);
     } else {
         ct_memory_release(memory, CT_LEDGER_ALLOCATED, bytes);
@@ -117,11 +117,12 @@ static int is_unknown_handle(CUresult result)
 /* The last handle is removed from the table before the driver releases it, because the number may be reused at once. */
 CT_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
+    CT_ON_DEVICE(ct_holding_device(CT_HELD_PHYSICAL, handle));
     struct ct_memory *memory = ct_memory();
     struct ct_holding holding;
     int is_last = 0;
     ct_memory_begin(memory);
-    struct physical *physical =
+    struct ct_physical *physical =
         ct_holding_find(memory, CT_HELD_PHYSICAL, handle, &holding) ? physical_of(&holding) : NULL;
     if (physical) {
         ct_supplies_lock(&memory->supplies);
@@ -148,6 +149,7 @@ CT_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 CT_EXPORT CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                             unsigned long long flags)
 {
+    CT_ON_DEVICE(ct_holding_device(CT_HELD_PHYSICAL, handle));
     struct ct_memory *memory = ct_memory();
     struct ct_holding holding;
     const int is_held = ct_holding_find(memory, CT_HELD_PHYSICAL, handle, &holding);
@@ -168,6 +170,7 @@ CT_EXPORT CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CU
 /* Adjacent mappings are removed together or not at all. Their addresses may be reused as soon as the driver returns. */
 CT_EXPORT CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes)
 {
+    CT_ON_DEVICE(ct_holding_device(CT_HELD_MAPPED, pointer));
     struct ct_memory *memory = ct_memory();
     struct ct_holding *removed = NULL, holding;
     size_t count = 0, capacity = 0;
@@ -200,9 +203,10 @@ CT_EXPORT CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes)
 /* Adds a reference to a known handle, or another handle for what is mapped at the address. */
 CT_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
 {
+    CUresult result = CT_NEXT(cuMemRetainAllocationHandle)(handle, address);
+    CT_ON_DEVICE(result == CUDA_SUCCESS ? ct_holding_device(CT_HELD_PHYSICAL, *handle) : CT_ANY_DEVICE);
     struct ct_memory *memory = ct_memory();
     struct ct_holding holding;
-    CUresult result = CT_NEXT(cuMemRetainAllocationHandle)(handle, address);
     if (!memory || result != CUDA_SUCCESS)
         return ct_fault_check(result);
     const int is_known = ct_holding_find(memory, CT_HELD_PHYSICAL, *handle, &holding);
@@ -222,12 +226,13 @@ CT_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *han
  * ends. */
 static void mark_mapped_arrays(const CUarrayMapInfo *infos, unsigned int number, CUresult result)
 {
-    struct ct_memory *memory = ct_memory();
     struct ct_holding holding;
-    for (unsigned int i = 0; memory && result == CUDA_SUCCESS && infos && i < number; i++)
-        if (infos[i].memOperationType == CU_MEM_OPERATION_TYPE_MAP &&
-            ct_holding_find(memory, CT_HELD_PHYSICAL, infos[i].memHandle, &holding))
+    for (unsigned int i = 0; result == CUDA_SUCCESS && infos && i < number; i++) {
+        const int maps = infos[i].memOperationType == CU_MEM_OPERATION_TYPE_MAP;
+        CT_ON_DEVICE(maps ? ct_holding_device(CT_HELD_PHYSICAL, infos[i].memHandle) : CT_ANY_DEVICE);
+        if (maps && ct_holding_find(ct_memory(), CT_HELD_PHYSICAL, infos[i].memHandle, &holding))
             physical_of(&holding)->is_in_array = 1;
+    }
 }
 
 #define MAP_ARRAY(symbol)                                                                                              \
@@ -248,13 +253,14 @@ MAP_ARRAY(cuMemMapArrayAsync_ptsz)
 CT_EXPORT CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
                                                 CUmemAllocationHandleType type, unsigned long long flags)
 {
+    CT_ON_DEVICE(ct_holding_device(CT_HELD_PHYSICAL, handle));
     struct ct_memory *memory = ct_memory();
     struct ct_holding holding;
     CUresult result = CT_NEXT(cuMemExportToShareableHandle)(shareable, handle, type, flags);
     if (result != CUDA_SUCCESS || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
         !ct_holding_find(memory, CT_HELD_PHYSICAL, handle, &holding) || physical_of(&holding)->is_imported)
         return ct_fault_check(result);
-    struct physical *physical = physical_of(&holding);
+    struct ct_physical *physical = physical_of(&holding);
     const uint64_t key = ct_share_key_of_file(*(const int *)shareable);
     if (!key)
         return result;
@@ -273,7 +279,7 @@ CT_EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *
     const uint64_t key = memory && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
                              ? ct_share_key_of_file((int)(intptr_t)os_handle)
                              : 0;
-    struct physical *physical = key ? make_physical(memory) : NULL;
+    struct ct_physical *physical = key ? make_physical(memory) : NULL;
     if (key && (!physical || !ct_share_opens(memory, key))) {
         end_physical(memory, physical);
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -281,7 +287,7 @@ CT_EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *
     CUresult result = CT_NEXT(cuMemImportFromShareableHandle)(handle, os_handle, type);
     ct_count_memory_call(0, result);
     if (key && result == CUDA_SUCCESS) {
-        *physical = (struct physical){.handles = 1, .key = key, .is_imported = 1};
+        *physical = (struct ct_physical){.handles = 1, .key = key, .is_imported = 1};
         add_handle(memory, *handle, physical);
     } else if (key) {
         ct_share_closed(memory, key);

@@ -20,16 +20,19 @@ static struct ct_supply *supply_for(struct ct_memory *memory, CUmemoryPool pool)
 static void set_pool_kind(CUresult result, const CUmemoryPool *pool, const CUmemLocation *location,
                           CUmemAllocationType type)
 {
-    struct ct_memory *memory = ct_memory();
     int is_managed = type == CU_MEM_ALLOCATION_TYPE_MANAGED;
-    if (!memory || result != CUDA_SUCCESS || !pool || !*pool || !location ||
-        (!is_managed && location->type == CU_MEM_LOCATION_TYPE_DEVICE))
+    const int is_on_device = location && location->type == CU_MEM_LOCATION_TYPE_DEVICE;
+    CT_ON_DEVICE(is_on_device ? location->id : CT_ANY_DEVICE);
+    struct ct_memory *memory = ct_memory();
+    /* With several devices, allocations from it have to be counted on its own. */
+    const int is_ordinary = !is_managed && is_on_device && !ct_has_several_devices(load_acquire(&ct_page));
+    if (!memory || result != CUDA_SUCCESS || !pool || !*pool || !location || is_ordinary)
         return;
     struct ct_supply *supply = supply_for(memory, *pool);
     if (!supply)
         return;
     ct_supplies_lock(&memory->supplies);
-    if (!supply->counted_bytes && !supply->pending_bytes) {
+    if (!supply->counted_bytes && !supply->pending_bytes && (is_managed || !is_on_device)) {
         supply->kind = is_managed ? CT_LEDGER_MANAGED : CT_LEDGER_ALLOCATED;
         supply->is_counted = is_managed;
     }
@@ -61,6 +64,7 @@ CT_EXPORT CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, 
 
 CT_EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t bytes)
 {
+    CT_ON_DEVICE(ct_pool_device(pool));
     struct ct_memory *memory = ct_memory();
     CUresult result = CT_NEXT(cuMemPoolTrimTo)(pool, bytes);
     if (memory && result == CUDA_SUCCESS)
@@ -86,6 +90,7 @@ static void end_pool(struct ct_memory *memory, struct ct_supply *supply, uint64_
 
 CT_EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
+    CT_ON_DEVICE(ct_pool_device(pool));
     struct ct_memory *memory = ct_memory();
     struct ct_supplies *supplies = memory ? &memory->supplies : NULL;
     struct ct_supply *supply = NULL;
@@ -251,6 +256,7 @@ static CUresult finish_allocation(const struct pool_request *pool_request, CUdev
 #define ALLOC_FROM_POOL(symbol, per_thread)                                                                            \
     CT_EXPORT CUresult symbol(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream)                  \
     {                                                                                                                  \
+        CT_ON_DEVICE(ct_pool_device(pool));                                                                            \
         struct pool_request pool_request = {.bytes = bytes, .stream = stream, .is_per_thread = per_thread, .pool = pool};                        \
         CUresult result;                                                                                               \
         if (!reserve_growth(&pool_request, pointer))                                                                   \
@@ -314,6 +320,7 @@ static CUresult finish_free(struct ct_memory *memory, const struct ct_holding *h
 #define FREE_ASYNC(symbol, per_thread)                                                                                 \
     CT_EXPORT CUresult symbol(CUdeviceptr pointer, CUstream stream)                                                    \
     {                                                                                                                  \
+        CT_ON_DEVICE(ct_pointer_device(pointer));                                                                      \
         struct ct_memory *memory = ct_memory();                                                                        \
         struct ct_holding holding;                                                                                     \
         int is_held = 0;                                                                                               \
@@ -335,6 +342,7 @@ FREE_ASYNC(cuMemFreeAsync_ptsz, 1)
 #define STREAM_DESTROY(symbol)                                                                                         \
     CT_EXPORT CUresult symbol(CUstream stream)                                                                         \
     {                                                                                                                  \
+        CT_ON_DEVICE(ct_stream_device(stream));                                                                        \
         struct ct_memory *memory = ct_memory();                                                                        \
         if (memory)                                                                                                    \
             ct_deferred_stream_ends(memory, stream);                                                                   \

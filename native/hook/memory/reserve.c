@@ -55,21 +55,24 @@ struct ct_memory *ct_memory_open(void)
 {
     int saved_errno = errno;
     struct ct_page *page = ct_page_open();
-    if (page) {
-        if (exchange_acquire(&page->memory_lock, 1))
-            ct_lock_slow(&page->memory_lock);
-        if (!load_relaxed(&page->is_memory_tried)) {
+    if (page)
+        ct_membership(); /* states how many devices there are */
+    struct ct_device *device = page ? ct_device_of(page) : NULL;
+    if (device) {
+        if (exchange_acquire(&device->memory_lock, 1))
+            ct_lock_slow(&device->memory_lock);
+        if (!load_relaxed(&device->is_memory_tried)) {
             struct ct_memory *memory = open_memory();
-            store_seq_cst(&page->memory, memory);
+            store_seq_cst(&device->memory, memory);
             /* The hook's thread adapts only a ledger that it finds. */
             if (memory && load_seq_cst(&memory->membership->attachments) != memory->attachments)
                 ct_memory_reattached(memory);
-            store_release(&page->is_memory_tried, 1);
+            store_release(&device->is_memory_tried, 1);
         }
-        store_release(&page->memory_lock, 0);
+        store_release(&device->memory_lock, 0);
     }
     errno = saved_errno;
-    return page ? load_acquire(&page->memory) : NULL;
+    return device ? load_acquire(&device->memory) : NULL;
 }
 
 /* ---- the quota ---------------------------------------------------------------------------------------------------- */

@@ -130,6 +130,7 @@ IPC_OPEN(cuIpcOpenMemHandle_v2)
 
 CT_EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
 {
+    CT_ON_DEVICE(ct_holding_device(CT_HELD_OPENED, pointer));
     struct ct_memory *memory = ct_memory();
     struct ct_holding holding;
     ct_memory_begin(memory);
@@ -149,6 +150,7 @@ CT_EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
 CT_EXPORT CUresult cuMemPoolExportToShareableHandle(void *handle, CUmemoryPool pool, CUmemAllocationHandleType type,
                                                     unsigned long long flags)
 {
+    CT_ON_DEVICE(ct_pool_device(pool));
     struct ct_memory *memory = ct_memory();
     CUresult result = CT_NEXT(cuMemPoolExportToShareableHandle)(handle, pool, type, flags);
     if (!memory || result != CUDA_SUCCESS || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
@@ -196,6 +198,7 @@ CT_EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *
 
 CT_EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *pointer, CUmemoryPool pool, CUmemPoolPtrExportData *data)
 {
+    CT_ON_DEVICE(ct_pool_device(pool));
     struct ct_memory *memory = ct_memory();
     CUresult result = CT_NEXT(cuMemPoolImportPointer)(pointer, pool, data);
     ct_count_memory_call(0, result);

@@ -59,32 +59,47 @@ static int is_only_device(void)
     return count && count(&devices) == NVML_SUCCESS && devices == 1;
 }
 
-/* Returns whether this is the tenant's device. A tenant has one device, which CUDA_VISIBLE_DEVICES identifies by the
- * beginning of its UUID or by its index. */
-static int is_tenant_device(void *device)
+/* Returns whether an entry of CUDA_VISIBLE_DEVICES names this device, by its index or by the beginning of its UUID. */
+static int is_named(void *device, const char *entry, size_t length)
+{
+    int (*index_of)(void *, unsigned int *) = (int (*)(void *, unsigned int *))nvml_function(INDEX);
+    int (*uuid_of)(void *, char *, unsigned int) = (int (*)(void *, char *, unsigned int))nvml_function(UUID);
+    char *end, uuid[UUID_BYTES];
+    unsigned int index;
+    const unsigned long number = strtoul(entry, &end, 10);
+    if (length && end == entry + length)
+        return index_of && index_of(device, &index) == NVML_SUCCESS && index == number;
+    return length && uuid_of && uuid_of(device, uuid, sizeof uuid) == NVML_SUCCESS && strncmp(uuid, entry, length) == 0;
+}
+
+/* Returns the number by which the process's driver knows this device: its position in CUDA_VISIBLE_DEVICES. -1: it is none of
+ * the tenant's. */
+static int number_of(void *device)
 {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
-    if (!visible || !*visible || strchr(visible, ','))
-        return is_only_device();
-    char *end;
-    const unsigned long number = strtoul(visible, &end, 10);
-    if (!*end) {
-        int (*index_of)(void *, unsigned int *) = (int (*)(void *, unsigned int *))nvml_function(INDEX);
-        unsigned int index;
-        return index_of && index_of(device, &index) == NVML_SUCCESS && index == number;
+    if (!visible || !*visible)
+        return is_only_device() ? 0 : -1;
+    for (int number = 0; visible; number++) {
+        const size_t length = strcspn(visible, ",");
+        if (is_named(device, visible, length))
+            return number;
+        visible = visible[length] ? visible + length + 1 : NULL;
     }
-    int (*uuid_of)(void *, char *, unsigned int) = (int (*)(void *, char *, unsigned int))nvml_function(UUID);
-    char uuid[UUID_BYTES];
-    return uuid_of && uuid_of(device, uuid, sizeof uuid) == NVML_SUCCESS &&
-           strncmp(uuid, visible, strlen(visible)) == 0;
+    return -1;
 }
 
 /* Returns the quota, or 0 if this device's memory is to be reported unchanged. */
 static uint64_t quota_of(void *device, uint64_t *held_bytes)
 {
+    if (!ct_memory()) /* attaches the process, unless it has */
+        return 0;
+    const int number = number_of(device);
+    if (number < 0 || (number && !ct_has_several_devices(load_acquire(&ct_page))))
+        return 0;
+    CT_ON_DEVICE(number);
     struct ct_memory *memory = ct_memory();
     const uint64_t quota = memory ? ct_memory_quota(memory) : 0;
-    if (!quota || !is_tenant_device(device))
+    if (!quota)
         return 0;
     *held_bytes = ct_memory_held(memory);
     return quota;

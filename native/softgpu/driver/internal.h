@@ -15,7 +15,7 @@ enum {
     SG_MAX_PARAMS = 64,
     SG_PARAM_BYTES = 256,         /* parameters of built-in kernels, which are stored until the kernel completes */
     SG_PARAM_LIMIT_BYTES = 32764, /* parameters of any kernel, as on sm_70 */
-    SG_NAME_BYTES = 512
+    SG_NAME_BYTES = 2049
 };
 
 /* ---- Handles: objects are in pools that are never unmapped, so invalid handles are recognised by their address --- */

@@ -94,6 +94,7 @@ def _create(options: argparse.Namespace) -> int:
     from cotenant.cli.render.softgpu import show_softgpus
     from cotenant.softgpu import commands as softgpu
     from cotenant.softgpu import fault_commands as softgpu_fault
+    from cotenant.softgpu.manage import NOTES
 
     settings = softgpu.CreateOptions(
         options.type,
@@ -109,7 +110,7 @@ def _create(options: argparse.Namespace) -> int:
     directories = load(options)[1]
     created = softgpu.create(directories, settings)
     if options.json:
-        print_json({"gpus": created})
+        print_json({"gpus": created, "notes": NOTES})
     else:
         show_softgpus(output(), created)
     if options.foreground:
@@ -135,10 +136,11 @@ def _list(options: argparse.Namespace) -> int:
 def _inspect(options: argparse.Namespace) -> int:
     from cotenant.cli.render.softgpu import show_counters
     from cotenant.softgpu import commands as softgpu
+    from cotenant.softgpu.manage import NOTES
 
     counters = softgpu.counters(load(options)[1], options.number)
     if options.json:
-        print_json(counters)
+        print_json({**counters, "notes": NOTES})
     else:
         show_counters(output(), counters)
     return 0

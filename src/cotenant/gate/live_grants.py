@@ -5,6 +5,8 @@ from __future__ import annotations
 import mmap
 from collections.abc import Mapping
 
+import msgspec
+
 from cotenant.errors import PeerError
 from cotenant.gate import grant_page
 from cotenant.gate.grant import Grant
@@ -13,7 +15,7 @@ from cotenant.gate.process_pages import Measurement, write_account
 
 
 class _Slot:
-    """The page of the tenant in one slot, and the state from which it is written."""
+    """The page of the tenant in one slot for one of its devices, and the state from which it is written."""
 
     def __init__(self, grant: Grant, page: NodePage) -> None:
         self.page = page
@@ -33,11 +35,11 @@ class _Slot:
 
 
 class LiveGrantPages:
-    """One page per tenant; a later tenant of the slot gets another page, so that no process sees another's grant."""
+    """One page per tenant and device; a later tenant of the slot gets others, so that none sees another's grant."""
 
     def __init__(self) -> None:
         """Begin without grants."""
-        self._slots: dict[int, _Slot] = {}
+        self._slots: dict[int, dict[int, _Slot]] = {}  # by slot, then by device in the order of the tenant
         self._unused: list[NodePage] = []
 
     def reserve(self, count: int) -> str:
@@ -50,66 +52,80 @@ class LiveGrantPages:
         return ""
 
     def publish(self, grant: Grant, neighbours: int) -> int:
-        """Write the grant of a slot and return the descriptor for its tenant."""
-        slot = self._slots.get(grant.slot)
-        if slot is not None and slot.grant.generation != grant.generation:
-            slot.revoke()
-            slot = None
+        """Write the grant of a slot on one device and return the descriptor for its tenant."""
+        held = self._slots.setdefault(grant.slot, {})
+        if any(earlier.grant.generation != grant.generation for earlier in held.values()):
+            for earlier in held.values():
+                earlier.revoke()
+            held.clear()
+        slot = held.get(grant.gpu)
         if slot is None:
             page = self._unused.pop() if self._unused else _create_page()
-            slot = self._slots[grant.slot] = _Slot(grant, page)
+            slot = held[grant.gpu] = _Slot(grant, page)
         slot.grant, slot.neighbours = grant, neighbours
         slot.write()
         return slot.page.descriptor
 
     def revoke(self, slot: int, generation: int) -> None:
-        """Revoke the grant of this generation; the grant of a later generation stays."""
-        held = self._slots.get(slot)
-        if held is not None and held.grant.generation == generation:
-            held.revoke()
+        """Revoke the grant of this generation on all devices; the grant of a later generation stays."""
+        held = self._slots.get(slot, {})
+        if any(each.grant.generation == generation for each in held.values()):
+            for each in held.values():
+                each.revoke()
             del self._slots[slot]
 
     def set_neighbour_count(self, gpu: int, neighbours: int) -> None:
         """Change the number of other tenants on the pages of a device."""
-        for slot in self._slots.values():
-            if slot.grant.gpu == gpu:
+        for held in self._slots.values():
+            slot = held.get(gpu)
+            if slot is not None:
                 slot.neighbours = neighbours
                 slot.write()
 
     def set_account(
-        self, slot: int, generation: int, amounts: tuple[int, int, int], measurements: Mapping[int, Measurement]
+        self,
+        gpu: int,
+        tenant: tuple[int, int],
+        amounts: tuple[int, int, int],
+        measurements: Mapping[int, Measurement],
     ) -> None:
-        """Write the account of a tenant: the bytes of a context, unattached and reclaimable, and the measurements.
+        """Write the account of a tenant on a device; the tenant is its slot and generation.
 
-        A measurement of an index that is not given any more is removed.
+        The amounts are the bytes of a context, unattached and reclaimable. A measurement of an index that is not given
+        any more is removed.
         """
-        held = self._slots.get(slot)
+        slot, generation = tenant
+        held = self._slots.get(slot, {}).get(gpu)
         if held is not None and held.grant.generation == generation:
             removed = dict.fromkeys(held.measured - measurements.keys(), Measurement(0, 0, 0))
             held.measured = frozenset(measurements)
             held.page.write(lambda memory: write_account(memory, *amounts, {**removed, **measurements}))
 
     def read(self, slot: int) -> Grant | None:
-        """Return the grant of a slot; None if it is free."""
+        """Return the grant of a slot with all of its devices; None if it is free."""
         held = self._slots.get(slot)
-        return None if held is None else held.grant
+        if not held:
+            return None
+        gpu, *more_gpus = held
+        return msgspec.structs.replace(held[gpu].grant, more_gpus=tuple(more_gpus))
 
     def neighbours(self, slot: int) -> int:
-        """Return the number of other tenants on the slot's device; -1 if the slot is free."""
+        """Return the number of other tenants on the slot's first device; -1 if the slot is free."""
         held = self._slots.get(slot)
-        return -1 if held is None else held.neighbours
+        return -1 if not held else next(iter(held.values())).neighbours
 
-    def handle(self, slot: int) -> int:
-        """Return the descriptor of a granted page."""
-        return self._slots[slot].page.descriptor
+    def handle(self, slot: int, gpu: int) -> int:
+        """Return the descriptor of the page of a slot on one of its devices."""
+        return self._slots[slot][gpu].page.descriptor
 
     def repair(self) -> list[int]:
         """Compare the pages with the state, rewrite those that differ, and return their slots."""
-        return [number for number, slot in self._slots.items() if slot.page.repair()]
+        return [number for number, held in self._slots.items() for slot in held.values() if slot.page.repair()]
 
     def close(self) -> None:
         """Unmap the pages; processes that have mapped them keep the last grants."""
-        for page in [*self._unused, *(slot.page for slot in self._slots.values())]:
+        pages = [slot.page for held in self._slots.values() for slot in held.values()]
+        for page in [*self._unused, *pages]:
             page.close()
         self._unused.clear()
         self._slots.clear()

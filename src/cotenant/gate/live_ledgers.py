@@ -369,7 +369,7 @@ class LiveLedgers:
             amounts = device.context_bytes, account.unattached_bytes, account.reclaimable_bytes
             if account.written != (amounts, measurements):
                 account.written = (amounts, measurements)
-                self._grants.set_account(slot, account.generation, amounts, measurements)
+                self._grants.set_account(gpu, (slot, account.generation), amounts, measurements)
 
     # ---- queries -------------------------------------------------------------------------------------------------
 

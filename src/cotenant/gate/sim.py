@@ -15,19 +15,21 @@ class SimGrantPages:
 
     def __init__(self) -> None:
         """Begin with all slots free."""
-        self._grants: dict[int, Grant] = {}
+        self._grants: dict[int, dict[int, Grant]] = {}  # by slot, then by device in the order of the tenant
         self._neighbours: dict[int, int] = {}  # by device: its tenants all have the same number
 
     def publish(self, grant: Grant, neighbours: int) -> int:
-        """Store the grant of a slot."""
-        self._grants[grant.slot] = grant
+        """Store the grant of a slot on one device."""
+        held = self._grants.setdefault(grant.slot, {})
+        if any(each.generation != grant.generation for each in held.values()):
+            held.clear()
+        held[grant.gpu] = grant
         self._neighbours[grant.gpu] = neighbours
         return grant.slot
 
     def revoke(self, slot: int, generation: int) -> None:
         """Free the slot if this generation holds it."""
-        held = self._grants.get(slot)
-        if held is not None and held.generation == generation:
+        if any(each.generation == generation for each in self._grants.get(slot, {}).values()):
             del self._grants[slot]
 
     def set_neighbour_count(self, gpu: int, neighbours: int) -> None:
@@ -35,13 +37,17 @@ class SimGrantPages:
         self._neighbours[gpu] = neighbours
 
     def read(self, slot: int) -> Grant | None:
-        """Return the grant of a slot; None if it is free."""
-        return self._grants.get(slot)
+        """Return the grant of a slot with all of its devices; None if it is free."""
+        held = self._grants.get(slot)
+        if not held:
+            return None
+        gpu, *more_gpus = held
+        return msgspec.structs.replace(held[gpu], more_gpus=tuple(more_gpus))
 
     def neighbours(self, slot: int) -> int:
-        """Return the number of other tenants on the slot's device; -1 if the slot is free."""
+        """Return the number of other tenants on the slot's first device; -1 if the slot is free."""
         held = self._grants.get(slot)
-        return -1 if held is None else self._neighbours[held.gpu]
+        return -1 if not held else self._neighbours[next(iter(held))]
 
 
 class SimTenantTables:

@@ -65,6 +65,7 @@ from cotenant.node.model.event import (
     TenantSuspended,
 )
 from cotenant.node.model.fault import source_label
+from cotenant.node.model.gpu import name_gpus
 from cotenant.node.model.log_event import NO_GPU, LogEvent, LogLevel
 from cotenant.node.model.protection import GpuSample
 from cotenant.node.model.tenant import NEIGHBOURS_LIMIT, TenantSpec
@@ -121,6 +122,8 @@ def describe_spec(spec: TenantSpec) -> str:
         words.append(f"share {format_share(spec.share_ppm)}{_limit_suffix(spec.limit)}")
     if spec.gpu:
         words.append(f"on {spec.gpu}")
+    elif spec.gpu_count > 1:
+        words.append(f"on {spec.gpu_count} GPUs")
     return " ".join(words)
 
 
@@ -330,7 +333,7 @@ def describe_action(action: Action) -> str:
     """Return the action in words."""
     match action:
         case IssueGrant(tenant=tenant, grant=grant, neighbours=neighbours):
-            where = f" on GPU {grant.gpu}" if grant.gpu >= 0 else ""
+            where = f" on {name_gpus(grant.gpus)}" if grant.gpus else ""
             others = f" with {_or_more(neighbours)} neighbour{'' if neighbours == 1 else 's'}" if neighbours else ""
             return f"grant {tenant} slot {grant.slot}/{grant.generation}{where}{others}"
         case Refuse(peer=peer, reject=reject):

@@ -85,11 +85,12 @@ class NodeEffects:
     def _grant(self, action: IssueGrant) -> None:
         """Write the page before the peer is notified, so that the peer reads the new grant."""
         grant = action.grant
-        page = self._pages.publish(grant, action.neighbours)
-        if grant.gpu >= 0:
-            self._ledgers.grant(grant.gpu, grant.slot, grant.generation)
+        neighbours = (action.neighbours, *action.more_neighbours)
+        pages = [self._pages.publish(grant.on(gpu), count) for gpu, count in zip(grant.places, neighbours, strict=True)]
+        for gpu in grant.gpus:
+            self._ledgers.grant(gpu, grant.slot, grant.generation)
         if action.peer != NO_PEER:
-            handles = (page, *self._gates.handles(grant.gpu), *self._ledgers.handles(grant.gpu))
+            handles = (pages[0], *self._gates.handles(grant.gpu), *self._ledgers.handles(grant.gpu))
             self._listener.welcome(action.peer, action.tenant, grant, handles)
 
     def _refuse(self, action: Refuse) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -100,6 +101,39 @@ def read_gpus(soft: Path | None) -> list[GpuReading]:
         return [_reading_or_lost(index, soft) for index in range(pynvml.nvmlDeviceGetCount())]
     except pynvml.NVMLError as error:
         raise WorldError(f"NVML does not answer: {error}") from error
+
+
+def mig_devices() -> Iterator[tuple[int, Any]]:
+    """Yield index of the GPU and handle of every MIG device; a GPU that is lost must not hide the others."""
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            yield from ((index, part) for part in _mig_parts(handle))
+        except pynvml.NVMLError as error:
+            if error.value != pynvml.NVML_ERROR_GPU_IS_LOST:
+                raise
+
+
+def _mig_parts(handle: Any) -> Iterator[Any]:
+    mode = query(pynvml.nvmlDeviceGetMigMode, handle)
+    if mode is None or mode[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
+        return
+    for number in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        with contextlib.suppress(pynvml.NVMLError_NotFound):  # fewer exist than the GPU can have
+            yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+
+
+def read_mig_devices() -> list[tuple[int, str, str, int]]:
+    """Return index of the GPU, name, UUID and memory of every MIG device; NVML must be initialised."""
+    return [
+        (
+            index,
+            text_of(pynvml.nvmlDeviceGetName(handle)),
+            text_of(pynvml.nvmlDeviceGetUUID(handle)),
+            pynvml.nvmlDeviceGetMemoryInfo(handle).total,
+        )
+        for index, handle in mig_devices()
+    ]
 
 
 def query(function: Callable[..., Any], *arguments: Any) -> Any:

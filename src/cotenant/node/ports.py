@@ -188,8 +188,8 @@ class Processes(Protocol):
         """Return whether a process of the tenant is in the same container cgroup as the peer."""
         ...
 
-    def count(self, tenant: TenantKey) -> int:
-        """Return the number of attached processes of a tenant."""
+    def count(self, tenant: TenantKey, gpu: int | None = None) -> int:
+        """Return how many processes of a tenant are attached, on one device or summed over all."""
         ...
 
     def signal(self, tenant: TenantKey, number: int) -> None:

@@ -23,6 +23,7 @@ from cotenant.node.model.gang import GANG_RANKS
 from cotenant.node.model.gpu import Gpu
 from cotenant.node.model.protection import GpuWatch
 from cotenant.node.model.tenant import (
+    GPU_LIMIT,
     Amount,
     Departure,
     Name,
@@ -91,6 +92,8 @@ class Attach(Message, frozen=True, tag="attach"):
     """What all ranks of the process's job on this machine have in common; empty: it belongs to no such job."""
     ranks: Annotated[int, msgspec.Meta(ge=0, le=GANG_RANKS)] = 0
     """The number of these ranks."""
+    ordinal: Annotated[int, msgspec.Meta(ge=0, lt=GPU_LIMIT)] = 0
+    """The device for which the process attaches, as it numbers it; it attaches once per device that it uses."""
 
 
 class OwnGrant(Message, frozen=True, tag="own-grant"):
@@ -276,6 +279,8 @@ class AttachAnswer(Message, frozen=True, tag="attached"):
     process_generation: int
     epoch: int
     environment: dict[str, str]
+    devices: int = 1
+    """The number of devices of the tenant; the process attaches for each that it uses."""
 
 
 class Page(Message, frozen=True, tag="page"):

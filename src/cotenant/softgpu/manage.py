@@ -22,8 +22,18 @@ from cotenant.softgpu.mps.programs import PROGRAMS, make_programs
 
 MAX_GPUS = 16
 NVML = "libnvidia-ml.so.1"
-LIBRARY_NAMES = {"libcuda.so.1": "libsoftgpu.so", NVML: "libsoftgpu-ml.so"}
-"""File names that programs open, and the library behind each."""
+LIBRARY_NAMES = {
+    "libcuda.so.1": "libsoftgpu.so",
+    "libcuda.so": "libsoftgpu.so",
+    NVML: "libsoftgpu-ml.so",
+    "libnvidia-ml.so": "libsoftgpu-ml.so",
+}
+"""File names that programs open, and the library behind each. Programs are linked with those without a version."""
+NOTES = (
+    "kernels in PTX and built-in ones compute results; kernels in machine code and timed ones of images only take time",
+    "the CUDA runtime library, so PyTorch and CuPy too, verifies that the driver is NVIDIA's; this one does not pass",
+)
+"""What a user of a software GPU has to know, for the commands that create and inspect one."""
 MIN_SLICE_NS = 10_000  # as in native/softgpu/server/server.h: below it the server would do nothing but switch
 MIN_MEMORY_BYTES = 1 << 20
 _BACKLOG = 128

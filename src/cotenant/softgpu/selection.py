@@ -1,4 +1,4 @@
-"""The device that `--gpu` selects for a program."""
+"""The devices that `--gpu` selects for a program."""
 
 from __future__ import annotations
 
@@ -8,38 +8,62 @@ from typing import Final
 
 from cotenant.errors import ConfigError
 from cotenant.node.directories import Directories
-from cotenant.node.model.gpu import SOFT_PREFIX
-from cotenant.node.model.tenant import GPU_PATTERN, NAME_LIMIT
+from cotenant.node.model.gpu import SOFT_PREFIX, UUID_PREFIXES
+from cotenant.node.model.tenant import GPU_LIMIT, NAME_LIMIT
 
 _NO_DEVICE: Final = "-1"
+_NAME: Final = r"^[A-Za-z0-9:._/-]+\Z"
+_SOFT: Final = "software"
+_REAL: Final = "real"
 
 
 def environment_of(gpu: str, directories: Directories, base: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return what `cotenant run --gpu` adds: "soft:N" is a software GPU, "N" a real one, empty: CUDA's choice.
 
+    Several are separated by commas.
+
     `base` is the environment of the program; None: that of this process.
     """
     if not gpu:
         return {}
-    kind, colon, number = gpu.rpartition(":")
-    is_valid = (kind, colon) in (("", ""), ("soft", ":"))
-    if not is_valid or not (number.isascii() and number.isdigit()):
-        raise ConfigError("--gpu", gpu, 'write "soft:0" for a software GPU, or "0" for a real one')
-    if not colon:
-        return {"CUDA_VISIBLE_DEVICES": number}
+    names = gpu.split(",")
+    kinds = {_kind_of(gpu, name) for name in names}
+    if len(kinds) > 1:
+        raise ConfigError("--gpu", gpu, "a program uses software GPUs or real ones, not both; name GPUs of one kind")
+    if len(names) > GPU_LIMIT or len(set(names)) < len(names):
+        raise ConfigError("--gpu", gpu, f"name each GPU once, and at most {GPU_LIMIT}")
+    visible = ",".join(name.removeprefix(SOFT_PREFIX) for name in names)
+    if kinds == {_REAL}:
+        return {"CUDA_VISIBLE_DEVICES": visible}
     from cotenant.softgpu.commands import environment, require_existing  # slow to import; other programs do without
 
-    require_existing(directories, int(number), "--gpu", gpu)
-    return {**environment(directories, base), "CUDA_VISIBLE_DEVICES": number}
+    for name in names:
+        require_existing(directories, int(name.removeprefix(SOFT_PREFIX)), "--gpu", name)
+    return {**environment(directories, base), "CUDA_VISIBLE_DEVICES": visible}
+
+
+def _kind_of(gpu: str, name: str) -> str:
+    """Return whether a name is that of a software GPU or of a real one."""
+    number = name.removeprefix(SOFT_PREFIX)
+    if number.isascii() and number.isdigit():
+        return _SOFT if number != name else _REAL
+    if name.startswith(UUID_PREFIXES):
+        return _REAL
+    remedy = 'write "soft:0" for a software GPU, "0" or a UUID for a real one, or several with commas: "soft:0,soft:1"'
+    raise ConfigError("--gpu", gpu, remedy)
 
 
 def selected_gpu(gpu: str, environ: Mapping[str, str]) -> str:
-    """Return the device that a program will use, by `--gpu` or by the environment; empty: unknown.
+    """Return the devices that a program will use, by `--gpu` or by the environment; empty: unknown.
 
-    A program that may use several devices counts for the first. With software GPUs in the environment, a number is
-    one of them.
+    With software GPUs in the environment, a number is one of them. As in CUDA, an invalid entry ends the list.
     """
-    named = gpu or environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
-    if not re.match(GPU_PATTERN, named) or len(named) > NAME_LIMIT or named == _NO_DEVICE:
-        return ""
-    return f"{SOFT_PREFIX}{named}" if named.isdigit() and environ.get("COTENANT_SOFTGPU") else named
+    if gpu:
+        return gpu
+    named: list[str] = []
+    for text in environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[:GPU_LIMIT]:
+        name = text.strip()
+        if not re.match(_NAME, name) or len(name) > NAME_LIMIT or name == _NO_DEVICE:
+            break
+        named.append(f"{SOFT_PREFIX}{name}" if name.isdigit() and environ.get("COTENANT_SOFTGPU") else name)
+    return ",".join(named)

@@ -97,7 +97,12 @@ class _Device:
         self.delays: list[dict[str, Any]] = []
         if activity.gate is None:
             return
-        views = {(view.tenant.grant.slot, view.tenant.grant.generation): view for view in registry.tenants}
+        views = {
+            (view.tenant.grant.slot, view.tenant.grant.generation): view
+            for tenant in registry.tenants
+            for view in tenant.by_device()
+            if view.tenant.grant.gpu == index
+        }
         gate = activity.gate
         first, tenth = before.get(index, gate), earlier.get(index, gate)
         activities = activity_between(first, gate)
@@ -306,6 +311,6 @@ def _hold(held: HeldLaunch | None, gpu: int, registry: wire.TenantList) -> str:
     names = [
         view.tenant.name
         for view in registry.tenants
-        if view.tenant.grant.gpu == gpu and view.tenant.grant.slot in held.active_slots
+        if gpu in view.tenant.grant.gpus and view.tenant.grant.slot in held.active_slots
     ]
     return describe_hold(held.hold, ", ".join(names))

@@ -114,7 +114,7 @@ class AttachServer:
                     _send_page(other.connection, process, epoch)
             self._tables.attach(0, process.index, epoch, slot)
             answer = wire.AttachAnswer(wire.HOOK_VERSION, slot, grant.generation, 0, process.index, epoch, epoch, {})
-            handles = [self._pages.handle(slot), *self._tables.handles(0)]
+            handles = [self._pages.handle(slot, 0), *self._tables.handles(0)]
             socket.send_fds(connection, [wire.encode(answer)], handles)
             for other in self._processes:
                 _send_page(connection, other, epoch)

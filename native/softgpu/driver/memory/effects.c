@@ -79,6 +79,25 @@ CUresult sg_effect_add(CUstream stream, const struct sg_effect *effect)
     return CUDA_SUCCESS;
 }
 
+/* Memory whose free is pending in the same stream is unused for everything that the stream does from now on, so a pool hands
+ * it out again at once. Of a larger allocation at most a fifth may stay unused. */
+struct sg_memory *sg_effects_freed_in(CUstream stream, CUmemoryPool pool, uint64_t charged_bytes)
+{
+    struct sg_memory *best = NULL;
+    for (size_t i = 0; frees && i < count; i++) {
+        if (list[i].kind != SG_EFFECT_FREE || list[i].stream_id != stream->object.id)
+            continue;
+        struct sg_memory *memory = sg_memory_at(list[i].free.address);
+        if (!memory || memory->start != list[i].free.address || !memory->is_ending || memory->pool != pool ||
+            memory->share || memory->charged_bytes < charged_bytes ||
+            memory->charged_bytes - charged_bytes > memory->charged_bytes / 5)
+            continue;
+        if (!best || memory->charged_bytes < best->charged_bytes)
+            best = memory;
+    }
+    return best;
+}
+
 int sg_effects_hosts(void)
 {
     return hosts;

@@ -235,6 +235,22 @@ CUresult sg_memory_make_from(CUmemoryPool pool, CUcontext context, uint64_t byte
     return result;
 }
 
+int sg_memory_reuse(CUmemoryPool pool, CUcontext context, CUstream stream, uint64_t bytes, uint64_t *address)
+{
+    const uint64_t unit = pool->kind == SG_MEMORY_DEVICE ? CHARGE_UNIT : PAGE;
+    if (bytes > UINT64_MAX - unit)
+        return 0;
+    struct sg_memory *memory = sg_effects_freed_in(stream, pool, (bytes + unit - 1) / unit * unit);
+    if (!memory || memory->context_id != sg_owner_context(context)->object.id)
+        return 0;
+    memory->is_ending = 0;
+    memory->skipped_frees++; /* the pending free is of the earlier allocation */
+    memory->bytes = bytes;
+    memory->id = sg_next_id();
+    *address = memory->start;
+    return 1;
+}
+
 CUresult sg_memory_register(CUcontext context, uint64_t address, uint64_t bytes, unsigned flags)
 {
     size_t at = lower_bound(address);

@@ -88,6 +88,8 @@ void sg_memory_drop(uint64_t address);
 void sg_memory_drop_context(CUcontext context);
 /* Allocate from a pool, which is charged for it. */
 CUresult sg_memory_make_from(CUmemoryPool pool, CUcontext context, uint64_t bytes, uint64_t *address);
+/* Hand out memory again that was freed in the same stream. Return whether there was some of about this size. */
+int sg_memory_reuse(CUmemoryPool pool, CUcontext context, CUstream stream, uint64_t bytes, uint64_t *address);
 /* Add an entry for address space of the caller. The memory is neither charged nor freed here. */
 struct sg_memory *sg_memory_insert(CUcontext context, struct sg_device *device, uint64_t address, uint64_t bytes);
 /* By address; NULL as argument: the first entry, as result: the end. */
@@ -184,6 +186,8 @@ CUresult sg_effect_add(CUstream stream, const struct sg_effect *effect);
 /* Apply all effects submitted up to `order` that are not behind a pending host function. */
 void sg_effects_apply(uint64_t order);
 void sg_effects_drop_context(uint64_t context_id);
+/* Return memory of the pool that was freed in the stream before, of about this size; NULL: there is none. */
+struct sg_memory *sg_effects_freed_in(CUstream stream, CUmemoryPool pool, uint64_t charged_bytes);
 int sg_effects_hosts(void);   /* number of pending host functions */
 int sg_effects_pending(void); /* whether any effect is pending */
 /* For the callback thread: copy the first pending host function of each stream; mark one as done. */

@@ -20,7 +20,7 @@ static CUresult allocate(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, 
     if (result == CUDA_SUCCESS && stream->capture) /* a node only uses the location of the pool */
         return sg_leave(pool->kind == SG_MEMORY_DEVICE ? sg_capture_allocate(stream, pool->device, bytes, pointer)
                                                        : sg_capture_refuse(stream));
-    if (result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS && !sg_memory_reuse(pool, context, stream, bytes, &address))
         result = sg_memory_make_from(pool, context, bytes, &address);
     if (result == CUDA_SUCCESS)
         *pointer = address;

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cotenant.cli.render.tables import table
-from cotenant.softgpu.manage import SoftwareGpu
+from cotenant.softgpu.manage import NOTES, SoftwareGpu
 from cotenant.units.text import counted, format_size, round_duration
 
 _WIDE_COLUMNS: Final = 110
@@ -28,8 +28,14 @@ def show_softgpus(console: Console, gpus: Sequence[SoftwareGpu]) -> None:
     )
     if rows:
         console.print("use one with: cotenant run --gpu soft:0 -- COMMAND", style="dim")
+        _show_notes(console)
     else:
         console.print("create some with: cotenant softgpu create --gpu v100 --count 2", style="dim")
+
+
+def _show_notes(console: Console) -> None:
+    for note in NOTES:
+        console.print(f"note: {note}", style="dim")
 
 
 def show_counters(console: Console, state: Mapping[str, Any]) -> None:
@@ -50,6 +56,7 @@ def show_counters(console: Console, state: Mapping[str, Any]) -> None:
         ["speed", "lost" if state["lost"] else f"{state['speed']:.0%}"],
     ]
     console.print(table(f"soft:{state['ordinal']}, server pid {state['pid']}", ["FIELD", "VALUE"], rows))
+    _show_notes(console)
     if state["clients"]:
         columns = ["PID", "KERNELS", "BUSY", "MEMORY", "WAITED", "WAITED FOR"]
         console.print(table("clients", columns, [_client_row(client) for client in state["clients"]]))

@@ -45,7 +45,7 @@ def show_tenants(
     gpus = [gpu.name if wide else gpu.name.partition(" ")[0] for gpu in registry.gpus]
     rows: list[list[str | Text]] = []
     last_cells: list[str] = []  # the cells of the last column, which is cut in a narrow terminal
-    for view in registry.tenants:
+    for view in (each for tenant in registry.tenants for each in tenant.by_device()):
         status = Text(_status(view), style="green" if _status(view) == "alive" else "yellow")
         rows.append(_tenant_row(view.tenant, status, registry.now_ns, gpus, accounts))
         last_cells.append("" if with_departed else " ".join(view.tenant.spec.command.split()))
@@ -81,7 +81,7 @@ def show_tenants(
 
 def _memory_notes(registry: wire.TenantList, accounts: Accounts, ledgers: Sequence[LedgerSnapshot]) -> Iterator[str]:
     """Yield what the devices report beyond what tenants may use and their hooks saw."""
-    for view in registry.tenants:
+    for view in (each for tenant in registry.tenants for each in tenant.by_device()):
         account = _account(view.tenant.grant, accounts)
         if account is not None and account.unseen_bytes:
             yield f"{view.tenant.name} uses {round_size(account.unseen_bytes)} that its hook did not see"
@@ -169,7 +169,7 @@ def show_grant(console: Console, grant: Grant, tenant: str) -> None:
         ["slo", format_duration(grant.slo_ns) if grant.slo_ns else "none"],
         ["memory", format_size(grant.memory_bytes) if grant.memory_bytes else "none reserved"],
         ["share", format_share(grant.share_ppm) if grant.share_ppm else "none guaranteed"],
-        ["gpu", str(grant.gpu) if grant.gpu >= 0 else "the node has none"],
+        ["gpu", ", ".join(map(str, grant.gpus)) or "the node has none"],
     ]
     console.print(table("grant in force", ["FIELD", "VALUE"], rows))
 
@@ -183,6 +183,9 @@ def tenants_json(
             **_tenant_json(view.tenant, registry.now_ns),
             "status": _status(view),
             **_held_json(view.tenant.grant, accounts),
+            "on_devices": [
+                {"gpu": gpu, **_held_json(view.tenant.grant.on(gpu), accounts)} for gpu in view.tenant.grant.gpus
+            ],
         }
         for view in registry.tenants
     ]
@@ -249,6 +252,7 @@ def _tenant_json(tenant: Tenant, until_ns: int) -> dict[str, object]:
         "share_ppm": spec.share_ppm,
         "limit": spec.limit.value,
         "gpu": grant.gpu,
+        "gpus": list(grant.gpus),
         "pid": tenant.pid,
         "uid": tenant.uid,
         "age_ns": max(0, until_ns - tenant.joined_ns),

@@ -64,15 +64,17 @@ def set_memory(directories: Directories, name: str, memory_bytes: int) -> wire.C
 
 
 def _held_and_present_bytes(directories: Directories, name: str) -> tuple[int, int]:
-    """Return the device memory that a tenant holds, and that its GPU has; 0 where there is none."""
+    """Return the most that a tenant holds on one of its GPUs, and the least memory of one of them; 0 without any."""
     listed = list_tenants(directories)
     for view in listed.tenants:
         grant = view.tenant.grant
-        if view.tenant.name == name and 0 <= grant.gpu < len(listed.gpus):
-            ledger = read_activity(directories).gpus[grant.gpu].ledger
-            account = None if ledger is None else ledger.accounts.get(grant.slot)
-            is_own = account is not None and account.generation == grant.generation
-            return account.held_bytes if account is not None and is_own else 0, listed.gpus[grant.gpu].memory_bytes
+        known = [gpu for gpu in grant.gpus if gpu < len(listed.gpus)]
+        if view.tenant.name == name and known:
+            gpus = read_activity(directories).gpus
+            ledgers = [ledger for gpu in known if (ledger := gpus[gpu].ledger) is not None]
+            accounts = [account for ledger in ledgers if (account := ledger.accounts.get(grant.slot)) is not None]
+            held_bytes = max((one.held_bytes for one in accounts if one.generation == grant.generation), default=0)
+            return held_bytes, min(listed.gpus[gpu].memory_bytes for gpu in known)
     return 0, 0
 
 

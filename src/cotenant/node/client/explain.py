@@ -19,6 +19,7 @@ from cotenant.node.client.explain_text import ExplanationCause, describe_phase
 from cotenant.node.client.tenants import NodeSnapshot, read_node_snapshot
 from cotenant.node.decision_log import describe_turn
 from cotenant.node.directories import Directories
+from cotenant.node.model.gpu import name_gpus
 from cotenant.node.model.log_event import LogEvent, LogEventKind
 from cotenant.node.model.protection import ExitPhase, Health
 from cotenant.node.model.tenant import NAME_LIMIT, NAME_PATTERN, TenantView
@@ -158,8 +159,9 @@ def _causes_of_end(record: _Record, ended: LogEvent) -> Iterator[ExplanationCaus
 
 def _summary_of(snapshot: NodeSnapshot, view: TenantView) -> str:
     tenant, grant = view.tenant, view.tenant.grant
-    gpu = f" on GPU {grant.gpu} ({snapshot.gpus[grant.gpu].name})" if 0 <= grant.gpu < len(snapshot.gpus) else ""
-    position = f"slot {grant.slot}/{grant.generation}{gpu}, {grant.kind.value} at priority {grant.priority}"
+    known = [gpu for gpu in grant.gpus if gpu < len(snapshot.gpus)]
+    where = f" on {name_gpus(known)} ({', '.join(snapshot.gpus[gpu].name for gpu in known)})" if known else ""
+    position = f"slot {grant.slot}/{grant.generation}{where}, {grant.kind.value} at priority {grant.priority}"
     down = "" if snapshot.is_served else "; the node is down; this is its last recorded state"
     return f"{tenant.name} is here: {position}{down}"
 
@@ -183,13 +185,13 @@ def _causes_of_present_tenant(
         yield record.cause_of(placed)
     for cause, text, details in gate_causes(directories, snapshot, tenant):
         yield record.cause(cause, text, _turn_of(joined), details)
-    gpu = tenant.grant.gpu
-    if any(setpoint.gpu == gpu for setpoint in snapshot.setpoints) and gpu in record.adjusted:
-        yield record.cause_of(record.adjusted[gpu])
-    watch = snapshot.devices[gpu] if 0 <= gpu < len(snapshot.devices) else None
-    if watch is not None and watch.health not in (Health.INIT, Health.HEALTHY):
-        because = f": {watch.why}" if watch.why else ""
-        yield record.cause("device", f"GPU {gpu} is {watch.health.value}{because}", watch.turn)
+    for gpu in tenant.grant.gpus:
+        if any(setpoint.gpu == gpu for setpoint in snapshot.setpoints) and gpu in record.adjusted:
+            yield record.cause_of(record.adjusted[gpu])
+        watch = snapshot.devices[gpu] if gpu < len(snapshot.devices) else None
+        if watch is not None and watch.health not in (Health.INIT, Health.HEALTHY):
+            because = f": {watch.why}" if watch.why else ""
+            yield record.cause("device", f"GPU {gpu} is {watch.health.value}{because}", watch.turn)
     since = _turn_of(joined) - 1
     for kind in (
         LogEventKind.FAULTED,

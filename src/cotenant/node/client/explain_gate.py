@@ -26,8 +26,17 @@ GateCause: TypeAlias = tuple[str, str, tuple[str, ...]]
 
 
 def gate_causes(directories: Directories, snapshot: NodeSnapshot, tenant: Tenant) -> Iterator[GateCause]:
-    """Yield the causes for which a tenant waits at its device, or one cause that says that it does not wait."""
-    grant = tenant.grant
+    """Yield the causes for which a tenant waits at its devices, or one per device that says that it does not wait."""
+    if tenant.grant.more_gpus and snapshot.is_served:
+        for gpu in tenant.grant.gpus:
+            for kind, text, details in _causes_on(directories, snapshot, tenant.grant.on(gpu)):
+                yield kind, f"GPU {gpu}: {text}", details
+    else:
+        yield from _causes_on(directories, snapshot, tenant.grant)
+
+
+def _causes_on(directories: Directories, snapshot: NodeSnapshot, grant: Grant) -> Iterator[GateCause]:
+    """Yield the causes on the first device of a grant."""
     if grant.gpu < 0:
         yield "free", "nothing holds it back: the node has no GPU, so no tenant waits", ()
         return
@@ -44,7 +53,9 @@ def gate_causes(directories: Directories, snapshot: NodeSnapshot, tenant: Tenant
     details = _launch_counts(counts, first.gate.at_ns)
     if not holds:
         yield "free", f"nothing holds it back: it did not wait at the gate in any of {CHECKS} checks", details
-    tenants = {(view.tenant.grant.gpu, view.tenant.grant.slot): view.tenant for view in snapshot.tenants}
+    tenants = {
+        (gpu, view.tenant.grant.slot): view.tenant for view in snapshot.tenants for gpu in view.tenant.grant.gpus
+    }
     for number, (hold, count) in enumerate(Counter(held.hold for held in holds).most_common()):
         slots = sorted({slot for held in holds if held.hold is hold for slot in held.active_slots})
         higher_tenants = [tenants[grant.gpu, slot] for slot in slots if (grant.gpu, slot) in tenants]

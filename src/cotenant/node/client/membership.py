@@ -182,18 +182,19 @@ class Membership:
             self.report(f"{error}; continuing without a slot and retrying")
 
     def pin_device(self) -> None:
-        """Let a later join ask for the device that was granted now, because the program uses it."""
-        if self.grant.gpu < 0 or self._connection is None:
+        """Let a later join ask for the devices that were granted now, because the program uses them."""
+        gpus = self.grant.gpus
+        if not gpus or self._connection is None:
             return
         try:
             answer, _ = self._connection.ask(wire.ListTenants(wire.VERSION))
         except WorldError:
             self.disconnect()
             return
-        if not isinstance(answer, wire.TenantList) or self.grant.gpu >= len(answer.gpus):
-            raise PeerError(f"the node does not list its GPU {self.grant.gpu}")
-        device = answer.gpus[self.grant.gpu].names(self.grant.gpu)[0]
-        self.spec = msgspec.structs.replace(self.spec, gpu=device)
+        if not isinstance(answer, wire.TenantList) or max(gpus) >= len(answer.gpus):
+            raise PeerError(f"the node does not list its GPU {max(gpus)}")
+        names = ",".join(answer.gpus[gpu].names(gpu)[0] for gpu in gpus)
+        self.spec = msgspec.structs.replace(self.spec, gpu=names)
 
     def leave(self, ending: str) -> None:
         """Report how the program ended, and wait until the slot is free.

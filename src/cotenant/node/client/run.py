@@ -48,6 +48,7 @@ def spec_of(config: RunConfig, command: Sequence[str], gpu: str = "") -> TenantS
         task=(_wire_text(config.task) or text)[:COMMAND_LIMIT],
         command=text[:COMMAND_LIMIT],
         gpu=gpu,
+        gpu_count=config.gpus,
         on_pressure=OnPressure(config.on_pressure),
         grace_ns=int(config.grace) or AT_ONCE_NS,
         limit=Limit(config.limit),

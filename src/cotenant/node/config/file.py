@@ -18,7 +18,7 @@ from cotenant.node.model.event import SLOTS_LIMIT, NodeSettings
 from cotenant.node.model.gang import GANG_RANKS
 from cotenant.node.model.gpu import Gpu
 from cotenant.node.model.protection import OnBypass, OnPressure, ProtectLimits
-from cotenant.node.model.tenant import NAME_LIMIT, NAME_PATTERN
+from cotenant.node.model.tenant import GPU_LIMIT, NAME_LIMIT, NAME_PATTERN
 from cotenant.units.text import format_duration, format_share, format_size
 from cotenant.units.toml import DurationNs, Section, ShareOfWhole, SizeBytes, decode_toml
 
@@ -194,7 +194,11 @@ class RunConfig(Section, frozen=True):
     ] = ""
     task: Annotated[str, Meta(description="key of the task's profile; empty: the program and its arguments")] = ""
     gpu: Annotated[
-        str, Meta(description="device: soft:N for a software GPU, N or UUID for a real one; empty: the node chooses")
+        str,
+        Meta(
+            description="devices, separated by commas: soft:N for a software GPU, N or UUID for a real one; "
+            "empty: the node chooses"
+        ),
     ] = ""
     hook: Annotated[
         str,
@@ -259,6 +263,10 @@ class RunConfig(Section, frozen=True):
     ranks: Annotated[
         int, Meta(ge=0, le=GANG_RANKS, description="ranks of the job of --gang on this machine; 0: no job is named")
     ] = 0
+    gpus: Annotated[
+        int,
+        Meta(ge=1, le=GPU_LIMIT, description="number of GPUs that the node chooses, if --gpu names none"),
+    ] = 1
 
 
 class Config(Section, frozen=True):

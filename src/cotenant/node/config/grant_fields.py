@@ -15,7 +15,7 @@ from cotenant.node.config.file import RunConfig
 from cotenant.node.model.tenant import COMMAND_LIMIT, DEFAULT_PRIORITY, TenantSpec
 from cotenant.units.toml import decode_quantity, explain_value
 
-FIELDS: Final = ("kind", "priority", "slo", "memory", "share", "task", "name")
+FIELDS: Final = ("kind", "priority", "slo", "memory", "share", "task", "name", "gpus")
 TOKEN_FIELD: Final = "token"  # noqa: S105  the name of the field
 _SOCKET_FIELD: Final = "socket"
 """Only the hook reads it."""
@@ -66,6 +66,7 @@ def spec_of_fields(fields: Mapping[str, str], command: str, gpu: str = "") -> Te
         task=(run.task or command)[:COMMAND_LIMIT],
         command=command[:COMMAND_LIMIT],
         gpu=gpu,
+        gpu_count=run.gpus,
         limit=Limit(run.limit),
     )
 

@@ -90,11 +90,11 @@ def _violation(limits: LimitsConfig, spec: TenantSpec, present: Sequence[TenantS
     if limits.memory is not None:
         if not spec.memory_bytes:
             return f"must name the memory of a tenant, since it may use {format_size(limits.memory)}: add --memory"
-        total_bytes = spec.memory_bytes + sum(other.memory_bytes for other in present)
+        total_bytes = sum(each.memory_bytes * each.device_count for each in (spec, *present))
         if total_bytes > limits.memory:
             return f"may reserve {format_size(limits.memory)} in total, and this makes {format_size(total_bytes)}"
     if limits.share is not None:
-        total_ppm = spec.share_ppm + sum(other.share_ppm for other in present)
+        total_ppm = sum(each.share_ppm * each.device_count for each in (spec, *present))
         if total_ppm > limits.share:
             allowed, total = format_share(limits.share), format_share(total_ppm)
             return f"may reserve a share of {allowed} in total, and this makes {total}"

@@ -26,9 +26,9 @@ from cotenant.node.model.action import SignalKind
 from cotenant.node.model.admission import Reason, Reject
 from cotenant.node.model.event import Event, PeerLost, TenantJoined, TenantLeft, TenantResumed, TenantSuspended
 from cotenant.node.model.gang import GangKey
-from cotenant.node.model.gpu import SOFT_PREFIX, Gpu
+from cotenant.node.model.gpu import SOFT_PREFIX, Gpu, name_gpus
 from cotenant.node.model.peer import PeerIdentity
-from cotenant.node.model.tenant import COMMAND_LIMIT, Tenant, TenantSpec, TenantView
+from cotenant.node.model.tenant import COMMAND_LIMIT, GPU_LIMIT, Tenant, TenantSpec, TenantView
 from cotenant.node.ports import Processes, TenantKey
 from cotenant.units.instant import Instant
 
@@ -36,6 +36,7 @@ PROCESSES_PER_TENANT: Final = 64
 PROCESSES_PER_USER: Final = 192
 """Of the 256 processes of a device, so that one user cannot keep out all others."""
 _VISIBLE_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
+_NUMBER_DIGITS: Final = 4
 _OTHER_POD: Final = "COTENANT_TOKEN belongs to another pod; a claim is of one pod, so give each pod a claim of its own"
 _NO_ANSWER: Final = "no kubelet plugin has said what this pod may use; see the log of: cotenant kubernetes plugin"
 NEEDS_GRANT: Final = (
@@ -254,7 +255,7 @@ class Attaching:
             if self._services.do_pods_need_grant and pod_of(peer.cgroup):
                 self._refuse(waiting, Reject(Reason.NOT_ALLOWED, NEEDS_GRANT))
                 return
-            spec = spec_of_fields(fields, message.command, self._device_named(peer, message.visible))
+            spec = spec_of_fields(fields, message.command, self._devices_named(peer, message.visible))
             objection = self._replies.objection(peer, spec)
             if objection is not None:
                 self._refuse(waiting, objection)
@@ -319,22 +320,54 @@ class Attaching:
         for pod in self.pods.expired(now):
             self._pod_answered(pod, None, "")
 
-    def _device_named(self, peer: PeerIdentity, visible: str) -> str:
-        """Return the node's name of the device that a process sees first; empty: any.
+    def _devices_named(self, peer: PeerIdentity, visible: str) -> str:
+        """Return the node's names of the devices that a process sees, up to an unknown one; empty: any.
 
         A container numbers its devices by itself.
         """
-        name = visible.split(",", maxsplit=1)[0].strip()
-        if not name or (peer.is_foreign and name.isdigit()):
-            return ""
-        names = (name, f"{SOFT_PREFIX}{name}")
+        gpus = self._services.gpus()
+        found: list[int] = []
+        for name in visible.split(",")[:GPU_LIMIT]:
+            index = None if peer.is_foreign and name.strip().isdigit() else self._device_called(name.strip())
+            if index is None or index in found:
+                break
+            found.append(index)
+        return ",".join(gpus[index].names(index)[0] for index in found)
+
+    def _device_called(self, name: str) -> int | None:
+        """Return the index of a device by an entry of CUDA_VISIBLE_DEVICES."""
+        names = (name, f"{SOFT_PREFIX}{name}") if name else ()
         gpus = enumerate(self._services.gpus())
-        return next((gpu.names(index)[0] for index, gpu in gpus if any(gpu.is_called(n, index) for n in names)), "")
+        return next((index for index, gpu in gpus if any(gpu.is_called(n, index) for n in names)), None)
+
+    def _place_of(self, peer: PeerIdentity, message: wire.Attach, grant: Grant) -> Grant | Reject:
+        """Return the grant of a tenant on the device that a process numbers as it states.
+
+        A process that sees one device of its tenant, such as a rank of torchrun, numbers it as 0.
+        """
+        names = message.visible.split(",") if message.visible else []
+        name = names[message.ordinal].strip() if message.ordinal < len(names) else ""
+        is_own_number = peer.is_foreign and name.isdigit()
+        index = None if is_own_number else self._device_called(name)
+        if index is not None and index in grant.gpus:
+            return grant.on(index)
+        ordinal = int(name[:_NUMBER_DIGITS]) if is_own_number else message.ordinal
+        if ordinal < len(grant.places):
+            return grant.on(grant.places[ordinal])
+        if not message.ordinal:
+            return grant.on(grant.gpu)
+        granted = name_gpus(grant.gpus) if grant.gpus else "no GPU"
+        detail = f"the program uses its device {ordinal}, and the tenant was granted only {granted}"
+        return Reject(Reason.NOT_ALLOWED, f"{detail}; request more with --gpu, --gpus or COTENANT_GPUS")
 
     def _attach(self, waiting: WaitingAttach, tenant: Tenant) -> None:
-        """Attach a process to a tenant that has a slot."""
-        connection, message, grant = waiting.connection, waiting.message, tenant.grant
+        """Attach a process to a tenant that has a slot, on one of its devices."""
+        connection, message = waiting.connection, waiting.message
         connection.awaits_tenant = False
+        grant = self._place_of(connection.identity, message, tenant.grant)
+        if isinstance(grant, Reject):
+            self._refuse(waiting, grant)
+            return
         key = (grant.slot, grant.generation)
         processes = self._services.processes
         too_many = self._excess(connection, key, grant.gpu)
@@ -357,15 +390,16 @@ class Attaching:
             self._replies.send(connection, wire.GangPage(message.ranks), (page,))
         connection.limit_send_buffer()
         connection.pages = {page.index: None for page in processes.pages(grant.gpu) if page.index != result.index}
-        environment = self.environment(tenant.name, grant, is_self_joined=self._member_of(key) is not None)
+        environment = self.environment(tenant.name, tenant.grant, is_self_joined=self._member_of(key) is not None)
         if message.visible:
             environment.pop(_VISIBLE_DEVICES, None)
         position = (grant.slot, grant.generation, grant.gpu, result.index, result.generation, result.epoch)
-        self._replies.send(connection, wire.AttachAnswer(wire.HOOK_VERSION, *position, environment), result.descriptors)
+        answer = wire.AttachAnswer(wire.HOOK_VERSION, *position, environment, len(tenant.grant.places))
+        self._replies.send(connection, answer, result.descriptors)
 
     def _excess(self, connection: PeerConnection, key: TenantKey, gpu: int) -> str:
         """Return why no further process of this tenant or user may attach; empty if one may."""
-        if self._services.processes.count(key) >= PROCESSES_PER_TENANT:
+        if self._services.processes.count(key, gpu) >= PROCESSES_PER_TENANT:
             return f"a tenant has at most {PROCESSES_PER_TENANT} processes on the GPU"
         account = connection.identity.account
         others = [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cotenant.errors import PeerError, WorldError
 from cotenant.node.model.gpu import SOFT_PREFIX, UUID_PREFIX, Gpu
-from cotenant.node.nvml import nvml, read_gpus
+from cotenant.node.nvml import nvml, read_gpus, read_mig_devices
 from cotenant.softgpu import manage
 
 
@@ -43,9 +43,15 @@ class GpuDiscovery:
         try:
             with nvml(None):
                 gpus = [gpu for gpu in read_gpus(None) if not gpu.is_lost]
+                parts = read_mig_devices()
         except WorldError:  # no driver, so no GPU
             return []
-        return [Gpu(f"{gpu.index} {gpu.name}", gpu.memory_bytes, (gpu.uuid, str(gpu.index))) for gpu in gpus]
+        divided = {index for index, *_ in parts}
+        whole = [gpu for gpu in gpus if gpu.index not in divided]
+        return [
+            *(Gpu(f"{gpu.index} {gpu.name}", gpu.memory_bytes, (gpu.uuid, str(gpu.index))) for gpu in whole),
+            *(Gpu(f"{index} {name}", memory_bytes, (uuid_,)) for index, name, uuid_, memory_bytes in parts),
+        ]
 
 
 def _software_gpu(home: Path, ordinal: int) -> Gpu | None:

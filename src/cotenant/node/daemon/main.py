@@ -74,7 +74,7 @@ def serve_node(config: Config, directories: Directories, log: NodeLog, source: C
 
     def find_gpus(spec: TenantSpec) -> None:
         known = machine.settings.gpus
-        is_known = machine.registry.device_called(spec.gpu) is not None if spec.gpu else bool(known)
+        is_known = bool(machine.registry.devices_named(spec)) if spec.gpu else len(known) >= spec.gpu_count
         new = () if discovery is None or is_known else discovery.update(known)[len(known) :]
         if new:
             loop.post(GpusFound(new))

@@ -113,14 +113,16 @@ class Monitoring:
         return None if self.mps is None else self.mps.is_ready
 
     def environment(self, grant: Grant) -> dict[str, str]:
-        """Return the variables that a process on a device needs now: the visible device, and its limits under MPS."""
+        """Return the variables that a tenant's process needs now: the visible devices, and its limits under MPS."""
         gpus = self._machine.settings.gpus
-        if not 0 <= grant.gpu < len(gpus):
+        if not grant.gpus or max(grant.gpus) >= len(gpus):
             return {}
         control = self._machine.settings.control
         headroom_ppm = control.headroom_ppm if self.mps is not None and control.mps_share else None
-        limits = client_limits(grant, self._tables.read(grant.gpu), gpus[grant.gpu], headroom_ppm)
-        return {**self._mps_environment(), VISIBLE_VARIABLE: gpus[grant.gpu].visible(grant.gpu), **limits}
+        devices = [(self._tables.read(gpu), gpus[gpu]) for gpu in grant.gpus]
+        limits = client_limits(grant, devices, headroom_ppm)
+        visible = ",".join(gpus[gpu].visible(gpu) for gpu in grant.gpus)
+        return {**self._mps_environment(), VISIBLE_VARIABLE: visible, **limits}
 
     def begin(self, on_sample: Callable[[int, GpuSample], None]) -> None:
         """Start the monitors; `on_sample` receives every sample, also those that cause no turn."""
@@ -174,7 +176,8 @@ class Monitoring:
         if self.mps is None:
             return
         self.processes.node_pids = self.mps.pids
-        grants = [view.tenant.grant for view in self._machine.tenants() if view.tenant.grant.gpu >= 0]
+        tenants = self._machine.tenants()
+        grants = [view.tenant.grant.on(gpu) for view in tenants for gpu in view.tenant.grant.gpus]
         containers = {grant: self.processes.container((grant.slot, grant.generation)) for grant in grants}
         self._memory_controller.forget(containers.values())
         for grant, container in containers.items():

@@ -9,7 +9,7 @@ that has a container of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -28,18 +28,23 @@ _CAPACITY_FILE: Final = "dmem.capacity"
 _MAX_FILE: Final = "dmem.max"
 
 
-def client_limits(grant: Grant, rules: GateRules | None, device: Gpu, headroom_ppm: int | None) -> dict[str, str]:
-    """Return the variables that limit the processes of a tenant.
+def client_limits(
+    grant: Grant, devices: Sequence[tuple[GateRules | None, Gpu]], headroom_ppm: int | None
+) -> dict[str, str]:
+    """Return the variables that limit the processes of a tenant, from the table and the name of each of its devices.
 
     With a static limit they get the SMs of the share. If `headroom_ppm` is given, offline ones get the SMs that online
-    tenants leave now, except for this margin.
+    tenants leave now, except for this margin; a process has one such limit, so the device with the fewest decides.
     """
     limits = {}
     if grant.memory_bytes:
-        limits[MEMORY_VARIABLE] = f"{_device_of(device)}={memory_text(grant.memory_bytes)}"
-    percent = _percentage(grant, rules or GateRules(), headroom_ppm)
-    if percent is not None:
-        limits[PERCENTAGE_VARIABLE] = str(percent)
+        quota = memory_text(grant.memory_bytes)
+        named = (f"{_device_of(device, ordinal)}={quota}" for ordinal, (_, device) in enumerate(devices))
+        limits[MEMORY_VARIABLE] = ",".join(named)
+    percents = [_percentage(grant, rules or GateRules(), headroom_ppm) for rules, _ in devices]
+    limited = [percent for percent in percents if percent is not None]
+    if limited:
+        limits[PERCENTAGE_VARIABLE] = str(min(limited))
     if grant.kind is Kind.OFFLINE:  # its blocks are scheduled after all others
         limits[PRIORITY_VARIABLE] = _LOWER_PRIORITY
     return limits
@@ -55,9 +60,9 @@ def _percentage(grant: Grant, rules: GateRules, headroom_ppm: int | None) -> int
     return offline_percent(share_of(rules.delay_ppm), headroom_ppm)
 
 
-def _device_of(device: Gpu) -> str:
-    """Return the device in the notation of MPS; a program sees only its own device, as number 0."""
-    return next((name for name in device.called if name.startswith(UUID_PREFIX)), "0")
+def _device_of(device: Gpu, ordinal: int) -> str:
+    """Return the device in the notation of MPS; a program sees only its own devices, in their order."""
+    return next((name for name in device.called if name.startswith(UUID_PREFIX)), str(ordinal))
 
 
 def memory_text(limit_bytes: int) -> str:

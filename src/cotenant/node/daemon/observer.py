@@ -59,7 +59,7 @@ class TurnObserver:
         return self._ledgers.denied(gpu) if gpu >= 0 else {}
 
     def work_of(self, grant: Grant, denied: int) -> WorkCounters:
-        """Return a tenant's work from its page, and its refused allocations from the ledger."""
+        """Return a tenant's work on the device of a grant, and its refused allocations from the ledger."""
         if grant.gpu < 0:
             return WorkCounters()
         counts = self._pages.counts(grant)
@@ -90,10 +90,11 @@ class TurnObserver:
         resident = self._event_log.tenants.get(action.slot)
         if resident is None or resident.grant.generation != action.generation:
             return
-        grant = resident.grant
-        key = (grant.gpu, grant.kind)
-        denied = self.denied(grant.gpu).get(grant.slot, 0)
-        self.departed[key] = self.departed.get(key, WorkCounters()).add(self.work_of(grant, denied))
+        for gpu in resident.grant.places:
+            grant = resident.grant.on(gpu)
+            key = (gpu, grant.kind)
+            denied = self.denied(gpu).get(grant.slot, 0)
+            self.departed[key] = self.departed.get(key, WorkCounters()).add(self.work_of(grant, denied))
 
     def _count(self, log_event: LogEvent) -> None:
         self.log_events[log_event.what.value] += 1

@@ -89,7 +89,7 @@ class LiveProcesses:
         self._search_again_ns: Instant = 0
         self._supervisors: dict[TenantKey, RootProcess] = {}
         self._remembered: dict[int, tuple[int, TenantKey]] = {}  # by number: start time and tenant of a descendant
-        self._ended_counters: dict[TenantKey, dict[str, int | list[int]]] = {}
+        self._ended_counters: dict[tuple[TenantKey, int], dict[str, int | list[int]]] = {}  # by tenant and device
         self._epochs: dict[int, int] = {}
         self._gangs = LiveGangs()
         self._next_generation = unix_ns() // _GENERATION_NS
@@ -115,9 +115,10 @@ class LiveProcesses:
             memory = check_process_pages(descriptor)
             if peer.pidfd == NO_DESCRIPTOR or has_ended(peer.pidfd):
                 raise PeerError("the process has ended")
-            # A process has one set of pages: after exec, or if its connection broke, it brings new ones.
+            # A process has one set of pages per device: after exec, or if its connection broke, it brings new ones.
             for earlier in [each for each in self.attached() if each.pid == peer.pid]:
-                self._leave(earlier, is_last=False)
+                if earlier.gpu == gpu or earlier.tenant != tenant:
+                    self._leave(earlier, is_last=False)
             chosen = self._choose_index(gpu, tenant, previous)
             if isinstance(chosen, Reject):
                 return chosen
@@ -144,13 +145,13 @@ class LiveProcesses:
             self._listener.page_added(process.page)
         if gpu >= 0:
             self._tables.attach(gpu, index, process.generation, slot)
-        descriptors = (self._grants.handle(slot), *self._tables.handles(gpu))
+        descriptors = (self._grants.handle(slot, gpu), *self._tables.handles(gpu))
         return Attachment(index, process.generation, process.epoch, descriptors)
 
     def _choose_index(self, gpu: int, tenant: TenantKey, previous: tuple[int, int] | None) -> tuple[int, int] | Reject:
         """Return a free index and an unused generation, the previous ones if possible, or why there is none."""
         taken = self._attached.get(gpu, {})
-        if self.count(tenant) >= TENANT_PROCESSES:
+        if sum(process.tenant == tenant for process in taken.values()) >= TENANT_PROCESSES:
             return Reject(Reason.GPU_FULL, f"a tenant may have {TENANT_PROCESSES} processes that use the GPU at once")
         reserve = 0 if self._tables.is_online(gpu, tenant[0]) else ONLINE_RESERVE
         free = [index for index in range(PROCESSES) if index not in taken]
@@ -213,9 +214,9 @@ class LiveProcesses:
         for tenant in known - kept:
             self.remove(tenant)
         # The counters of tenants that have just left are still read once.
-        departed = [tenant for tenant in self._ended_counters if tenant not in kept]
-        for tenant in departed[:-_DEPARTED_KEPT]:
-            del self._ended_counters[tenant]
+        departed = [place for place in self._ended_counters if place[0] not in kept]
+        for place in departed[:-_DEPARTED_KEPT]:
+            del self._ended_counters[place]
 
     def page(self, gpu: int, index: int) -> ProcessPage | None:
         """Return the present pages at an index; None if no process has it."""
@@ -259,16 +260,17 @@ class LiveProcesses:
         container = container_of(peer.cgroup)
         return bool(container) and any(root.container == container for root in self._roots() if root.tenant == tenant)
 
-    def count(self, tenant: TenantKey) -> int:
-        """Return the number of attached processes of a tenant."""
-        return len(self._by_tenant.get(tenant, ()))
+    def count(self, tenant: TenantKey, gpu: int | None = None) -> int:
+        """Return how many processes of a tenant are attached, on one device or summed over all."""
+        attached = self._by_tenant.get(tenant, ())
+        return len(attached) if gpu is None else sum(process.gpu == gpu for process in attached)
 
     def signal(self, tenant: TenantKey, number: int) -> None:
         """Send a signal to the tenant's attached processes and their descendants."""
-        roots = self.of_tenant(tenant)
-        for process in roots:
+        roots = {process.pid: process for process in self.of_tenant(tenant)}
+        for process in roots.values():
             _send(process.pidfd, number)
-        for pid in self._tree.descendants(process.pid for process in roots):
+        for pid in self._tree.descendants(roots):
             self._signal_own(pid, tenant, number)
 
     # ---- the monitors --------------------------------------------------------------------------------------------
@@ -287,16 +289,18 @@ class LiveProcesses:
         return ordered
 
     def of_tenant(self, tenant: TenantKey) -> list[AttachedProcess]:
-        """Return the attached processes of a tenant."""
+        """Return the attached processes of a tenant; one that uses several devices is attached on each."""
         return list(self._by_tenant.get(tenant, ()))
 
-    def ended_counters(self, tenant: TenantKey) -> list[dict[str, int | list[int]]]:
-        """Return the sums of the counters of a tenant's ended processes, if there are any."""
-        return [self._ended_counters[tenant]] if tenant in self._ended_counters else []
+    def ended_counters(self, tenant: TenantKey, gpu: int) -> list[dict[str, int | list[int]]]:
+        """Return the sums of the counters of a tenant's ended processes on a device, if there are any."""
+        counters = self._ended_counters.get((tenant, gpu))
+        return [] if counters is None else [counters]
 
     def own_numbers(self, tenant: TenantKey) -> list[int]:
         """Return the numbers of a tenant's attached processes in their own pid namespaces."""
-        return [self._tree.own_number(process.pid) for process in self.of_tenant(tenant)]
+        pids = dict.fromkeys(process.pid for process in self.of_tenant(tenant))
+        return [self._tree.own_number(pid) for pid in pids]
 
     def is_stopped(self, tenant: TenantKey) -> bool:
         """Return whether an attached process of a tenant is stopped or traced."""
@@ -345,7 +349,7 @@ class LiveProcesses:
         children, so that none starts another one meanwhile.
         """
         supervisor = self._supervisors.get(tenant)
-        roots: list[RootProcess] = [*self.of_tenant(tenant)]
+        roots: list[RootProcess] = [*{process.pid: process for process in self.of_tenant(tenant)}.values()]
         if supervisor is not None:
             is_user = supervisor.pid in self.device_holders or any(root.pid == supervisor.pid for root in roots)
             if is_user or not keep_supervisor:
@@ -498,9 +502,9 @@ class LiveProcesses:
             return
         page = process.gate_page()
         if page:
-            before = self._ended_counters.get(process.tenant)
-            ended = [*([] if before is None else [before]), counters_of(page)]
-            self._ended_counters[process.tenant] = combine(ended, process.tenant[1])
+            place = process.tenant, process.gpu
+            ended = [*self.ended_counters(*place), counters_of(page)]
+            self._ended_counters[place] = combine(ended, process.tenant[1])
         self._ledgers.end(process.gpu, process.index, process.copy())
         self._gangs.leave(process.generation)
         if process.gpu >= 0:

@@ -26,6 +26,7 @@ from cotenant.node.directories import Directories, link_socket, listen
 from cotenant.node.model.admission import Reject
 from cotenant.node.model.event import Event, NodeStopping, SettingsChanged
 from cotenant.node.model.protection import OnBypass
+from cotenant.node.model.tenant import GPU_LIMIT
 from cotenant.node.state.node import NodeMachine
 from cotenant.runner.background import BackgroundTasks
 from cotenant.runner.host import Effects
@@ -116,7 +117,8 @@ class NodeGuard:
                 self.files.add_socket(path, reopen_sockets)
 
         def problem() -> str:
-            return self.files.problem() or self._reserve_pages(len(machine.waiting_peers()) + 1)
+            devices = min(max(1, len(machine.settings.gpus)), GPU_LIMIT)
+            return self.files.problem() or self._reserve_pages((len(machine.waiting_peers()) + 1) * devices)
 
         guards = HostGuards(refuse, problem, loop.post, RequestLimiter(os.geteuid()), dropped)
         self._host = GuardedHost(machine, effects, journal, self._directories.state, observer, guards)

@@ -43,7 +43,7 @@ class TenantPages:
         return {} if generation is None else self._combined(gpu, (slot, generation))
 
     def counts(self, grant: Grant) -> GateCounts:
-        """Return the counters of a tenant, which may just have left."""
+        """Return the counters of a tenant on the device of a grant; the tenant may just have left."""
         return msgspec.convert(self._combined(grant.gpu, (grant.slot, grant.generation)), GateCounts)
 
     def snapshot(self, gpu: int, now: Instant) -> DeviceSnapshot | None:
@@ -71,7 +71,7 @@ class TenantPages:
 
     def _combined(self, gpu: int, tenant: TenantKey) -> dict[str, int | list[int]]:
         read = [process.gate_page() for process in self._processes.of_tenant(tenant) if process.gpu == gpu]
-        pages = [*filter(None, read), *self._processes.ended_counters(tenant)]
+        pages = [*filter(None, read), *self._processes.ended_counters(tenant, gpu)]
         if len(pages) != 1:
             return combine(pages, tenant[1])
         latest = self._latest.get(tenant[0])

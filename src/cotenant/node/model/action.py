@@ -25,6 +25,8 @@ class IssueGrant(Value, frozen=True, tag="issue-grant"):
     grant: Grant
     neighbours: int = 0
     """Number of other tenants on the device, at most `NEIGHBOURS_LIMIT`; updated as tenants join and leave."""
+    more_neighbours: tuple[int, ...] = ()
+    """The same for its further devices."""
 
 
 class Refuse(Value, frozen=True, tag="refuse"):
@@ -163,6 +165,8 @@ class RecordPlacement(Value, frozen=True, tag="record-placement"):
     why: str
     shortfall_ppm: int = 0
     """Predicted share beyond the whole device that online tenants need for their objectives."""
+    more_gpus: tuple[int, ...] = ()
+    """Its further devices."""
 
 
 class RestartMps(Value, frozen=True, tag="restart-mps"):

@@ -59,6 +59,12 @@ class WaitingJoin(Value, frozen=True):
     spec: TenantSpec
     gpu: int
     until_ns: Instant
+    more_gpus: tuple[int, ...] = ()
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """Return all devices for which it waits."""
+        return (self.gpu, *self.more_gpus)
 
 
 class OnlineFirst(Value, frozen=True):
@@ -247,6 +253,8 @@ class TenantFaulted(Value, frozen=True, tag="faulted"):
     generation: int
     source: Detail
     code: int
+    gpu: int = -1
+    """The device on which it happened; -1: the first device of the tenant."""
 
 
 class TenantHung(Value, frozen=True, tag="hung"):
@@ -257,6 +265,8 @@ class TenantHung(Value, frozen=True, tag="hung"):
     kernel: Detail
     expected_ns: Duration
     waited_ns: Duration
+    gpu: int = -1
+    """The device on which the kernel runs; -1: the first device of the tenant."""
 
 
 class TenantDrained(Value, frozen=True, tag="drained"):
@@ -276,6 +286,8 @@ class MemoryRequested(Value, frozen=True, tag="memory-requested"):
     """Slot and allocated device memory of all tenants of the device, from the ledger."""
     free_bytes: Amount = 0
     """The device's free memory, which does not suffice."""
+    gpu: int = -1
+    """The device; -1: the first device of the tenant."""
 
 
 class MemoryBypassed(Value, frozen=True, tag="memory-bypassed"):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from cotenant.units.value import Value
 
 SOFT_PREFIX: Final = "soft:"
 UUID_PREFIX: Final = "GPU-"
+MIG_PREFIX: Final = "MIG-"
+UUID_PREFIXES: Final = (UUID_PREFIX, MIG_PREFIX)
 
 
 class Gpu(Value, frozen=True):
@@ -26,12 +29,18 @@ class Gpu(Value, frozen=True):
         """Return whether a requested name means this device; as in CUDA, a prefix of the UUID suffices."""
         names = self.names(index)
         return requested in names or (
-            requested.startswith(UUID_PREFIX) and any(name.startswith(requested) for name in names)
+            requested.startswith(UUID_PREFIXES) and any(name.startswith(requested) for name in names)
         )
 
     def visible(self, index: int) -> str:
         """Return the value of CUDA_VISIBLE_DEVICES that selects only this device."""
         return self.names(index)[0].removeprefix(SOFT_PREFIX)
+
+
+def name_gpus(gpus: Sequence[int]) -> str:
+    """Return "GPU 0", or "GPUs 0, 1 and 2"."""
+    *before, last = gpus
+    return f"GPUs {', '.join(map(str, before))} and {last}" if before else f"GPU {last}"
 
 
 class GpuCapacity(Value, frozen=True):

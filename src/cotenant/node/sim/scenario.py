@@ -28,7 +28,7 @@ from cotenant.node.model.event import (
     TenantsPaused,
 )
 from cotenant.node.model.protection import GpuSample, OnPressure
-from cotenant.node.model.tenant import Name, Priority, TenantSpec
+from cotenant.node.model.tenant import GpuCount, Name, Priority, TenantSpec
 from cotenant.units.instant import SECOND_NS
 from cotenant.units.share import WHOLE_PPM
 from cotenant.units.text import format_duration
@@ -55,6 +55,8 @@ class PopulationConfig(Section, frozen=True):
     on_pressure: OnPressure = OnPressure.EVICT
     stubborn: bool = False
     """Whether the tenants exit only when they are killed."""
+    gpus: GpuCount = 1
+    """The number of devices of each tenant."""
 
     def spec(self) -> TenantSpec:
         """Return the spec with which each of these tenants joins."""
@@ -67,6 +69,7 @@ class PopulationConfig(Section, frozen=True):
             task=self.name,
             command=f"{self.name} --work",
             on_pressure=self.on_pressure,
+            gpu_count=self.gpus,
         )
 
 

@@ -114,9 +114,8 @@ class OperatorCommands:
         if spec == tenant.spec:
             return [registry.confirm(event.peer, tenant)]
         grant = msgspec.structs.replace(tenant.grant, share_ppm=share_ppm, memory_bytes=memory_bytes)
-        gpu = grant.gpu
         if not tenant.lifecycle.suspended:
-            objection = registry.capacity.objection_to_change(gpu, tenant.spec, spec)
+            objection = registry.capacity.objection_to_change(grant.gpus, tenant.spec, spec)
             if objection is not None:
                 return [Refuse(self._context.turn, event.peer, objection)]
         tenant = self._set_reservation(tenant, grant, spec)
@@ -136,9 +135,10 @@ class OperatorCommands:
             return [registry.confirm(event.peer, tenant)]
         grant = msgspec.structs.replace(tenant.grant, slo_ns=event.slo_ns)
         tenant = self._set_reservation(tenant, grant, msgspec.structs.replace(tenant.spec, slo_ns=event.slo_ns))
-        if not event.slo_ns and grant.gpu in registry.tables.setpoints:
-            # No entry changes, but the set-point of the device depends on it.
-            registry.tables.mark_all(grant.gpu)
+        for gpu in grant.gpus:
+            if not event.slo_ns and gpu in registry.tables.setpoints:
+                # No entry changes, but the set-point of the device depends on it.
+                registry.tables.mark_all(gpu)
         return [registry.issue_grant(NO_PEER, tenant), registry.confirm(event.peer, tenant)]
 
     def set_rules(self, event: RulesChanged, now: Instant) -> list[Action]:
@@ -157,12 +157,12 @@ class OperatorCommands:
 
     def _set_reservation(self, tenant: Tenant, grant: Grant, spec: TenantSpec) -> Tenant:
         """Replace a tenant's grant and spec, and update capacity and predictions."""
-        registry, gpu = self._registry, grant.gpu
-        registry.capacity.occupy(gpu, tenant.spec, -1)
-        registry.capacity.occupy(gpu, spec, 1)
+        registry, gpus = self._registry, grant.gpus
+        registry.capacity.occupy(gpus, tenant.spec, -1)
+        registry.capacity.occupy(gpus, spec, 1)
         if tenant.lifecycle.suspended:  # a suspended tenant holds neither the old nor the new reservation
-            registry.capacity.reserve(gpu, tenant.spec, 1)
-            registry.capacity.reserve(gpu, spec, -1)
+            registry.capacity.reserve(gpus, tenant.spec, 1)
+            registry.capacity.reserve(gpus, spec, -1)
         tenant = msgspec.structs.replace(tenant, grant=grant, spec=spec)
         registry.replace(tenant)
         return tenant

@@ -144,7 +144,7 @@ class DeviceHealth:
         if until_ns is not None:
             detail = f"an online tenant waits for memory on GPU {gpu}"
             return Reject(Reason.NO_CAPACITY_YET, detail, max(until_ns - now, limits.period_ns))
-        if gpu in self._registry.suspended.values():
+        if any(gpu in devices for devices in self._registry.suspended.values()):
             detail = f"a suspended tenant of GPU {gpu} is restored before new offline tenants are admitted"
             return Reject(Reason.NO_CAPACITY_YET, detail, max(limits.make_room_ns, limits.period_ns))
         return None
@@ -154,16 +154,19 @@ class DeviceHealth:
 
     def tenant_returned(self, tenant: Tenant) -> None:
         """Remove a tenant that joined or restarted from those that offline tenants wait for."""
-        first = self.online_first.get(tenant.grant.gpu)
-        if first is None or tenant.grant.kind is not Kind.ONLINE:
+        if tenant.grant.kind is not Kind.ONLINE:
             return
-        returned = tenant.name if tenant.name in first.names else first.names[0]
-        names = tuple(name for name in first.names if name != returned)
-        if names:
-            self.online_first[first.gpu] = msgspec.structs.replace(first, names=names)
-        else:
-            del self.online_first[first.gpu]
-            self._update_admits_all()
+        for gpu in tenant.grant.gpus:
+            first = self.online_first.get(gpu)
+            if first is None:
+                continue
+            returned = tenant.name if tenant.name in first.names else first.names[0]
+            names = tuple(name for name in first.names if name != returned)
+            if names:
+                self.online_first[gpu] = msgspec.structs.replace(first, names=names)
+            else:
+                del self.online_first[gpu]
+                self._update_admits_all()
 
     # -- samples ---------------------------------------------------------------------------------------------
 
@@ -300,7 +303,8 @@ class DeviceHealth:
         if tenant is None or event.source not in _SOURCES:
             return []
         error = errors.classify(_SOURCES[event.source], event.code)
-        return self._apply_remedy(error, f"{source_label(event.source)} {event.code}", tenant.grant.gpu, tenant, now)
+        symptom = f"{source_label(event.source)} {event.code}"
+        return self._apply_remedy(error, symptom, _device_of(event.gpu, tenant), tenant, now)
 
     def memory_bypassed(self, event: MemoryBypassed, now: Instant) -> list[Action]:
         """Evict an offline tenant at once; an online tenant is only reported."""
@@ -321,7 +325,7 @@ class DeviceHealth:
         kernel = f"kernel {clipped(event.kernel, _KERNEL_LIMIT)}" if event.kernel else "a kernel"
         error = errors.classify(Source.HANG, 0)
         symptom = f"{kernel} has run for {round_duration(event.waited_ns)}{expected}"
-        return self._apply_remedy(error, symptom, tenant.grant.gpu, tenant, now)
+        return self._apply_remedy(error, symptom, _device_of(event.gpu, tenant), tenant, now)
 
     def _apply_remedy(
         self, error: ErrorClass, symptom: str, gpu: int, tenant: Tenant | None, now: Instant
@@ -351,6 +355,11 @@ class DeviceHealth:
             if tenant.grant.kind is Kind.OFFLINE:
                 actions += self._exits.begin(tenant.grant.slot, f"evicted: {why}", now)
         return actions
+
+
+def _device_of(gpu: int, tenant: Tenant) -> int:
+    """Return the device of an event about a tenant; the state of older versions names none."""
+    return gpu if gpu in tenant.grant.gpus else tenant.grant.gpu
 
 
 def _is_new(tenant: Tenant, watch: GpuWatch) -> bool:

@@ -44,6 +44,7 @@ from cotenant.node.model.event import (
     TenantResumed,
     TenantsPaused,
 )
+from cotenant.node.model.gpu import name_gpus
 from cotenant.node.model.log_event import LogEvent, LogEventKind, LogLevel
 from cotenant.node.model.tenant import Tenant, TenantSpec
 from cotenant.node.state.event_text import FORMATTERS, NO_TENANT, LogText, TenantIdentity
@@ -204,7 +205,7 @@ class EventLog:
                 self._add(LogText(LogEventKind.RESUMED, f"{tenant.name} reconnected"), tenant)
             return
         spec = f": {describe_spec(event.spec)}" if isinstance(event, TenantJoined) else ""
-        where = f" on GPU {grant.gpu}" if grant.gpu >= 0 else ""
+        where = f" on {name_gpus(grant.gpus)}" if grant.gpus else ""
         text = f"{tenant.name} joined in slot {grant.slot}/{grant.generation}{where}{spec}"
         self._add(LogText(LogEventKind.JOINED, text), tenant)
 

@@ -25,12 +25,13 @@ def plan_of(context: NodeContext, registry: TenantRegistry) -> Plan:
     entries = [
         Reservation(
             tenant.name,
-            tenant.grant.gpu,
+            gpu,
             0 if tenant.lifecycle.suspended else tenant.spec.memory_bytes,
             0 if tenant.lifecycle.suspended else tenant.spec.share_ppm,
         )
         for tenant in registry.holders.values()
-        if tenant.grant.gpu < len(context.settings.gpus)
+        for gpu in tenant.grant.places
+        if gpu < len(context.settings.gpus)
     ]
     return Plan(context.settings.gpus, tuple(entries))
 
@@ -75,15 +76,15 @@ def _of_devices(
     plan = plan_of(context, registry)
     watches = list(enumerate(devices.watches))
     disabled = [gpu for gpu, watch in watches if watch.health is Health.DISABLED]
-    over = [gpu for gpu, watch in watches if watch.health is Health.OVERLIMIT]
+    over = {gpu for gpu, watch in watches if watch.health is Health.OVERLIMIT}
     offline = [tenant for tenant in registry.holders.values() if tenant.grant.kind is Kind.OFFLINE]
     return [
         (
             "table entries",
             {gpu: registry.tables.entries(gpu) for gpu in registry.tables.devices()},
             {
-                gpu: tuple(_entry(registry, slot) for slot in sorted(held) if held[slot].gpu == gpu)
-                for gpu in sorted({grant.gpu for grant in held.values()})
+                gpu: tuple(_entry(registry, gpu, slot) for slot in sorted(held) if gpu in held[slot].places)
+                for gpu in sorted({gpu for grant in held.values() for gpu in grant.places})
             },
         ),
         (
@@ -102,14 +103,18 @@ def _of_devices(
         ),
         (
             "offline tenants on devices over the limit",
-            [one.name for one in offline if one.grant.gpu in over and one.lifecycle.phase is ExitPhase.RUNNING],
+            [
+                one.name
+                for one in offline
+                if not over.isdisjoint(one.grant.gpus) and one.lifecycle.phase is ExitPhase.RUNNING
+            ],
             [],
         ),
     ]
 
 
-def _entry(registry: TenantRegistry, slot: int) -> GateEntry:
-    return entry_of(registry.holders[slot], registry.tables.share_among_peers(slot))
+def _entry(registry: TenantRegistry, gpu: int, slot: int) -> GateEntry:
+    return entry_of(registry.holders[slot], registry.tables.share_among_peers(gpu, slot))
 
 
 def _of_setpoints(context: NodeContext, registry: TenantRegistry) -> list[tuple[str, object, object]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from cotenant.gate.grant import Kind
 from cotenant.node.model.action import Action, Refuse
 from cotenant.node.model.admission import Reason, Reject
 from cotenant.node.model.event import MemoryRequested, TenantJoined, WaitingJoin
+from cotenant.node.model.gpu import name_gpus
 from cotenant.node.model.protection import ExitPhase, OnPressure
 from cotenant.node.model.tenant import Tenant, TenantSpec
 from cotenant.node.policy.protect.pressure import Candidate, victims
@@ -46,8 +47,9 @@ class MemoryPressure:
         spec = event.spec
         if len(self.waiting) >= WAITING_LIMIT:
             return None
-        requested = self._registry.device_called(spec.gpu) if spec.gpu else None
-        devices = range(len(self._context.settings.gpus)) if requested is None else [requested]
+        if spec.device_count > 1:
+            return self._make_room_on_all(event, now, barred)
+        devices = self._registry.devices_named(spec) or range(len(self._context.settings.gpus))
         plans = [
             (gpu, victim_slots)
             for gpu in devices
@@ -56,10 +58,37 @@ class MemoryPressure:
         if not plans:
             return None
         gpu, victim_slots = min(plans, key=lambda candidate: len(candidate[1]))
+        return self._wait_for(event, (gpu,), victim_slots, now)
+
+    def _make_room_on_all(self, event: TenantJoined, now: Instant, barred: dict[int, Reject]) -> list[Action] | None:
+        """Make offline tenants give up memory on each of several devices that lacks it; None: that would not suffice.
+
+        Unless the join requests devices, these are the ones on which the fewest tenants must give up memory.
+        """
+        spec, capacity = event.spec, self._registry.capacity
+        candidates = self._registry.devices_named(spec) or range(len(self._context.settings.gpus))
+        plans: list[tuple[int, list[int]]] = []
+        for gpu in candidates:
+            has_capacity = capacity.objection(spec, gpu, barred) is None
+            victim_slots = [] if has_capacity else self._choose_victims(spec, gpu, barred)
+            if victim_slots is not None:
+                plans.append((gpu, victim_slots))
+        if len(plans) < spec.device_count:
+            return None
+        plans = sorted(plans, key=lambda plan: len(plan[1]))[: spec.device_count] if not spec.gpu else plans
+        gpus = [gpu for gpu, _ in plans]
+        ordered = tuple(gpus if spec.gpu else sorted(gpus))
+        return self._wait_for(event, ordered, sorted({slot for _, slots in plans for slot in slots}), now)
+
+    def _wait_for(
+        self, event: TenantJoined, gpus: tuple[int, ...], victim_slots: Sequence[int], now: Instant
+    ) -> list[Action]:
+        """Let a join wait for devices, and make these tenants give up their memory."""
+        spec = event.spec
         until_ns = now + self._context.settings.limits.make_room_ns
-        self.waiting.append(WaitingJoin(event.peer, event.pid, event.uid, spec, gpu, until_ns))
+        self.waiting.append(WaitingJoin(event.peer, event.pid, event.uid, spec, gpus[0], until_ns, gpus[1:]))
         name = f"online tenant {spec.name}" if spec.name else "an online tenant"
-        why = f"{name} needs {format_size(spec.memory_bytes)} on GPU {gpu}"
+        why = f"{name} needs {format_size(spec.memory_bytes)} on {name_gpus(gpus)}"
         actions: list[Action] = []
         for slot in victim_slots:
             tenant = self._registry.holders[slot]
@@ -73,7 +102,7 @@ class MemoryPressure:
             return None
         tenants = self._registry.tenants_on(gpu)
         leaving = [tenant for tenant in tenants if _is_freeing_memory(tenant)]
-        waiting = [join.spec for join in self.waiting if join.gpu == gpu]
+        waiting = [join.spec for join in self.waiting if gpu in join.gpus]
         freed_bytes = _memory_of(tenant.spec for tenant in leaving) - _memory_of(waiting)
         short_bytes = spec.memory_bytes - self._registry.capacity.devices[gpu].memory_free_bytes - freed_bytes
         candidates = [
@@ -98,14 +127,15 @@ class MemoryPressure:
         if requester is None or requester.grant.kind is not Kind.ONLINE or requester.lifecycle.phase in ENDING:
             return []
         held = dict(event.held)
-        tenants = [tenant for tenant in self._registry.tenants_on(requester.grant.gpu) if tenant.grant.slot in held]
+        gpu = event.gpu if event.gpu in requester.grant.gpus else requester.grant.gpu
+        tenants = [tenant for tenant in self._registry.tenants_on(gpu) if tenant.grant.slot in held]
         freed_bytes = sum(held[tenant.grant.slot] for tenant in tenants if _is_freeing_memory(tenant))
         candidates = [
             _candidate(tenant, held[tenant.grant.slot])
             for tenant in tenants
             if tenant.lifecycle.phase is ExitPhase.RUNNING
         ]
-        why = f"online tenant {requester.name} needs {round_size(event.bytes)} on GPU {requester.grant.gpu}"
+        why = f"online tenant {requester.name} needs {round_size(event.bytes)} on GPU {gpu}"
         actions: list[Action] = []
         for slot in victims(candidates, max(event.bytes - event.free_bytes - freed_bytes, 0)) or ():
             actions += self.suspend_or_evict(self._registry.holders[slot], why, held[slot], now)
@@ -121,7 +151,7 @@ class MemoryPressure:
 
     def bars(self, gpu: int) -> Instant | None:
         """Return until when offline tenants must not join a device because an online join waits for it."""
-        return max((join.until_ns for join in self.waiting if join.gpu == gpu), default=None)
+        return max((join.until_ns for join in self.waiting if gpu in join.gpus), default=None)
 
     def is_waiting(self, peer: int) -> bool:
         """Return whether a peer's join waits."""
@@ -145,19 +175,19 @@ class MemoryPressure:
         spec, registry = join.spec, self._registry
         if spec.name and spec.name in registry.slot_of_name:
             return registry.refuse(join.peer, Reason.NAME_TAKEN, f"the name {spec.name!r} was taken while it waited")
-        if registry.free and registry.capacity.objection(spec, join.gpu, _NO_BARS) is None:
-            return registry.admit(TenantJoined(join.peer, join.pid, join.uid, spec), join.gpu, now)
-        return [Refuse(self._context.turn, join.peer, self._timed_out(join.gpu))] if now >= join.until_ns else []
+        if registry.free and all(registry.capacity.objection(spec, gpu, _NO_BARS) is None for gpu in join.gpus):
+            return registry.admit(TenantJoined(join.peer, join.pid, join.uid, spec), join.gpus, now)
+        return [Refuse(self._context.turn, join.peer, self._timed_out(join.gpus))] if now >= join.until_ns else []
 
-    def _timed_out(self, gpu: int) -> Reject:
+    def _timed_out(self, gpus: Sequence[int]) -> Reject:
         wait_ns = self._context.settings.limits.make_room_ns
-        detail = f"the offline tenants of GPU {gpu} have not freed enough memory yet; try again"
+        detail = f"the offline tenants of {name_gpus(gpus)} have not freed enough memory yet; try again"
         return Reject(Reason.NO_CAPACITY_YET, detail, wait_ns)
 
     def refuse_waiting(self, gpu: int, reject: Reject) -> list[Action]:
         """Refuse the joins that wait for a device that admits no tenants any more."""
-        refused = [join for join in self.waiting if join.gpu == gpu]
-        self.waiting = [join for join in self.waiting if join.gpu != gpu]
+        refused = [join for join in self.waiting if gpu in join.gpus]
+        self.waiting = [join for join in self.waiting if gpu not in join.gpus]
         return [Refuse(self._context.turn, join.peer, reject) for join in refused]
 
 

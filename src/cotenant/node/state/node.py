@@ -329,7 +329,7 @@ class NodeMachine:
             detail = f"the name {spec.name!r} is taken by the tenant in slot {self.registry.slot_of_name[spec.name]}"
             return self.registry.refuse(peer, Reason.NAME_TAKEN, detail)
         if not self._context.settings.gpus:
-            return self.registry.admit(event, NO_GPU, now)
+            return self.registry.admit(event, (NO_GPU,), now)
         is_unrestricted = self._devices.admits_all and not self._pressure.waiting and not self.registry.suspended
         barred = {} if is_unrestricted else self._devices.bars(spec.kind, now)
         choice = self.registry.choose(spec, barred)
@@ -342,7 +342,7 @@ class NodeMachine:
                 f"its objective of {format_duration(spec.slo_ns)} is predicted to be missed on every GPU: {choice.why}"
             )
             return self.registry.refuse(peer, Reason.NO_OBJECTIVE, detail)
-        actions = self.registry.admit(event, choice.gpu, now)
+        actions = self.registry.admit(event, choice.gpus, now)
         if choice.why:
             slot = self.registry.slot_of_peer[peer]
             actions.append(
@@ -353,6 +353,7 @@ class NodeMachine:
                     choice.gpu,
                     choice.why,
                     choice.shortfall_ppm,
+                    choice.more_gpus,
                 )
             )
         if not is_unrestricted:

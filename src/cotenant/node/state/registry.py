@@ -11,7 +11,7 @@ import functools
 import heapq
 import re
 from collections import deque
-from collections.abc import Container
+from collections.abc import Container, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -59,7 +59,7 @@ class TenantRegistry:
         self.tables = TenantTables()
         self.capacity = Capacity(self._context.settings, (), self._context.rules)
         self.deadlines: dict[int, Instant] = {}  # by slot, of lifecycles with a deadline
-        self.suspended: dict[int, int] = {}  # by slot, the devices of suspended tenants
+        self.suspended: dict[int, tuple[int, ...]] = {}  # by slot, the devices of suspended tenants
         self.disconnected_until: Instant = NEVER
         self.idle_since: Instant = NEVER
 
@@ -95,16 +95,25 @@ class TenantRegistry:
         return tenant
 
     def choose(self, spec: TenantSpec, barred: dict[int, Reject]) -> Choice | Reject:
-        """Return the device for a new tenant, or the refusal; barred devices are not chosen."""
+        """Return the devices for a new tenant, or the refusal; barred devices are not chosen."""
         if not spec.gpu:
             return self.capacity.find(spec, barred)
-        index = self.device_called(spec.gpu)
-        if index is not None:
-            return self.capacity.objection(spec, index, barred) or self.capacity.choice_on(spec, index)
-        names = ", ".join(gpu.names(index)[0] for index, gpu in enumerate(self._context.settings.gpus))
-        return Reject(
-            Reason.UNKNOWN_GPU, f"the node has no GPU {spec.gpu!r}, only {names}; request one of them, or none"
-        )
+        chosen: list[int] = []
+        for name in spec.gpu_names:
+            index = self.device_called(name)
+            if index is None:
+                names = ", ".join(gpu.names(index)[0] for index, gpu in enumerate(self._context.settings.gpus))
+                detail = f"the node has no GPU {name!r}, only {names}; request one of them, or none"
+                return Reject(Reason.UNKNOWN_GPU, detail)
+            if index in chosen:
+                return Reject(Reason.UNKNOWN_GPU, f"{spec.gpu!r} names GPU {index} twice; name each GPU once")
+            chosen.append(index)
+        return self.capacity.choice_on_all(spec, chosen, barred)
+
+    def devices_named(self, spec: TenantSpec) -> tuple[int, ...]:
+        """Return the indexes of the devices that a spec names; none: it names none, or one that is unknown."""
+        indexes = [self.device_called(name) for name in spec.gpu_names]
+        return tuple(index for index in indexes if index is not None) if None not in indexes else ()
 
     # -- actions -------------------------------------------------------------------------------------------------
 
@@ -114,8 +123,8 @@ class TenantRegistry:
 
     def issue_grant(self, peer: int, tenant: Tenant) -> IssueGrant:
         """Return the action that issues a tenant's grant to this peer."""
-        others = self.tables.count(tenant.grant.gpu) - 1
-        return IssueGrant(self._context.turn, peer, tenant.name, tenant.grant, min(others, NEIGHBOURS_LIMIT))
+        first, *more = [min(self.tables.count(gpu) - 1, NEIGHBOURS_LIMIT) for gpu in tenant.grant.places]
+        return IssueGrant(self._context.turn, peer, tenant.name, tenant.grant, first, tuple(more))
 
     def confirm(self, peer: int, *tenants: Tenant) -> Confirm:
         """Return the confirmation of a command for these tenants."""
@@ -126,29 +135,32 @@ class TenantRegistry:
         for gpu in (*range(len(self._context.settings.gpus)), *self.tables.devices()):
             self.tables.mark_all(gpu)
 
-    def _neighbour_change(self, gpu: int, leaving: int = 0) -> list[Action]:
-        """Return the new neighbour count for a device's tenants, unless it exceeds the limit."""
-        count = self.tables.count(gpu)
-        if not 0 < count <= NEIGHBOURS_LIMIT:
-            return []
-        return [SetNeighbourCount(self._context.turn, gpu, count - leaving)]
+    def _neighbour_change(self, gpus: Iterable[int], leaving: int = 0) -> list[Action]:
+        """Return the new neighbour counts for the tenants of devices, except counts that exceed the limit."""
+        counts = [(gpu, self.tables.count(gpu)) for gpu in gpus]
+        return [
+            SetNeighbourCount(self._context.turn, gpu, count - leaving)
+            for gpu, count in counts
+            if 0 < count <= NEIGHBOURS_LIMIT
+        ]
 
     # -- changes --------------------------------------------------------------------------------------------------
 
-    def admit(self, event: TenantJoined, gpu: int, now: Instant) -> list[Action]:
-        """Give a new tenant the lowest free slot on this device."""
+    def admit(self, event: TenantJoined, gpus: Sequence[int], now: Instant) -> list[Action]:
+        """Give a new tenant the lowest free slot on these devices; (-1,): the node has none."""
         spec, peer = event.spec, event.peer
         slot = heapq.heappop(self.free)
         generation = self.generations[slot] = self.generations[slot] + 1
         name = spec.name or invent_name(spec.command, slot, self.slot_of_name)
-        grant = Grant(slot, generation, spec.kind, spec.priority, spec.share_ppm, spec.memory_bytes, spec.slo_ns, gpu)
+        amounts = (spec.share_ppm, spec.memory_bytes, spec.slo_ns)
+        grant = Grant(slot, generation, spec.kind, spec.priority, *amounts, gpus[0], tuple(gpus[1:]))
         tenant = self.holders[slot] = Tenant(name, grant, spec, event.pid, event.uid, now)
         self.peer_of[slot] = peer
         self.slot_of_peer[peer] = slot
         self.slot_of_name[name] = slot
         self.idle_since = NEVER
-        self.capacity.occupy(gpu, spec, 1)
-        set_neighbour_count = self._neighbour_change(gpu)
+        self.capacity.occupy(grant.gpus, spec, 1)
+        set_neighbour_count = self._neighbour_change(grant.places)
         self.tables.put(tenant)
         return [*set_neighbour_count, self.issue_grant(peer, tenant)]
 
@@ -161,9 +173,9 @@ class TenantRegistry:
         """Set a tenant's lifecycle and update its table entry, deadline and reservation."""
         slot = tenant.grant.slot
         if lifecycle.suspended != tenant.lifecycle.suspended:
-            self.capacity.reserve(tenant.grant.gpu, tenant.spec, -1 if lifecycle.suspended else 1)
+            self.capacity.reserve(tenant.grant.gpus, tenant.spec, -1 if lifecycle.suspended else 1)
         if lifecycle.phase is ExitPhase.SUSPENDED:
-            self.suspended[slot] = tenant.grant.gpu
+            self.suspended[slot] = tenant.grant.gpus
         else:
             self.suspended.pop(slot, None)
         if lifecycle.until_ns == NEVER:
@@ -184,14 +196,14 @@ class TenantRegistry:
         if slot < self._context.settings.slots:  # after a restart with fewer slots, surplus slots are not reused
             heapq.heappush(self.free, slot)
         if tenant.lifecycle.suspended:
-            self.capacity.reserve(tenant.grant.gpu, tenant.spec, 1)
-        self.capacity.occupy(tenant.grant.gpu, tenant.spec, -1)
+            self.capacity.reserve(tenant.grant.gpus, tenant.spec, 1)
+        self.capacity.occupy(tenant.grant.gpus, tenant.spec, -1)
         if not self.holders:
             self.idle_since = now
         self.departed.append(Departure(tenant, ending, now))
         self.tables.clear(tenant)
         revoked = Revoke(self._context.turn, peer, tenant.name, slot, tenant.grant.generation, ending)
-        return [revoked, *self._neighbour_change(tenant.grant.gpu, leaving=1)]
+        return [revoked, *self._neighbour_change(tenant.grant.places, leaving=1)]
 
     def rebuild(self) -> None:
         """Derive free slots, names, tables, capacity, deadlines and suspended tenants from the tenants."""
@@ -206,7 +218,7 @@ class TenantRegistry:
             slot: lifecycle.until_ns for slot, lifecycle in lifecycles.items() if lifecycle.until_ns != NEVER
         }
         suspended = [slot for slot, lifecycle in lifecycles.items() if lifecycle.phase is ExitPhase.SUSPENDED]
-        self.suspended = {slot: self.holders[slot].grant.gpu for slot in suspended}
+        self.suspended = {slot: self.holders[slot].grant.gpus for slot in suspended}
 
 
 def invent_name(command: str, slot: int, taken: Container[str]) -> str:

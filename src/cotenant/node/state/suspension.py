@@ -6,6 +6,7 @@ import msgspec
 
 from cotenant.node.model.action import Action, RestoreTenant, SuspendTenant
 from cotenant.node.model.event import TenantRestored, TenantSuspended
+from cotenant.node.model.gpu import name_gpus
 from cotenant.node.model.protection import ExitPhase, GpuSample, Lifecycle
 from cotenant.node.model.tenant import Tenant
 from cotenant.node.state.registry import NodeContext, TenantRegistry
@@ -91,8 +92,8 @@ class Suspensions:
 
     def restarted(self, tenant: Tenant, now: Instant) -> list[Action]:
         """Handle a restarted program, which begins anew if its reservation still fits."""
-        if tenant.lifecycle.suspended and not self._registry.capacity.has_capacity(tenant.grant.gpu, tenant.spec):
-            why = f"evicted: it restarted while others held its reservation on GPU {tenant.grant.gpu}"
+        if tenant.lifecycle.suspended and not self._registry.capacity.has_capacity(tenant.grant.gpus, tenant.spec):
+            why = f"evicted: it restarted while others held its reservation on {name_gpus(tenant.grant.gpus)}"
             return self._exits.begin(tenant.grant.slot, why, now)
         self._registry.set_lifecycle(tenant, Lifecycle(turn=self._context.turn, since_ns=now))
         return []
@@ -114,7 +115,7 @@ class Suspensions:
         for tenant in suspended:
             wanted_bytes = tenant.lifecycle.held_bytes or tenant.spec.memory_bytes
             has_waited = now - tenant.lifecycle.since_ns >= limits.make_room_ns
-            has_capacity = self._registry.capacity.has_capacity(gpu, tenant.spec) and (
+            has_capacity = self._registry.capacity.has_capacity(tenant.grant.gpus, tenant.spec) and (
                 not has_sample or wanted_bytes <= free_bytes
             )
             is_connected = tenant.grant.slot in self._registry.peer_of

@@ -61,7 +61,7 @@ class TenantTables:
     def __init__(self, tenants: Iterable[Tenant] = (), setpoints: Iterable[OnlineShareSetpoint] = ()) -> None:
         """Begin with these tenants and set-points."""
         self.setpoints: dict[int, OnlineShareSetpoint] = {}
-        self._shares: dict[int, int] = {}  # by slot, from all set-points
+        self._shares: dict[tuple[int, int], int] = {}  # by device and slot, from all set-points
         for setpoint in setpoints:
             self.set_online_share(setpoint)
         self._entries: dict[int, dict[int, GateEntry]] = {}
@@ -75,28 +75,31 @@ class TenantTables:
         """Set the online share of a device; a share of 0 removes the set-point."""
         before = self.setpoints.pop(setpoint.gpu, None)
         for slot, _ in before.shares if before else ():
-            self._shares.pop(slot, None)
+            self._shares.pop((setpoint.gpu, slot), None)
         if setpoint.online_ppm:
             self.setpoints[setpoint.gpu] = setpoint
-            self._shares.update(setpoint.shares)
+            self._shares.update({(setpoint.gpu, slot): share_ppm for slot, share_ppm in setpoint.shares})
 
-    def share_among_peers(self, slot: int) -> int:
-        """Return the share among peers that the node assigned to a slot; 0: none."""
-        return self._shares.get(slot, 0)
+    def share_among_peers(self, gpu: int, slot: int) -> int:
+        """Return the share among peers that the node assigned to a slot on a device; 0: none."""
+        return self._shares.get((gpu, slot), 0)
 
     def put(self, tenant: Tenant) -> None:
-        """Add or change the entry of a tenant."""
-        gpu, entry = tenant.grant.gpu, entry_of(tenant, self._shares.get(tenant.grant.slot, 0))
-        entries = self._entries.setdefault(gpu, {})
-        if entries.get(entry.slot) != entry:
-            entries[entry.slot] = entry
-            self._record_change(gpu, entry)
+        """Add or change the entries of a tenant on its devices."""
+        slot = tenant.grant.slot
+        for gpu in tenant.grant.places:
+            entry = entry_of(tenant, self._shares.get((gpu, slot), 0))
+            entries = self._entries.setdefault(gpu, {})
+            if entries.get(slot) != entry:
+                entries[slot] = entry
+                self._record_change(gpu, entry)
 
     def clear(self, tenant: Tenant) -> None:
-        """Remove the entry of a tenant."""
-        gpu, slot = tenant.grant.gpu, tenant.grant.slot
-        del self._entries[gpu][slot]
-        self._record_change(gpu, slot)
+        """Remove the entries of a tenant."""
+        slot = tenant.grant.slot
+        for gpu in tenant.grant.places:
+            del self._entries[gpu][slot]
+            self._record_change(gpu, slot)
 
     def mark_all(self, gpu: int) -> None:
         """Mark the whole table of a device as changed."""

@@ -92,7 +92,7 @@ def assigned(tenants: Sequence[TenantSpec], gpus: int, policy: str, *, is_mps: b
         choice = capacity.find(tenant, {})
         if isinstance(choice, Reject):
             raise InvariantError(f"a mix does not fit its node: {choice.detail}")
-        capacity.occupy(choice.gpu, tenant, 1)
+        capacity.occupy(choice.gpus, tenant, 1)
         devices.append(choice.gpu)
     return devices
 

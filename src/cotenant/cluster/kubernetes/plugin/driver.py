@@ -90,7 +90,9 @@ class ClaimPreparer:
     def _write(self, claim: GpuClaim, gpus: list[GpuDevice]) -> bool:
         """Write the grant before the spec, so that no container starts without; return whether anything changed."""
         pod = f"{claim.pod_uid}/{claim.uid}"
-        token = self._node.issue_token(claim.parameters.spec(claim.name, pod, gpus[0].uuid, claim.memory_bytes))
+        token = self._node.issue_token(
+            claim.parameters.spec(claim.name, pod, ",".join(gpu.uuid for gpu in gpus), claim.memory_bytes)
+        )
         earlier = self._grants.token(claim.uid)
         if earlier and earlier != token:  # of an earlier pod of the same claim
             self._node.revoke_token(earlier)

@@ -21,7 +21,7 @@ from cotenant.gate.activity import GateCounts
 from cotenant.gate.grant import Kind
 from cotenant.node import wire
 from cotenant.node.model.protection import ExitPhase
-from cotenant.node.model.tenant import Tenant
+from cotenant.node.model.tenant import Tenant, on_device
 from cotenant.predict.usage import TaskUse
 from cotenant.units.instant import Instant
 from cotenant.units.share import WHOLE_PPM
@@ -58,7 +58,7 @@ class StatusMaker:
         self._places = places
         self._gpus_of_claim = gpus_of_claim
         self._proc = proc
-        self._counts: dict[tuple[int, int], tuple[GateCounts, Instant]] = {}
+        self._counts: dict[tuple[int, int, int], tuple[GateCounts, Instant]] = {}
         self._rates = TenantRates()
 
     def make(
@@ -74,14 +74,14 @@ class StatusMaker:
         ]
         keys = {_key(tenant) for tenant in present}
         self._rates.keep(keys)
-        self._counts = {key: counts for key, counts in self._counts.items() if key in keys}
+        self._counts = {place: counts for place, counts in self._counts.items() if place[:2] in keys}
         return status
 
     def _gpu(
         self, device: GpuDevice, tenants: Sequence[Tenant], activity: Sequence[wire.GpuActivity], now: Instant
     ) -> GpuStatus:
         """Return the report of a GPU; with an offline tenant that is in no pod, it offers nothing."""
-        present = [tenant for tenant in tenants if tenant.grant.gpu == device.index]
+        present = [on_device(tenant, device.index) for tenant in tenants if device.index in tenant.grant.gpus]
         online = [tenant for tenant in present if tenant.grant.kind is Kind.ONLINE]
         others = [tenant for tenant in present if tenant.grant.kind is Kind.OFFLINE and not tenant.spec.pod]
         measured = activity[device.index] if device.index < len(activity) else None
@@ -123,8 +123,9 @@ class StatusMaker:
             counts = gate.counts.get(tenant.grant.slot, GateCounts())
             if counts.generation != tenant.grant.generation:
                 continue
-            before, then = self._counts.get(_key(tenant), (counts, now))
-            self._counts[_key(tenant)] = (counts, now)
+            place = (*_key(tenant), tenant.grant.gpu)
+            before, then = self._counts.get(place, (counts, now))
+            self._counts[place] = (counts, now)
             if now > then:
                 busy_ns = counts.requests_sum_ns - before.requests_sum_ns
                 load_ppm = _steps(busy_ns, now - then) if counts.requests_ended else None
@@ -145,7 +146,7 @@ class StatusMaker:
 
     def _tenant(self, tenant: Tenant, devices: Sequence[GpuDevice], rate_ppm: int) -> TenantStatus:
         pod_uid, _, claim_uid = tenant.spec.pod.partition("/")
-        own = [devices[tenant.grant.gpu].uuid] if 0 <= tenant.grant.gpu < len(devices) else []
+        own = [devices[gpu].uuid for gpu in tenant.grant.gpus if gpu < len(devices)]
         return TenantStatus(
             pod_uid,
             claim_uid,

@@ -29,7 +29,7 @@ class MetricsCollector:
         """Return the metrics."""
         machine, observer = self._machine, self._observer
         denied = {gpu: observer.denied(gpu) for gpu in range(len(machine.settings.gpus))}
-        tenants = tuple(self._tenant(view, denied) for view in machine.tenants())
+        tenants = tuple(self._tenant(each, denied) for view in machine.tenants() for each in view.by_device())
         watches = machine.watches()
         gpus = [
             self._gpu(index, gpu, watches[index] if index < len(watches) else GpuWatch(), tenants)

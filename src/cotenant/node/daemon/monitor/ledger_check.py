@@ -132,7 +132,7 @@ class LedgerCheck:
         """Post the first invalid page of a tenant, which is evicted for it."""
         if fault is not None and process.tenant not in self._faulted:
             self._faulted.add(process.tenant)
-            self._events.append(TenantFaulted(*process.tenant, Source.PAGES.value, int(fault)))
+            self._events.append(TenantFaulted(*process.tenant, Source.PAGES.value, int(fault), self._gpu))
 
     def _post_events(self) -> None:
         """Post what was found. Only now, because an event may end processes at once; those are not read any more."""
@@ -227,7 +227,7 @@ class LedgerCheck:
             ledger = self._ledgers.ledger(self._gpu, read.process.index)
             if ledger is not None and ledger.fault and not read.is_fault_reported:
                 read.is_fault_reported = True
-                self._events.append(TenantFaulted(*read.process.tenant, Source.CUDA.value, ledger.fault))
+                self._events.append(TenantFaulted(*read.process.tenant, Source.CUDA.value, ledger.fault, self._gpu))
 
     def _report_requests(self, present: list[_ReadProcess], entries: Mapping[int, int], now: Instant) -> bool:
         """Post memory requests at once, and repeatedly while they last: freed memory may go to another tenant.
@@ -245,7 +245,8 @@ class LedgerCheck:
             if now - self._reported_requests.get(slot, now - _REPEAT_NS) >= _REPEAT_NS:
                 self._reported_requests[slot] = now
                 held = tuple((other, self.held(other)) for other in sorted(entries))
-                self._events.append(MemoryRequested(slot, entries[slot], wanted_bytes, held, self.free_bytes))
+                amounts = (wanted_bytes, held, self.free_bytes)
+                self._events.append(MemoryRequested(slot, entries[slot], *amounts, self._gpu))
         return bool(wanted)
 
     def _report_denials(self, present: list[_ReadProcess], entries: Mapping[int, int], now: Instant) -> bool:
@@ -263,7 +264,7 @@ class LedgerCheck:
             if now - self._denied_ns.get(tenant, now - _DENIED_REPEAT_NS) >= _DENIED_REPEAT_NS:
                 read.denied = ledger.denied
                 self._denied_ns[tenant] = now
-                self._events.append(TenantFaulted(*tenant, Source.CUDA.value, _OUT_OF_MEMORY))
+                self._events.append(TenantFaulted(*tenant, Source.CUDA.value, _OUT_OF_MEMORY, self._gpu))
             else:
                 is_waiting = True
         return is_waiting

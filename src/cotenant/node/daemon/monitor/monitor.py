@@ -34,7 +34,7 @@ from cotenant.node.model.event import (
 )
 from cotenant.node.model.log_event import LogEventKind
 from cotenant.node.model.protection import WHY_LIMIT, ExitPhase, GpuWatch, Health, clipped
-from cotenant.node.model.tenant import Tenant
+from cotenant.node.model.tenant import Tenant, on_device
 from cotenant.node.ports import TenantKey
 from cotenant.runner.background import BackgroundTasks, TaskResult
 from cotenant.runner.clock import monotonic_ns
@@ -195,9 +195,9 @@ class DeviceMonitor:
         for device in self._devices.values():
             device.tenants = []
         for view in self._node.tenants():
-            grant = view.tenant.grant
-            if grant.gpu in self._devices:
-                self._devices[grant.gpu].tenants.append(view.tenant)
+            for gpu in view.tenant.grant.gpus:
+                if gpu in self._devices:
+                    self._devices[gpu].tenants.append(on_device(view.tenant, gpu))
         self._parts.processes.keep_only(_slots_and_generations([view.tenant for view in self._node.tenants()]))
         for device in self._devices.values():
             entries = _slots_and_generations(device.tenants)
@@ -394,7 +394,13 @@ class DeviceMonitor:
                 continue
             if all(is_drained(self._page(each), each.generation, now, is_at_work=is_at_work) for each in processes):
                 device.drained[key] = lifecycle.since_ns
-                self._post(TenantDrained(*key))
+                if self._is_drained_everywhere(key, lifecycle.since_ns):
+                    self._post(TenantDrained(*key))
+
+    def _is_drained_everywhere(self, tenant: TenantKey, since_ns: Instant) -> bool:
+        """Return whether the work of a tenant has ended on all of its devices since its exit began."""
+        devices = [device for device in self._devices.values() if tenant in _slots_and_generations(device.tenants)]
+        return all(device.drained.get(tenant) == since_ns or device.is_lost for device in devices)
 
     def _check_hangs(self, device: _DeviceState, reading: DeviceReading) -> None:
         now, limits = monotonic_ns(), self._node.settings.limits
@@ -416,7 +422,8 @@ class DeviceMonitor:
                 busy_ns = elapsed_ns * self._use_pct(process, reading) // _WHOLE_PCT
                 expected_ns = detector.check(page, busy_ns, now, limits)
                 if expected_ns is not None:
-                    self._post(TenantHung(*key, self._latest_kernel(key), expected_ns, detector.waited_ns))
+                    kernel = self._latest_kernel(key)
+                    self._post(TenantHung(*key, kernel, expected_ns, detector.waited_ns, device.gpu))
                     break  # the event may have ended the tenant and its other processes
 
     def _use_pct(self, process: AttachedProcess, reading: DeviceReading) -> int:

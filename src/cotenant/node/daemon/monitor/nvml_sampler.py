@@ -12,9 +12,9 @@ import msgspec
 import pynvml
 
 from cotenant.errors import PeerError, WorldError
-from cotenant.node.model.gpu import SOFT_PREFIX, UUID_PREFIX, Gpu
+from cotenant.node.model.gpu import MIG_PREFIX, SOFT_PREFIX, UUID_PREFIX, Gpu
 from cotenant.node.model.protection import GpuSample
-from cotenant.node.nvml import nvml, process_memory, process_use, query, sm_activity, text_of
+from cotenant.node.nvml import mig_devices, nvml, process_memory, process_use, query, sm_activity, text_of
 from cotenant.runner.clock import monotonic_ns
 from cotenant.softgpu import manage
 from cotenant.units.share import WHOLE_PPM
@@ -157,6 +157,8 @@ class _Session:
     def _find(self, names: Sequence[str]) -> Any:
         """Return the handle of the device with one of these names, the most specific name first."""
         for name in names:
+            if name.startswith(MIG_PREFIX):
+                return next((part for _, part in mig_devices() if _uuid_of(part) == name), None)
             for index in range(pynvml.nvmlDeviceGetCount()):
                 with contextlib.suppress(pynvml.NVMLError):  # another lost device must not hide this one
                     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
@@ -166,7 +168,7 @@ class _Session:
 
     def _has_name(self, handle: Any, index: int, name: str) -> bool:
         if name.startswith(UUID_PREFIX):
-            return text_of(pynvml.nvmlDeviceGetUUID(handle)) == name
+            return _uuid_of(handle) == name
         if name.startswith(SOFT_PREFIX):
             return self._soft is not None and name == f"{SOFT_PREFIX}{pynvml.nvmlDeviceGetMinorNumber(handle)}"
         return self._soft is None and name == str(index)
@@ -305,6 +307,10 @@ class _Gpm:
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlGpmSampleFree(self._latest)
             pynvml.nvmlGpmSampleFree(self._before)
+
+
+def _uuid_of(handle: Any) -> str:
+    return text_of(pynvml.nvmlDeviceGetUUID(handle))
 
 
 def _gpm_of(handle: Any) -> _Gpm | None:

@@ -124,7 +124,7 @@ class ObjectiveMonitor:
                 self._control.restore(gpu, setpoint.online_ppm)
         by_gpu: dict[int, list[Occupant]] = {}
         self._uses, self._programs = {}, {}
-        for view in self._node.tenants():
+        for view in (each for tenant in self._node.tenants() for each in tenant.by_device()):
             grant = view.tenant.grant
             is_online = grant.kind is Kind.ONLINE
             # A paused tenant misses its objective by the operator's choice.
