@@ -80,6 +80,11 @@ class InferRequest(NamedTuple):
     final_response: bool = False
     """Whether the client of a stream wants an empty final response."""
 
+    @property
+    def uses_shared_memory(self) -> bool:
+        """Return whether a tensor is in shared memory."""
+        return any(tensor.location is not None for tensor in (*self.inputs, *self.outputs))
+
 
 class CheckedRequest(NamedTuple):
     """A request that matches its model."""
