@@ -83,7 +83,11 @@ class InferRequest(NamedTuple):
     @property
     def uses_shared_memory(self) -> bool:
         """Return whether a tensor is in shared memory."""
-        return any(tensor.location is not None for tensor in (*self.inputs, *self.outputs))
+        return any(tensor.location is not None for tensor in (*self.inputs, *_requested(self)))
+
+
+def _requested(request: InferRequest) -> tuple[RequestedOutput, ...]:
+    return request.outputs
 
 
 class CheckedRequest(NamedTuple):
