@@ -42,7 +42,7 @@ _STABLE_NS: Final = 30 * SECOND_NS
 _FAILURES_LIMIT: Final = 3
 """Consecutive failed starts after which waiting runs fail."""
 _TRIES_LIMIT: Final = 4
-"""Times that a run is started. Our choice: one death may end several workers, one after the other, with the same run."""
+"""Times that a run is started. Our choice: one death may end several workers, one after the other, of the same run."""
 _RETRY_NS: Final = SECOND_NS
 """Minimum time after which clients may send a request again whose worker died."""
 
