@@ -120,7 +120,7 @@ def test_the_branch_is_that_of_the_batch_where_shapes_decide(tmp_path: Path) -> 
         assert model.notes == ()
 
 
-def test_the_larger_branch_counts_where_data_decides_and_the_user_is_told(tmp_path: Path) -> None:
+def test_the_larger_branch_counts_where_data_decides_and_a_note_says_so(tmp_path: Path) -> None:
     condition = [
         helper.make_node("ReduceSum", ["x"], ["s"], keepdims=0),
         helper.make_node("Cast", ["s"], ["c"], to=TensorProto.BOOL),

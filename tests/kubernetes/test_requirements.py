@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from cotenant_lab.kubernetes import binaries, requirements
+from cotenant_lab.kubernetes import binaries, cgroups, requirements
 
 
 class Usage(NamedTuple):
@@ -24,9 +24,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this machine allow everything: what it allows is not the subject of these tests."""
     monkeypatch.setattr(requirements, "require_root", lambda: None)
     monkeypatch.setattr(requirements, "_failure", lambda command, directory: "")
-    monkeypatch.setattr(requirements.cgroups, "create", lambda name: None)
-    monkeypatch.setattr(requirements.cgroups, "remove", lambda name: None)
-    monkeypatch.setattr(requirements.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(cgroups, "create", lambda name: None)
+    monkeypatch.setattr(cgroups, "remove", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 40, 0, 1 << 40))
 
 
@@ -50,13 +50,13 @@ def test_each_thing_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest
     def refuse(name: str) -> None:
         raise PermissionError(f"{name} is read-only")
 
-    monkeypatch.setattr(requirements.cgroups, "create", refuse)
+    monkeypatch.setattr(cgroups, "create", refuse)
     [text] = requirements.missing(tmp_path)
     assert "cannot create control groups" in text
 
 
 def test_programs_and_space_that_are_missing_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requirements.shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 40, 0, 3 << 30))
     texts = " ".join(requirements.missing(tmp_path))
     assert "gcc is not installed" in texts
@@ -65,7 +65,7 @@ def test_programs_and_space_that_are_missing_are_named(tmp_path: Path, monkeypat
 
 
 def test_what_is_built_needs_no_go_and_less_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requirements.shutil, "which", lambda name: None if name == "go" else f"/usr/bin/{name}")
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == "go" else f"/usr/bin/{name}")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 40, 0, 3 << 30))
     for name in binaries.MODULES:
         binaries.programs_directory(name, tmp_path).mkdir()

@@ -17,3 +17,4 @@ def test_same_interference_costs_more_at_high_load() -> None:
 def test_requests_that_are_not_slowed_wait_as_alone_also_in_overload() -> None:
     assert queued_slowdown(1.0, np.array([0.0, 0.5, FULL, 1.0])) == pytest.approx(np.ones(4))
     assert np.isfinite(queued_slowdown(3.0, np.array([0.9, 1.0]))).all()
+    assert queued_slowdown(1.01, 1.0) > 1.5  # slower requests at full load are an overload

@@ -12,7 +12,9 @@ from typing import Any, Final
 import numpy as np
 
 FULL: Final = 0.98
-"""Load up to which a queue is bounded; above it counts as this load."""
+"""Highest load of a service alone; more counts as this."""
+_OVERLOAD: Final = 0.999
+"""Highest load with slower requests: above it queues grow without bound, and this one stands for that."""
 
 
 def queued_slowdown(slower: Any, load: Any) -> Any:
@@ -21,5 +23,5 @@ def queued_slowdown(slower: Any, load: Any) -> Any:
     `slower`: duration of a request over that alone; `load`: part of the time with a request active when alone.
     """
     alone = np.minimum(load, FULL)
-    active = np.minimum(alone * slower, FULL)
+    active = np.minimum(alone * slower, _OVERLOAD)
     return slower * (1 + active / (2 * (1 - active))) / (1 + alone / (2 * (1 - alone)))

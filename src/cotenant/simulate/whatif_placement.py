@@ -131,7 +131,7 @@ def _simulated(
 ) -> list[list[WhatIfTenant]]:
     """Return groups whose objectives are met in simulated time."""
     is_met: dict[tuple[Kind, ...], bool] = {}
-    missed: set[str] = set()
+    missed: list[str] = []
     for _ in range(_ROUNDS):
         copies = _copies(tenants, counts)
 
@@ -139,7 +139,7 @@ def _simulated(
             return tuple(copies[tenant.name] for tenant in group)
 
         groups = _pack(tenants, copies, gpu)
-        missed = set()
+        missed = []
         at = 0
         while at < len(groups):
             new = {kind(group): tuple(group) for group in groups if kind(group) not in is_met}
@@ -150,15 +150,16 @@ def _simulated(
             if len(groups[at]) > 1:
                 groups.append([groups[at].pop()])
             else:
-                missed.add(copies[groups[at][0].name][0])
+                missed.append(copies[groups[at][0].name][0])
                 at += 1
         if not missed:
             return groups
+        missed = sorted(set(missed))
         counts |= {name: counts[name] + max(counts[name] // 4, 1) for name in missed}
         if max(counts[name] for name in missed) > MOST_GPUS:
             break
     names = {tenant.name: tenant for tenant in tenants}
-    raise OutOfReachError(_why(names[min(missed)]))
+    raise OutOfReachError(_why(names[missed[0]]))
 
 
 def _pack(tenants: Sequence[WhatIfTenant], copies: Mapping[str, Kind], gpu: Gpu) -> list[list[WhatIfTenant]]:
@@ -166,7 +167,7 @@ def _pack(tenants: Sequence[WhatIfTenant], copies: Mapping[str, Kind], gpu: Gpu)
     by_name = {tenant.name: tenant for tenant in tenants}
     each_need = {
         kind: min(share_need(by_name[kind[0]], kind[1]).share.point / WHOLE_PPM, 1.0)
-        for kind in set(copies.values())
+        for kind in dict.fromkeys(copies.values())
         if by_name[kind[0]].online
     }
     needs = {name: each_need[kind] for name, kind in copies.items() if kind in each_need}

@@ -25,8 +25,8 @@ _TAIL: Final = 1.1
 _ONLINE_PRIORITY: Final = 1
 _OFFLINE_PRIORITY: Final = 7
 _MEASURED_DOUBT: Final = 0.05
-_LEAST_REQUESTS: Final = 100
-"""Requests that a simulated run should contain for a 99th percentile."""
+_LEAST_REQUESTS: Final = 60
+"""Requests that a simulated run should contain at least, so that its longest latencies are found."""
 _RAISED_LOAD: Final = 0.05
 """Part of the time in which a service computes at most, after its rate was raised to contain enough requests."""
 _RATE_DOUBT: Final = 0.05

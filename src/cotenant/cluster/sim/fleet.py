@@ -88,7 +88,7 @@ class Fleet:
         """Whether the node runs."""
         self.share = np.zeros(self.count)
         """Part of the SMs that offline work may use now; 0: it runs while no request is active."""
-        self._parts = self._allowed_parts(physics.services)
+        self.parts = self._allowed_parts(physics.services)
         self._reports: dict[int, GpuReport] = {}
         self._codes = np.full(self.count, -1)
 
@@ -144,7 +144,7 @@ class Fleet:
         limit = np.where(self.condition == OVERLIMIT, self._overlimit - _RELIEF, self._overlimit)
         over = (self.service >= 0) & (self.load >= limit) & (self._mode == SPACE)
         self.condition = np.where(self.faulty, DISABLED, np.where(over, OVERLIMIT, HEALTHY))
-        self.share = self._parts[self.service + 1, self.level]
+        self.share = self.parts[self.service + 1, self.level]
 
     def changed(self) -> tuple[list[int], Any]:
         """Return the report code of each GPU, and the nodes of which a code changed."""
@@ -176,7 +176,7 @@ class Fleet:
 
     def _offer_ppm(self, service: int, level: int) -> int:
         """Return the offered part of the SMs; the smallest step stands for the time without requests."""
-        part = float(self._parts[service, level])
+        part = float(self.parts[service, level])
         return round((max(part, 1 / _OFFERS) if self._mode == SPACE else part) * WHOLE_PPM)
 
     def _gpu_report(self, online: Service, level: int) -> OnlineUse:
