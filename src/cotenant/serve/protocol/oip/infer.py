@@ -83,7 +83,8 @@ class InferRequest(NamedTuple):
     @property
     def uses_shared_memory(self) -> bool:
         """Return whether a tensor is in shared memory."""
-        return any(tensor.location is not None for tensor in (*self.inputs, *_requested(self)))
+        is_read = any(tensor.location is not None for tensor in self.inputs)
+        return is_read or any(tensor.location is not None for tensor in _requested(self))
 
 
 def _requested(request: InferRequest) -> tuple[RequestedOutput, ...]:
