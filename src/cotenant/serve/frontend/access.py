@@ -43,6 +43,12 @@ class Access(NamedTuple):
             text = "models and settings are changed on the admin listener only: --model-control explicit starts it"
             raise InferError(text, "forbidden")
 
+    def check_shared_memory(self, *, is_local: bool) -> None:
+        """Raise `InferError` unless the client may use shared memory of this machine."""
+        if not is_local and not self.may_control:
+            text = "shared memory is for clients on this machine, and for those of the admin listener"
+            raise InferError(text, "forbidden")
+
     def allows_origin(self, origin: str) -> bool:
         """Return whether a web page may send requests."""
         return origin in self.origins or ANY_ORIGIN in self.origins

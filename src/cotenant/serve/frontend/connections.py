@@ -148,6 +148,15 @@ def address_of(transport: asyncio.BaseTransport) -> str:
     return client_of(str(peer[0])) if isinstance(peer, tuple) else ""
 
 
+def is_local(transport: asyncio.BaseTransport) -> bool:
+    """Return whether the client is on this machine, by its address."""
+    peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+    if not isinstance(peer, tuple) or not isinstance(own, tuple):
+        return True  # not a network connection
+    host = str(peer[0]).removeprefix("::ffff:")
+    return host == "::1" or host.startswith("127.") or peer[0] == own[0]
+
+
 def client_of(host: str) -> str:
     """Return what identifies the client at an address: the address itself, or the /64 network of an IPv6 address."""
     if ":" not in host or host.startswith("::ffff:"):

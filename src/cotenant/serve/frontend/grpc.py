@@ -11,7 +11,7 @@ from cotenant.runner.clock import monotonic_ns, unix_ns
 from cotenant.serve.frontend.access import Access
 from cotenant.serve.frontend.access_log import AccessLog, AccessRecord
 from cotenant.serve.frontend.admin import AdminService
-from cotenant.serve.frontend.connections import Admission, ClientLimits, ConnectionTable, address_of
+from cotenant.serve.frontend.connections import Admission, ClientLimits, ConnectionTable, address_of, is_local
 from cotenant.serve.frontend.grpc_methods import HEALTH_METHODS, METHODS, changes_server
 from cotenant.serve.frontend.grpc_replies import PendingCall, StreamReply, UnaryReply
 from cotenant.serve.frontend.http import CONTROL_LIMIT_BYTES, too_much_memory, unpacked
@@ -36,6 +36,7 @@ from cotenant.units.instant import MILLISECOND_NS, Duration
 _INFER: Final = f"/{SERVICE}/ModelInfer"
 _STREAM: Final = f"/{SERVICE}/ModelStreamInfer"
 _PREFIX: Final = f"/{SERVICE}/"
+_SHARED_MEMORY: Final = f"/{SERVICE}/SystemSharedMemory"
 _MIN_PROGRESS_BYTES: Final = 4096
 """Minimum progress of a partly received message between two sweeps."""
 _STREAM_REQUESTS_LIMIT: Final = 1024
@@ -111,6 +112,7 @@ class GrpcProtocol(asyncio.Protocol):
         self._paused = False
         """Reading from the client is paused."""
         self._health_only = False
+        self._is_local = True
         self.requests = 0
         self.idle_checks = 0
 
@@ -122,6 +124,7 @@ class GrpcProtocol(asyncio.Protocol):
             transport.close()
             return
         self._health_only = admission is Admission.HEALTH
+        self._is_local = is_local(transport)
         self._server.connections.add(self)
         self.flush()
 
@@ -317,7 +320,12 @@ class GrpcProtocol(asyncio.Protocol):
             budget.release(len(message))
         return await self._with_texts(request)
 
+    def _check_memory(self, request: InferRequest) -> None:
+        if not self._is_local and request.uses_shared_memory:
+            self._server.access.check_shared_memory(is_local=False)
+
     async def _with_texts(self, request: InferRequest) -> InferRequest:
+        self._check_memory(request)
         return await with_texts(request, self._server.admin.engine.regions, self._server.memory_bytes)
 
     async def _infer_when_decoded(
@@ -370,12 +378,16 @@ class GrpcProtocol(asyncio.Protocol):
                 self._decode_later(stream, call, self._with_texts(request))
                 call.held_events = deque((HalfClosed(stream),))
                 return
-            number = self._server.admin.engine.submit(request, reply, call.timeout_ns)
+            number = self._submit(request, reply, call)
         except Exception as error:  # noqa: BLE001  the client gets the error, and its connection stays open
             reply.send_error(error_of(error))
             return
         if stream in self._calls:
             call.numbers.add(number)
+
+    def _submit(self, request: InferRequest, reply: UnaryReply | StreamReply, call: PendingCall) -> int:
+        self._check_memory(request)
+        return self._server.admin.engine.submit(request, reply, call.timeout_ns)
 
     def _infer_on_stream(self, stream: int, call: PendingCall, message: bytes) -> None:
         reply = StreamReply(self, stream, call)
@@ -396,7 +408,7 @@ class GrpcProtocol(asyncio.Protocol):
                 raise InferError(
                     f"{_STREAM_REQUESTS_LIMIT} requests of this stream are active, which is the limit", "exhausted"
                 )
-            number = self._server.admin.engine.submit(request, reply, call.timeout_ns)
+            number = self._submit(request, reply, call)
         except Exception as error:  # noqa: BLE001  the client gets the error, and its connection stays open
             reply.send_error(error_of(error))
             return
@@ -410,6 +422,8 @@ class GrpcProtocol(asyncio.Protocol):
             call.path.removeprefix(_PREFIX)
         ]
         try:
+            if call.path.startswith(_SHARED_MEMORY):
+                self._server.access.check_shared_memory(is_local=self._is_local)
             if changes_server(call.path.removeprefix(_PREFIX), call.message):
                 self._server.access.check_control()
             answer = method(self._server.admin, call.message)

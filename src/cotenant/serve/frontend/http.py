@@ -12,7 +12,7 @@ from cotenant.runner.clock import monotonic_ns, unix_ns
 from cotenant.serve.frontend.access import HEALTH, Access
 from cotenant.serve.frontend.access_log import AccessLog, AccessRecord
 from cotenant.serve.frontend.admin import AdminService
-from cotenant.serve.frontend.connections import Admission, ClientLimits, ConnectionTable, address_of
+from cotenant.serve.frontend.connections import Admission, ClientLimits, ConnectionTable, address_of, is_local
 from cotenant.serve.frontend.http_routes import JSON, HttpResponse, respond_to
 from cotenant.serve.frontend.large_requests import (
     LARGE_JSON_BYTES,
@@ -150,6 +150,7 @@ class HttpConnection(asyncio.Protocol):
         self._last_progress: tuple[int, int] | None = None
         self._last_unsent = 0
         self._health_only = False
+        self._is_local = True
         self._began_ns = 0
         self.requests = 0
         self.idle_checks = 0
@@ -164,6 +165,7 @@ class HttpConnection(asyncio.Protocol):
             transport.close()
             return
         self._health_only = admission is Admission.HEALTH
+        self._is_local = is_local(transport)
         server.connections.add(self)
 
     @property
@@ -309,6 +311,7 @@ class HttpConnection(asyncio.Protocol):
             self._submit(request, infer_request)
 
     def _submit(self, request: HttpRequest, infer_request: InferRequest) -> None:
+        self._check_memory(infer_request)
         number = self._server.admin.engine.submit(infer_request, self)
         if self._current is request:
             self._number = number
@@ -322,7 +325,12 @@ class HttpConnection(asyncio.Protocol):
             if self._current is request:
                 self.send_error(error_of(error))
 
+    def _check_memory(self, infer_request: InferRequest) -> None:
+        if not self._is_local and infer_request.uses_shared_memory:
+            self._server.access.check_shared_memory(is_local=False)
+
     async def _with_texts(self, infer_request: InferRequest) -> InferRequest:
+        self._check_memory(infer_request)
         server = self._server
         return await with_texts(infer_request, server.admin.engine.regions, server.limits.held_bytes)
 
@@ -372,6 +380,8 @@ class HttpConnection(asyncio.Protocol):
             raise InferError("this port serves metrics only", "not-found")
         if len(body) > CONTROL_LIMIT_BYTES:
             raise InferError(f"the body has {len(body)} bytes, {CONTROL_LIMIT_BYTES} are the limit of this path")
+        if route.kind.startswith("shm-"):
+            self._server.access.check_shared_memory(is_local=self._is_local)
         response = respond_to(self._server.admin, self._server.access, route, request.head.method, bytes(body))
         if isinstance(response, HttpResponse):
             self._respond(response.status, response.body, response.kind)

@@ -80,6 +80,16 @@ class InferRequest(NamedTuple):
     final_response: bool = False
     """Whether the client of a stream wants an empty final response."""
 
+    @property
+    def uses_shared_memory(self) -> bool:
+        """Return whether a tensor is in shared memory."""
+        is_read = any(tensor.location is not None for tensor in self.inputs)
+        return is_read or any(tensor.location is not None for tensor in _requested(self))
+
+
+def _requested(request: InferRequest) -> tuple[RequestedOutput, ...]:
+    return request.outputs
+
 
 class CheckedRequest(NamedTuple):
     """A request that matches its model."""

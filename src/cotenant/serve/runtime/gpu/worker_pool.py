@@ -1,7 +1,8 @@
 """Pool of all worker processes of one GPU: started in advance, restarted after failures, limited in number.
 
 A run of width w is done by a worker that is limited to w percent of the SMs; while none is ready, by the widest
-narrower one of at least half of that, or it waits. If a worker dies, its run is retried once.
+narrower one of at least half of that, or it waits. If a worker dies, its run is tried again, because the death of one
+client of MPS may end others whose runs are well.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ _STABLE_NS: Final = 30 * SECOND_NS
 """A worker that ran this long resets the failure count."""
 _FAILURES_LIMIT: Final = 3
 """Consecutive failed starts after which waiting runs fail."""
+_TRIES_LIMIT: Final = 4
+"""Times that a run is started. Our choice: one death may end several workers, one after the other, of the same run."""
 _RETRY_NS: Final = SECOND_NS
 """Minimum time after which clients may send a request again whose worker died."""
 
@@ -291,7 +294,7 @@ class WorkerPool:
                 self._worker_lost(workers, worker)
 
     def _worker_lost(self, workers: ModelWorkers, worker: WorkerHandle, reason: str = "") -> None:
-        """Replace a worker that is gone or unusable, and retry its run once."""
+        """Replace a worker that is gone or unusable, and try its run again."""
         if worker not in workers.handles:
             return
         was_ready = worker.ready is not None
@@ -312,8 +315,9 @@ class WorkerPool:
         task = self._tasks.pop(worker, None)
         if task is not None:
             task.tries += 1
-            if task.tries > 1:
-                self._fail(task, f"{name} ended while it ran, twice: {reason}", self._retry_after_ns(width_state))
+            if task.tries >= _TRIES_LIMIT:
+                text = f"{name} ended while it ran, {task.tries} times: {reason}"
+                self._fail(task, text, self._retry_after_ns(width_state))
             else:
                 workers.waiting.appendleft(task)
         if was_ready:
