@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #define WARP_LIMIT (UINT64_C(1) << 28) /* instructions of a warp: some seconds */
-enum { QUANTUM = 50000, SLICE = 2000000, SHARED_ALIGNMENT = 128 };
+enum { QUANTUM = 50000, SLICE = 2000000, SHARED_ALIGNMENT = 128, WORKSPACE_BYTES = 64 };
 
 static uint32_t align(uint64_t value, uint32_t alignment)
 {
@@ -223,10 +223,14 @@ enum sg_ptx_fault sg_ptx_run(const struct sg_ptx_launch *launch)
     struct ptx_run run = {.launch = launch, .program = launch->program};
     run.entry = &launch->program->functions[launch->entry];
     run.warp_limit = launch->warp_limit ? launch->warp_limit : WARP_LIMIT;
-    if (set_addresses(&run) < 0)
+    if (launch->is_cooperative && !(run.workspace = ptx_heap_take(WORKSPACE_BYTES, UINT64_MAX)))
         return SG_PTX_OUT_OF_MEMORY;
-    run_grid(&run);
+    if (set_addresses(&run) < 0)
+        run.fault = SG_PTX_OUT_OF_MEMORY;
+    else
+        run_grid(&run);
     free(run.addresses);
+    ptx_heap_give(run.workspace);
     fflush(stdout);
     return run.fault;
 }

@@ -115,6 +115,10 @@ static uint64_t special_value(const struct ptx_warp *w, enum special special, ui
         return launch->dynamic_bytes;
     case SPECIAL_ONE:
         return 1;
+    case SPECIAL_WORKSPACE_LO:
+        return (uint32_t)block->run->workspace;
+    case SPECIAL_WORKSPACE_HI:
+        return block->run->workspace >> 32;
     default:
         return 0;
     }
@@ -434,12 +438,40 @@ static int wait_barrier(struct ptx_warp *w, struct ptx_fragment *fragment, const
     return 0;
 }
 
-/* Whether all threads of the member mask that exist are here. */
-static int is_together(const struct ptx_warp *w, const struct ptx_fragment *fragment, const struct ptx_ins *i,
-                       uint32_t mask, uint32_t *members)
+/* Execute the instruction for each group of threads that name each other as members, if all of them are here. The
+ * threads of a warp may be several such groups. A group whose members are not complete waits. Return 1 if the fragment
+ * goes on. */
+static int run_together(struct ptx_warp *w, struct ptx_fragment *fragment, const struct ptx_ins *i, uint32_t mask)
 {
-    *members = i->o[5] == NO_SLOT ? mask : WORDS(5)[__builtin_ctz(mask)] & w->alive;
-    return (*members & ~fragment->mask) == 0 || (*members & ~mask) == 0;
+    uint32_t groups[WARP], members[WARP], count = 0, waiting = 0, here = fragment->mask, pc = fragment->pc;
+    for (uint32_t rest = mask, group; rest; rest &= ~group) {
+        uint32_t first = (uint32_t)__builtin_ctz(rest);
+        uint32_t all = i->o[5] == NO_SLOT ? mask : WORDS(5)[first] & w->alive;
+        group = (all & rest) | ptx_bit[first];
+        if (all & ~here) {
+            groups[count] = group;
+            members[count++] = all;
+            waiting |= group;
+        } else if (i->kind == INS_WARP) {
+            i->run(w, i, group);
+        }
+    }
+    uint32_t next = 0;
+    if (waiting == mask) { /* the fragment waits as the first group, together with threads that do not take part */
+        fragment->mask &= ~waiting | groups[0];
+        fragment->state = FRAGMENT_WARP;
+        fragment->waits_for = members[next++];
+    } else {
+        fragment->mask &= ~waiting;
+        fragment->pc++;
+    }
+    for (; next < count; next++) {
+        struct ptx_fragment *one = add_fragment(w, groups[next], pc, fragment->frame);
+        one->state = FRAGMENT_WARP;
+        one->waits_for = members[next];
+        one->spent = fragment->spent;
+    }
+    return waiting != mask;
 }
 
 /* Threads that wait for each other at different instructions go on when all of them have arrived. */
@@ -484,7 +516,6 @@ static int release_waits(struct ptx_warp *w)
 /* Execute an instruction that changes the fragments. Return 1 if the fragment goes on. */
 static int control(struct ptx_warp *w, struct ptx_fragment *fragment, const struct ptx_ins *i, uint32_t mask)
 {
-    uint32_t members;
     if (!mask && i->kind != INS_BRANCH) {
         fragment->pc++;
         return 1;
@@ -511,15 +542,7 @@ static int control(struct ptx_warp *w, struct ptx_fragment *fragment, const stru
     }
     case INS_WARP:
     case INS_WARP_WAIT:
-        if (!is_together(w, fragment, i, mask, &members)) {
-            fragment->state = FRAGMENT_WARP;
-            fragment->waits_for = members;
-            return 0;
-        }
-        if (i->kind == INS_WARP)
-            i->run(w, i, mask);
-        fragment->pc++;
-        return 1;
+        return run_together(w, fragment, i, mask);
     case INS_TRAP:
         fail(w, SG_PTX_TRAP);
         return 0;
