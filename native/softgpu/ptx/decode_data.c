@@ -216,12 +216,65 @@ static int take_comparison(struct statement *s, struct comparison *c)
     return c->cmp != NULL;
 }
 
+static uint32_t emit_upper_half(struct parser *parser, uint32_t slot)
+{
+    uint32_t d = ptx_new_register(parser, 128, 64), sixteen = ptx_constant(parser, 16, 4);
+    struct ptx_ins *ins = ptx_emit(parser, NULL, ptx_handler_find("shr.u32", NULL), INS_PLAIN);
+    ins->o[0] = d;
+    ins->o[1] = slot;
+    ins->o[2] = sixteen;
+    return d;
+}
+
+/* Of pairs: `p` gets the result of the lower halves and `q` that of the upper ones. */
+static int emit_pair_comparison(struct parser *parser, struct statement *s, const struct comparison *c,
+                                const struct type *type, int at, uint32_t p, uint32_t q)
+{
+    char key[48];
+    const struct type *b32 = ptx_named("b32");
+    snprintf(key, sizeof key, "setp.%s.%s", c->cmp, type->class == CLASS_BF16 ? "bf16" : "f16");
+    ptx_handler run = ptx_handler_find(key, NULL);
+    if (!run || c->is_ftz || s->count != at + 2 + (c->op != 0)) {
+        ptx_refuse(parser, "contains the unsupported comparison %.60s of pairs", key);
+        return -1;
+    }
+    uint32_t a = ptx_source(parser, s, &s->operands[at], b32), b = ptx_source(parser, s, &s->operands[at + 1], b32);
+    uint32_t with = c->op ? ptx_source(parser, s, &s->operands[at + 2], ptx_named("pred")) : 0;
+    if (a == NO_SLOT || b == NO_SLOT || with == NO_SLOT)
+        return -1;
+    uint32_t results[2] = {p, q}, as[2] = {a, emit_upper_half(parser, a)}, bs[2] = {b, emit_upper_half(parser, b)};
+    uint32_t other = c->op && p == with ? ptx_new_register(parser, 64, 64) : with;
+    if (other != with) { /* the first result would change the predicate that the second one is combined with */
+        struct ptx_ins *copy = ptx_emit(parser, NULL, ptx_handler_find("mov.pred", NULL), INS_PLAIN);
+        copy->o[0] = other;
+        copy->o[1] = with;
+    }
+    for (int k = 0; k < 2; k++) {
+        if (results[k] == NO_SLOT)
+            continue;
+        struct ptx_ins *ins = ptx_emit(parser, s, run, INS_PLAIN);
+        ins->o[0] = results[k];
+        ins->o[1] = as[k];
+        ins->o[2] = bs[k];
+        ins->o[3] = other;
+        ins->o[4] = NO_SLOT;
+        ins->op = (uint8_t)c->op;
+    }
+    return 0;
+}
+
 /* Emit the comparison of operands `at` and `at + 1`, combined with the one after them. */
 static int emit_comparison(struct parser *parser, struct statement *s, const struct comparison *c,
                            const struct type *type, int at, uint32_t p, uint32_t q)
 {
     char key[48];
     const struct operand *combined = c->op ? &s->operands[at + 2] : NULL;
+    if (type->is_pair)
+        return emit_pair_comparison(parser, s, c, type, at, p, q);
+    if (c->is_ftz && type->bytes == 2) {
+        ptx_refuse(parser, "flushes subnormal numbers of 16 bits in a comparison");
+        return -1;
+    }
     snprintf(key, sizeof key, "setp.%s.%s%s", c->cmp, c->is_ftz && strcmp(type->name, "f32") == 0 ? "z" : "",
              type->name);
     ptx_handler run = ptx_handler_find(key, NULL);
