@@ -1,6 +1,8 @@
 /* Detection of the image format, and functions shared by all formats. */
 #include "softgpu/driver/internal.h"
 
+#include "fat_binary.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -72,16 +74,6 @@ static int fits(const struct sg_kernel *kernel)
     return 1;
 }
 
-static const unsigned char FATBIN[4] = {0x50, 0xed, 0x55, 0xba};
-static const unsigned char WRAPPER[4] = {0xb1, 0x43, 0x62, 0x46};
-
-/* The header that compilers embed, which points to the fat binary. */
-struct wrapper {
-    uint32_t magic, version;
-    const unsigned char *data;
-    void *reserved;
-};
-
 CUresult sg_image_read(const void *data, size_t bytes, struct sg_image *image)
 {
     static const char text_head[] = "softgpu-image";
@@ -92,12 +84,12 @@ CUresult sg_image_read(const void *data, size_t bytes, struct sg_image *image)
     size_t head = bytes ? bytes : SIZE_MAX;
     if (head >= 4 && strncmp((const char *)raw, "\177ELF", 4) == 0)
         result = sg_image_elf(raw, bytes, image);
-    else if (head >= 4 && memcmp(raw, FATBIN, 4) == 0)
+    else if (head >= 4 && memcmp(raw, ct_fatbin_magic, 4) == 0)
         result = sg_image_fatbin(raw, bytes, image);
-    else if (head >= sizeof(struct wrapper) && memcmp(raw, WRAPPER, 4) == 0 && !bytes) {
-        struct wrapper wrapper;
+    else if (head >= sizeof(struct ct_fatbin_wrapper) && memcmp(raw, ct_fatbin_wrapper_magic, 4) == 0 && !bytes) {
+        struct ct_fatbin_wrapper wrapper;
         memcpy(&wrapper, raw, sizeof wrapper);
-        result = wrapper.data && memcmp(wrapper.data, FATBIN, 4) == 0 ? sg_image_fatbin(wrapper.data, 0, image)
+        result = wrapper.data && memcmp(wrapper.data, ct_fatbin_magic, 4) == 0 ? sg_image_fatbin(wrapper.data, 0, image)
                                                                       : CUDA_ERROR_INVALID_IMAGE;
     } else {
         const char *text = data;
