@@ -280,16 +280,6 @@ void ptx_convert_pair(struct ptx_warp *w, const struct ptx_ins *i, uint32_t mask
 
 /* ---- Numbers of eight bits: e4m3 and e5m2 ------------------------------------------------------------------------ */
 
-static float quarter_float(uint32_t bits, int is_e5m2)
-{
-    if (is_e5m2)
-        return half_float(bits << 8);
-    uint32_t exponent = bits >> 3 & 15, fraction = bits & 7;
-    float magnitude = exponent ? ldexpf(1.0f + (float)fraction / 8, (int)exponent - 7) : ldexpf((float)fraction, -9);
-    magnitude = (bits & 0x7f) == 0x7f ? NAN : magnitude;
-    return bits & 0x80 ? -magnitude : magnitude;
-}
-
 /* Rounds to nearest; what is too large becomes the largest finite number. */
 static uint32_t float_quarter(float x, int is_e5m2, int is_relu)
 {

@@ -1,4 +1,4 @@
-"""Progress of a study: a bar for each part on a terminal, and one line per part elsewhere."""
+"""Progress of a study: a bar for each part on a terminal, and a line for each quarter of a part elsewhere."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ def show_parts(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         tasks: dict[str, TaskID] = {}
+        quarters: dict[str, int] = {}
 
         def progress(part: str, done: int, total: int) -> None:
             if part not in tasks:
                 tasks[part] = bars.add_task(part, total=total)
                 if not console.is_terminal:
                     report(f"{part}: {total} {to_do}")
+            elif not console.is_terminal and done * 4 // max(total, 1) > quarters[part]:
+                report(f"{part}: {done} of {total}")
+            quarters[part] = done * 4 // max(total, 1)
             bars.update(tasks[part], completed=done)
 
         yield progress
