@@ -36,7 +36,10 @@ TOLERANCE: Final = 1e-4
 DEVICE: Final = "t4"
 MEMORY: Final = "1GiB"
 _INSTALL: Final = "pip install tinygrad==0.14.0"
-_TRAIN: Final = ("--memory", "700MiB", "--on-pressure", "suspend", "--restart", "on-failure", "--restart-delay", "50ms")
+_TRAIN: Final = ("--memory", "700MiB", "--on-pressure", "suspend")
+_EVICTABLE: Final = ("--memory", "700MiB", "--restart", "on-failure", "--restart-delay", "50ms")
+_LARGE: Final = ("--memory", "600MiB")
+"""Memory of a service next to which the training does not fit."""
 _PROGRAM: Final = Path(__file__).with_name("tinygrad_program.py")
 _TIMEOUT_S: Final = 300.0
 _POLL_S: Final = 0.02
@@ -292,7 +295,7 @@ def _paused(demo: FrameworkDemo, results: Results, _alone: Results) -> Iterator[
 def _suspended(demo: FrameworkDemo, results: Results, alone: Results) -> Iterator[Step]:
     train = demo.tenant("train", _TRAIN, _training(results))
     _await_steps(demo, results, 3)
-    with _serving(demo, results, "--memory", "600MiB"):
+    with _serving(demo, results, *_LARGE):
         phase = demo.phase("train")
     demo.end(train, "the training")
     seen = phase.value if phase else "gone"
@@ -300,10 +303,12 @@ def _suspended(demo: FrameworkDemo, results: Results, alone: Results) -> Iterato
     yield msgspec.structs.replace(_answers(results, alone), what="suspended: answers of the service")
 
 
-def _evicted(demo: FrameworkDemo, results: Results, _alone: Results) -> Iterator[Step]:
-    train = demo.tenant("train", _TRAIN, _training(results))
+def _evicted(demo: FrameworkDemo, results: Results, alone: Results) -> Iterator[Step]:
+    train = demo.tenant("train", _EVICTABLE, _training(results))
     _await_steps(demo, results, 3)
-    demo.command("evict", "train")
+    with _serving(demo, results, *_LARGE):
+        is_gone, kept = demo.phase("train") is None, (results.directory / "checkpoint.npz").exists()
     demo.end(train, "the training")
-    kept = (results.directory / "checkpoint.npz").exists()
-    yield Step("evicted: checkpoint", "exists", "exists" if kept else "missing", kept)
+    seen = f"{'evicted' if is_gone else 'running'}, {'a' if kept else 'no'} checkpoint"
+    yield Step("evicted: while the service runs", "evicted, a checkpoint", seen, is_gone and kept)
+    yield msgspec.structs.replace(_answers(results, alone), what="evicted: answers of the service")
