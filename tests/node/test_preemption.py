@@ -27,7 +27,7 @@ PROGRAM = [sys.executable, str(PROGRAMS / "one_long_kernel.py")]
 
 
 class Site:
-    """A device, its port, and a function that runs a kernel of 100 ms in each of two processes and returns the switches."""
+    """A device, its port, and a function that runs two kernels of 100 ms in two processes and returns the switches."""
 
     def __init__(self, port: Preemption, compete: Callable[[], int]) -> None:
         self.port = port

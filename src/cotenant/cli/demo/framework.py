@@ -289,7 +289,8 @@ def _paused(demo: FrameworkDemo, results: Results, _alone: Results) -> Iterator[
     during = len(results.losses)
     demo.command("resume", "train")
     demo.end(train, "the training")
-    yield Step("paused and resumed: steps", "none while paused", f"{during - before} while paused", during == before < STEPS)
+    made = f"{during - before} while paused"
+    yield Step("paused and resumed: steps", "none while paused", made, during == before < STEPS)
 
 
 def _suspended(demo: FrameworkDemo, results: Results, alone: Results) -> Iterator[Step]:

@@ -1,4 +1,4 @@
-"""A training and an inference service with tinygrad, which `cotenant demo --story framework` runs; it imports no cotenant.
+"""A training and a service with tinygrad, which `cotenant demo --story framework` runs; it imports no cotenant.
 
 `train DIR STEPS`: one line per step in DIR/losses, with the loss as a hexadecimal number; after every second step a
 checkpoint, from which the program continues when it is started again; and at the end DIR/weights.npz.
@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import select
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +36,10 @@ def numbers(seed: int, *shape: int) -> Any:
 
 def arrays() -> list[Any]:
     """Return the initial weights: three layers, and the scale of the field's columns."""
-    layers = [numbers(seed, *shape) for seed, shape in enumerate(((INPUTS, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, CLASSES)))]
-    return [layer * np.float32(0.2) for layer in layers] + [np.ones(FIELD_COLUMNS, np.float32)]
+    shapes = ((INPUTS, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, CLASSES))
+    return [numbers(seed, *shape) * np.float32(0.2) for seed, shape in enumerate(shapes)] + [
+        np.ones(FIELD_COLUMNS, np.float32)
+    ]
 
 
 def scores(inputs: Tensor, weights: list[Tensor]) -> Tensor:
@@ -57,7 +58,8 @@ def write(path: Path, **values: Any) -> None:
 def train(directory: Path, steps: int) -> None:
     inputs = numbers(10, ROWS, INPUTS)
     labels = Tensor((inputs[:, :8].reshape(ROWS, CLASSES, 2).sum(2)).argmax(1).astype(np.int32))
-    x, field, target = Tensor(inputs), Tensor(numbers(11, FIELD_ROWS, FIELD_COLUMNS)), Tensor(numbers(12, FIELD_COLUMNS))
+    x, target = Tensor(inputs), Tensor(numbers(12, FIELD_COLUMNS))
+    field = Tensor(numbers(11, FIELD_ROWS, FIELD_COLUMNS))
     saved, log, first, momenta = directory / "checkpoint.npz", directory / "losses", 0, None
     weights = [Tensor(one) for one in arrays()]
     if saved.exists():
@@ -92,7 +94,7 @@ def serve(directory: Path, count: int) -> None:
     answer = TinyJit(lambda inputs: scores(inputs, weights).softmax().realize())
     answers: list[Any] = []
     given = different = 0
-    while given < count or not select.select([sys.stdin], [], [], 0)[0]:
+    while given < count or not select.select([sys.stdin], [], [], ANSWER_INTERVAL_S)[0]:
         found = answer(Tensor(questions[given % QUESTIONS]).realize()).numpy()
         if given < QUESTIONS:
             answers.append(found)
@@ -100,7 +102,6 @@ def serve(directory: Path, count: int) -> None:
         given += 1
         if given == QUESTIONS:
             (directory / "ready").touch()
-        time.sleep(ANSWER_INTERVAL_S)
     write(directory / "answers.npz", **{f"answer{i}": one for i, one in enumerate(answers)})
     (directory / "counts").write_text(f"{given} {different}\n")
 

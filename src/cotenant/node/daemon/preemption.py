@@ -74,7 +74,7 @@ class NvidiaPreemption:
 
 
 def preemption_of(gpu: Gpu, index: int, homes: Sequence[Path], environ: Mapping[str, str]) -> Preemption | None:
-    """Return the port to a device of the node; None: it is a software GPU that does not exist, or there is no program."""
+    """Return the port to a device of the node; None: its software GPU or the program does not exist."""
     name = gpu.names(index)[0]
     if not name.startswith(SOFT_PREFIX) and shutil.which(_PROGRAM, path=environ.get("PATH")) is not None:
         return NvidiaPreemption(name)
