@@ -69,20 +69,24 @@ static int join_variables(struct sg_image *image)
 /* Describe the kernels that cannot be executed. */
 static void write_report(struct sg_image *image)
 {
-    size_t bytes = 0, listed = 0;
+    size_t bytes = 0, listed = 0, machine_code = 0;
     FILE *text = image->refused ? open_memstream(&image->report, &bytes) : NULL;
     if (!text)
         return;
-    for (size_t i = 0; i < image->count && listed < LISTED_KERNELS; i++) {
+    for (size_t i = 0; i < image->count; i++) {
         const struct sg_kernel *kernel = &image->kernels[i];
         const char *reason = kernel->entry < 0 ? NULL : sg_ptx_reason(image->program, kernel->entry);
-        if (!reason)
+        machine_code += kernel->entry < 0 && image->is_machine_code;
+        if (!reason || listed == LISTED_KERNELS)
             continue;
         fprintf(text, "softgpu: kernel '%s' cannot be executed: %s\n", kernel->name, reason);
         listed++;
     }
-    if (image->refused > listed)
-        fprintf(text, "softgpu: %zu more kernels cannot be executed\n", image->refused - listed);
+    if (machine_code)
+        fprintf(text, "softgpu: %zu kernels of machine code cannot be executed: they take time and compute nothing\n",
+                machine_code);
+    if (image->refused > listed + machine_code)
+        fprintf(text, "softgpu: %zu more kernels cannot be executed\n", image->refused - listed - machine_code);
     fclose(text);
 }
 
@@ -90,6 +94,7 @@ CUresult sg_image_compile(struct sg_image *image)
 {
     if (!image->text_count) {
         image->refused = image->is_machine_code ? image->count : 0;
+        write_report(image);
         return CUDA_SUCCESS;
     }
     size_t *sizes = calloc(image->text_count, sizeof *sizes);
