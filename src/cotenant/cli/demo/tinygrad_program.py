@@ -23,7 +23,7 @@ from tinygrad.helpers import Context
 from tinygrad.nn.optim import SGD
 
 ROWS, INPUTS, HIDDEN, CLASSES = 64, 32, 64, 4
-FIELD_ROWS, FIELD_COLUMNS = 4096, 64
+FIELD_ROWS, FIELD_COLUMNS = 16384, 64
 """A large array whose kernels have many more blocks than a device runs at once: they can be launched in parts."""
 CHECKPOINT_STEPS = 2
 QUESTIONS = 16
