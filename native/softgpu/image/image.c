@@ -64,9 +64,10 @@ int sg_kernel_param(struct sg_kernel *kernel, uint32_t bytes, uint32_t alignment
 /* Whether the parameters are within the limits for such a kernel. */
 static int fits(const struct sg_kernel *kernel)
 {
-    uint64_t limit = kernel->builtin == SG_BUILTIN_NONE ? SG_PARAM_LIMIT_BYTES : SG_PARAM_BYTES;
-    if (kernel->param_count > SG_MAX_PARAMS || kernel->duration_param >= (int)kernel->param_count ||
-        kernel->duration_data >= (int)kernel->param_count)
+    int is_builtin = kernel->builtin != SG_BUILTIN_NONE;
+    uint64_t limit = is_builtin ? SG_PARAM_BYTES : SG_PARAM_LIMIT_BYTES;
+    if (kernel->param_count > (is_builtin ? SG_BUILTIN_PARAMS : SG_MAX_PARAMS) ||
+        kernel->duration_param >= (int)kernel->param_count || kernel->duration_data >= (int)kernel->param_count)
         return 0;
     for (uint32_t i = 0; i < kernel->param_count; i++)
         if ((uint64_t)kernel->param_offset[i] + kernel->param_bytes[i] > limit)
