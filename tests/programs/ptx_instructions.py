@@ -111,9 +111,9 @@ def small_integers() -> None:
   mma.sync.aligned.m8n8k32.row.col.s32.s4.u4.s32 {%r4, %r5}, {%r2}, {%r3}, {%r5, %r4};
   st.global.u32 [%d3], %r4; st.global.u32 [%d3+128], %r5;""")
     before = np.random.default_rng(9).integers(0, 2**32, 64, dtype=np.uint64).astype(np.uint32)
-    lanes = (before[:, None] >> (4 * np.arange(8, dtype=np.uint32))) & 15
-    a = np.where(lanes[:32] > 7, lanes[:32].astype(int) - 16, lanes[:32]).reshape(8, 32)
-    b = lanes[32:].astype(int).reshape(8, 32)
+    nibbles = (before[:, None] >> (4 * np.arange(8, dtype=np.uint32))) & 15
+    a = np.where(nibbles[:32] > 7, nibbles[:32].astype(int) - 16, nibbles[:32]).reshape(8, 32)
+    b = nibbles[32:].astype(int).reshape(8, 32)
     product = (a @ b.T).reshape(32, 2)
     out = run(text, before, 32).view(np.int32).reshape(2, 32)
     assert (out[0] == product[:, 0] + 6).all()
@@ -141,7 +141,7 @@ def quarter_precision() -> None:
         assert (np.abs(halves[finite].astype(float)) == magnitude).all()
 
 
-def lanes_of_words() -> None:
+def parts_of_words() -> None:
     """Four bytes at once, and comparisons of two halves."""
     text = entry("""
   ld.global.u32 %r2, [%d3]; ld.global.u32 %r3, [%d3+128]; mov.u32 %r4, 0;
@@ -187,7 +187,7 @@ barrier_objects()
 fragments()
 small_integers()
 quarter_precision()
-lanes_of_words()
+parts_of_words()
 elements_of_arrays()
 grid_barrier()
 print("computed")

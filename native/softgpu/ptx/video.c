@@ -7,7 +7,7 @@ static const char *const comparisons[] = {"eq", "ne", "lt", "le", "gt", "ge", NU
 enum { EQ, NE, LT, LE, GT, GE };
 enum { SIGNED_A = 1, SIGNED_B = 2, SIGNED_D = 4, SATURATE = 8, ACCUMULATE = 16 };
 
-static int32_t lane(uint32_t v, uint32_t bits, uint32_t k, int is_signed)
+static int32_t part_of(uint32_t v, uint32_t bits, uint32_t k, int is_signed)
 {
     uint32_t part = v >> (bits * k) & ((1u << bits) - 1);
     return is_signed && part >> (bits - 1) ? (int32_t)part - (1 << bits) : (int32_t)part;
@@ -48,7 +48,7 @@ static void execute(struct ptx_warp *w, const struct ptx_ins *i, uint32_t mask)
         if (!(mask & ptx_bit[t]))
             continue;
         for (uint32_t k = 0; k < i->count; k++) {
-            int32_t r = combine(i, lane(a, bits, k, i->flags & SIGNED_A), lane(b, bits, k, i->flags & SIGNED_B));
+            int32_t r = combine(i, part_of(a, bits, k, i->flags & SIGNED_A), part_of(b, bits, k, i->flags & SIGNED_B));
             if (i->flags & SATURATE)
                 r = r < low ? low : r > high ? high : r;
             v |= ((uint32_t)r & ((1u << bits) - 1)) << (bits * k);
@@ -58,14 +58,14 @@ static void execute(struct ptx_warp *w, const struct ptx_ins *i, uint32_t mask)
     }
 }
 
-/* Return the operation, whose name ends with the number of lanes; NONE: another instruction. */
-static int find(const char *name, uint32_t *lanes)
+/* Return the operation, whose name ends with the number of parts; NONE: another instruction. */
+static int find(const char *name, uint32_t *parts)
 {
     size_t length = strlen(name);
     for (int op = 0; operations[op]; op++)
         if (length == strlen(operations[op]) + 1 && memcmp(name, operations[op], length - 1) == 0 &&
             (name[length - 1] == '2' || name[length - 1] == '4')) {
-            *lanes = (uint32_t)(name[length - 1] - '0');
+            *parts = (uint32_t)(name[length - 1] - '0');
             return op;
         }
     return NONE;
@@ -83,8 +83,8 @@ static int take_sign(struct statement *s, int bit, int *flags)
 int ptx_decode_video(struct parser *parser, struct statement *s)
 {
     const struct type *b32 = ptx_named("b32");
-    uint32_t lanes = 0, slots[4];
-    int op = find(s->name, &lanes), flags = 0, comparison = 0;
+    uint32_t parts = 0, slots[4];
+    int op = find(s->name, &parts), flags = 0, comparison = 0;
     if (op == NONE)
         return 0;
     flags |= ptx_take(s, "sat") ? SATURATE : 0;
@@ -94,7 +94,7 @@ int ptx_decode_video(struct parser *parser, struct statement *s)
         comparison++;
     if (!named || take_sign(s, SIGNED_B, &flags) < 0 || take_sign(s, SIGNED_A, &flags) < 0 ||
         (op != VSET && take_sign(s, SIGNED_D, &flags) < 0) || s->count != 4 || !ptx_rest(parser, s)) {
-        ptx_refuse(parser, "has an unsupported %.20s", s->name); /* also with selected or reordered lanes */
+        ptx_refuse(parser, "has an unsupported %.20s", s->name); /* also with selected or reordered parts */
         return 1;
     }
     for (int k = 0; k < 4; k++) {
@@ -105,7 +105,7 @@ int ptx_decode_video(struct parser *parser, struct statement *s)
     struct ptx_ins *ins = ptx_emit(parser, s, execute, INS_PLAIN);
     memcpy(ins->o, slots, sizeof slots);
     ins->op = (uint8_t)op;
-    ins->count = (uint8_t)lanes;
+    ins->count = (uint8_t)parts;
     ins->round = (uint8_t)comparison;
     ins->flags = (uint8_t)flags;
     return 1;
