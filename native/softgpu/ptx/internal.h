@@ -108,7 +108,8 @@ struct ptx_ins {
 
 enum { FLAG_FTZ = 1, FLAG_SAT = 2, FLAG_SIGNED = 4, FLAG_WIDE = 8, FLAG_RELU = 16, FLAG_BF16 = 32, FLAG_NEGATED = 64 };
 enum { ROUND_NEAREST, ROUND_ZERO, ROUND_DOWN, ROUND_UP, ROUND_AWAY };
-enum system_call { SYSTEM_NONE, SYSTEM_PRINTF, SYSTEM_MALLOC, SYSTEM_FREE, SYSTEM_ASSERT };
+enum system_call { SYSTEM_NONE, SYSTEM_PRINTF, SYSTEM_MALLOC, SYSTEM_FREE, SYSTEM_ASSERT, SYSTEM_GRID_HANDLE,
+                   SYSTEM_GRID_SYNC };
 
 enum special {
     SPECIAL_NONE,
@@ -394,12 +395,12 @@ struct ptx_frame {
     struct ptx_frame *next; /* among all frames of the warp */
 };
 
-enum fragment_state { FRAGMENT_READY, FRAGMENT_BARRIER, FRAGMENT_WARP };
+enum fragment_state { FRAGMENT_READY, FRAGMENT_BARRIER, FRAGMENT_WARP, FRAGMENT_GRID };
 
 /* Threads of a warp that are at the same instruction. */
 struct ptx_fragment {
     uint32_t mask, pc;
-    uint32_t waits_for; /* member mask of the warp-level wait */
+    uint32_t waits_for; /* member mask of the warp-level wait; number of the wait of the grid */
     uint64_t spent;     /* instructions up to its latest taken branch */
     enum fragment_state state;
     uint32_t barrier;
@@ -449,6 +450,8 @@ struct ptx_run {
     unsigned char *addresses; /* values of BASE_ADDRESSES */
     uint32_t shared_bytes;    /* of a block */
     uint64_t warp_limit, executed;
+    uint64_t grid_arrived; /* threads that wait for the whole grid */
+    uint32_t grid_waits;   /* waits of the grid that are over */
     uint64_t workspace; /* address of the barrier of a cooperative grid; 0: it is none */
     struct ptx_range_entry ranges[2][4]; /* for reads and writes: recently accessed memory */
     unsigned next_range[2];
@@ -465,6 +468,8 @@ void ptx_frame_specials(struct ptx_warp *warp, struct ptx_frame *frame);
 void *ptx_memory_at(struct ptx_warp *warp, uint64_t address, uint32_t bytes, enum space space, uint32_t thread,
                     int is_write);
 void ptx_system_call(struct ptx_warp *warp, const struct ptx_ins *ins, uint32_t mask);
+uint64_t ptx_system_argument(const struct ptx_warp *warp, const struct ptx_call *call, uint32_t index, uint32_t thread);
+void ptx_system_result(struct ptx_warp *warp, const struct ptx_call *call, uint32_t thread, uint64_t value);
 uint64_t ptx_heap_take(uint64_t bytes, uint64_t limit);
 void ptx_heap_give(uint64_t address);
 

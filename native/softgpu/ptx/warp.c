@@ -134,7 +134,8 @@ static uint32_t meet(struct ptx_warp *w, struct ptx_fragment **fragment)
     uint32_t stop = UINT32_MAX;
     for (uint32_t k = 0; k < w->fragment_count; k++) {
         struct ptx_fragment *one = &w->fragments[k], *self = *fragment;
-        if (one == self || one->frame != self->frame || one->state == FRAGMENT_BARRIER)
+        if (one == self || one->frame != self->frame || one->state == FRAGMENT_BARRIER ||
+            one->state == FRAGMENT_GRID)
             continue;
         if (one->pc == self->pc) {
             self->mask |= one->mask;
@@ -247,10 +248,52 @@ static void return_values(struct ptx_warp *w, struct ptx_frame *frame, uint32_t 
     }
 }
 
+/* The threads wait until all threads of the grid have arrived. With bit 0 of its flags, a thread arrives for its block. */
+static void wait_grid(struct ptx_warp *w, struct ptx_fragment *fragment, const struct ptx_ins *i, uint32_t mask)
+{
+    struct ptx_run *run = w->block->run;
+    const uint32_t *grid = run->launch->grid;
+    uint64_t total = (uint64_t)grid[0] * grid[1] * grid[2] * w->block->thread_count;
+    int is_for_block = ptx_system_argument(w, i->call, 1, (uint32_t)__builtin_ctz(mask)) & 1;
+    for (uint32_t t = 0; t < WARP; t++)
+        if (mask & ptx_bit[t])
+            ptx_system_result(w, i->call, t, 0);
+    run->grid_arrived += is_for_block ? w->block->thread_count : (uint32_t)__builtin_popcount(mask);
+    if (fragment->mask != mask) {
+        add_fragment(w, fragment->mask & ~mask, fragment->pc + 1, fragment->frame);
+        fragment->mask = mask;
+    }
+    fragment->pc++;
+    if (run->grid_arrived >= total) {
+        run->grid_arrived = 0;
+        run->grid_waits++;
+        return;
+    }
+    fragment->state = FRAGMENT_GRID;
+    fragment->waits_for = run->grid_waits;
+}
+
+static int release_grid(struct ptx_warp *w)
+{
+    int released = 0;
+    for (uint32_t k = 0; k < w->fragment_count; k++) {
+        struct ptx_fragment *one = &w->fragments[k];
+        if (one->state == FRAGMENT_GRID && one->waits_for != w->block->run->grid_waits) {
+            one->state = FRAGMENT_READY;
+            released = 1;
+        }
+    }
+    return released;
+}
+
 /* Threads may call different functions through a pointer: one frame for each. */
 static void call(struct ptx_warp *w, struct ptx_fragment *fragment, const struct ptx_ins *i, uint32_t mask)
 {
     uint32_t pc = fragment->pc + 1, rest = fragment->mask & ~mask;
+    if (i->call->system == SYSTEM_GRID_SYNC) {
+        wait_grid(w, fragment, i, mask);
+        return;
+    }
     if (i->call->system) {
         ptx_system_call(w, i, mask);
         fragment->pc = pc;
@@ -528,7 +571,7 @@ enum step ptx_warp_run(struct ptx_warp *w, uint64_t quantum)
     enum step step = STEP_DONE;
     while (w->alive && !run->fault) {
         struct ptx_fragment *fragment = pick(w);
-        if (!fragment && !release_waits(w)) {
+        if (!fragment && !release_waits(w) && !release_grid(w)) {
             step = STEP_BLOCKED;
             break;
         }
