@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,8 @@ def test_missing_packages_are_named_with_the_remedy(monkeypatch: pytest.MonkeyPa
 def written(directory: Path, losses: list[float], **arrays: float) -> Results:
     results = Results(directory)
     (directory / "losses").write_text("".join(f"{loss.hex()}\n" for loss in losses))
-    np.savez(directory / "weights.npz", **{name: np.float32(value) for name, value in arrays.items()})
+    values: dict[str, Any] = {name: np.float32(value) for name, value in arrays.items()}
+    np.savez(directory / "weights.npz", **values)
     return results
 
 

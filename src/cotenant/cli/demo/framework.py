@@ -175,7 +175,7 @@ class Results:
 
     def error_of(self, other: Results, name: str) -> float:
         """Return the largest difference from the other's arrays and losses, relative to the largest value."""
-        pairs = [(one, other.arrays(name).get(key)) for key, one in self.arrays(name).items()]
+        pairs: list[tuple[Any, Any]] = [(one, other.arrays(name).get(key)) for key, one in self.arrays(name).items()]
         if self.losses or other.losses:
             pairs.append((np.array(self.losses), np.array(other.losses)))
         if not pairs or any(theirs is None or mine.shape != theirs.shape for mine, theirs in pairs):
