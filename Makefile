@@ -88,7 +88,7 @@ test-ptx: $(VENV)/.installed ## run PTX on the software GPU and compare with ind
 	@$(BIN)/python -m pytest --quiet --numprocesses 2 --dist worksteal -m ptx tests/ptx
 
 # Packages come from PyPI into build/external; nothing of them is part of the project. Not in CI. PARTS="tinygrad cuda
-# framework numba" selects parts. The CPU backend of tinygrad, with which one part compares, needs clang.
+# framework numba cudapy" selects parts. The CPU backend of tinygrad, with which one part compares, needs clang.
 EXTERNAL := build/external
 EXTERNAL_PACKAGES := tinygrad==0.14.0 numpy ml_dtypes nvidia-cuda-nvrtc-cu12==12.9.86 nvidia-cuda-runtime-cu12==12.9.79 \
 	nvidia-cuda-cccl-cu12==12.9.27 cuda-core==1.2.2 cuda-bindings==12.9.10 numba-cuda==0.30.4 pytest filecheck psutil cffi

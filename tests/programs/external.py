@@ -26,6 +26,38 @@ KNOWN: Final = {
 """Tests of numba-cuda that fail, and why."""
 
 
+CUDAPY: Final = [
+    "array_reductions",
+    "atomics",
+    "bfloat16",
+    "blackscholes",
+    "complex",
+    "constmem",
+    "cooperative_groups",
+    "exception",
+    "fastmath",
+    "intrinsics",
+    "laplace",
+    "libdevice",
+    "localmem",
+    "mandel",
+    "math",
+    "montecarlo",
+    "operator",
+    "print",
+    "random",
+    "record_dtype",
+    "recursion",
+    "reduction",
+    "sm",
+    "sync",
+    "userexc",
+    "vectorize",
+    "warp_ops",
+]
+"""Modules of numba-cuda's tests of kernels that are run; the others take hours or need CuPy."""
+
+
 class Site:
     """A software A100, the environment of programs on it, and the interpreter with their packages."""
 
@@ -78,9 +110,20 @@ def suite_results(output: str) -> Iterator[tuple[str, str]]:
 
 
 def numba(site: Site) -> bool:
-    """Run the driver tests of numba-cuda with the driver's linker; known failures are listed above."""
-    print("external: numba-cuda's cudadrv tests, with the driver's linker (some minutes)", flush=True)
-    command = [site.python, "-m", "numba.runtests", "-v", "numba.cuda.tests.cudadrv"]
+    """Run the driver tests of numba-cuda with the driver's linker."""
+    return numba_suite(site, "numba.cuda.tests.cudadrv")
+
+
+def cudapy(site: Site) -> bool:
+    """Run tests of kernels of numba-cuda with the driver's linker."""
+    passed = [numba_suite(site, f"numba.cuda.tests.cudapy.test_{name}") for name in CUDAPY]
+    return all(passed)
+
+
+def numba_suite(site: Site, suite: str) -> bool:
+    """Run a suite of numba-cuda; return whether all failures are those listed above."""
+    print(f"external: {suite}, with the driver's linker", flush=True)
+    command = [site.python, "-m", "numba.runtests", "-v", suite]
     done = subprocess.run(command, env=site.variables, capture_output=True, text=True, check=False)
     output = done.stdout + done.stderr
     unknown = {name: word for name, word in suite_results(output) if name not in KNOWN}
@@ -91,7 +134,7 @@ def numba(site: Site) -> bool:
     return not unknown and "Ran " in output
 
 
-PARTS: Final = {"tinygrad": tinygrad, "cuda": cuda, "framework": framework, "numba": numba}
+PARTS: Final = {"tinygrad": tinygrad, "cuda": cuda, "framework": framework, "numba": numba, "cudapy": cudapy}
 
 
 def main() -> int:
