@@ -18,17 +18,6 @@ enum {
     WEIGHT_MAX = 31,         /* upper limit of the additional weight */
 };
 
-void ct_loss_announced(struct ct_gate *gate, uint64_t expect_ns, uint64_t now_ns)
-{
-    struct ct_gate_burst *burst = &gate->burst;
-    if (!burst->begin_ns) {
-        burst->begin_ns = now_ns;
-        burst->has_unknown = 0;
-    }
-    burst->end_ns = sat_add_u64(max_u64(burst->end_ns, now_ns), expect_ns);
-    burst->has_unknown |= !expect_ns;
-}
-
 /* Weights a loss by its fraction of the host's wait: one large loss matters more than many small ones, because
  * objectives for tail latency concern single requests. */
 static int64_t weighted_loss(const struct ct_gate *gate, int64_t late_ns, uint64_t span_ns)
@@ -97,13 +86,6 @@ void ct_loss_drained(struct ct_gate *gate, uint64_t now_ns)
     add_single_writer(&gate->mine->lost_ns, (uint64_t)weighted_loss(gate, late_ns - burst->clean_ns, span_ns));
     add_single_writer(&gate->mine->loss_reports, 1);
     measure_wait(gate->mine, late_ns - burst->clean_ns, span_ns);
-}
-
-void ct_loss_publish(struct ct_gate *gate, uint64_t now_ns)
-{
-    const uint64_t busy_ns = load_relaxed(&gate->mine->busy_ns);
-    if (plausible(load_relaxed(&gate->mine->admitted_until_ns), now_ns) < busy_ns)
-        store_relaxed(&gate->mine->admitted_until_ns, busy_ns);
 }
 
 uint64_t ct_loss_reported(const struct ct_gate_peer *peer)
