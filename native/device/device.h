@@ -214,6 +214,9 @@ int ct_device_op_cut(struct ct_device *device, uint64_t now_ns, uint64_t op);
  * Copies to and from the host are not affected. */
 int ct_device_set_speed(struct ct_device *device, uint64_t now_ns, uint32_t speed); /* 1 to CT_DEVICE_FULL_SPEED */
 uint32_t ct_device_speed(const struct ct_device *device);
+/* Sets the length of time slices, from the present one on, which ends at once if it has lasted as long. */
+int ct_device_set_slice(struct ct_device *device, uint64_t now_ns, uint64_t slice_ns);
+uint64_t ct_device_slice_ns(const struct ct_device *device);
 
 /* ---- queries and projections -------------------------------------------------------------------------------------- */
 

@@ -82,6 +82,23 @@ void ct_timeslice_update(struct ct_device *d)
     }
 }
 
+int ct_device_set_slice(struct ct_device *d, uint64_t now_ns, uint64_t slice_ns)
+{
+    if (slice_ns == 0)
+        return CT_DEVICE_INVALID;
+    ct_time_enter(d, now_ns);
+    d->config.slice_ns = slice_ns;
+    if (d->slice_end_ns != CT_DEVICE_NEVER)
+        d->slice_end_ns = ct_max(ct_instant_after(d->slice_start_ns, slice_ns), d->now_ns);
+    ct_time_settle(d);
+    return CT_DEVICE_OK;
+}
+
+uint64_t ct_device_slice_ns(const struct ct_device *d)
+{
+    return d->config.slice_ns;
+}
+
 void ct_timeslice_expired(struct ct_device *d)
 {
     uint32_t group = next_group(d, d->active);

@@ -71,6 +71,20 @@ static PyObject *set_speed(PyObject *self, PyObject *args)
     return none_or_error(ct_device_set_speed(device_of(self), now_ns, speed));
 }
 
+static PyObject *set_slice(PyObject *self, PyObject *args)
+{
+    ull now_ns, slice_ns;
+    if (!PyArg_ParseTuple(args, "KK:set_slice", &now_ns, &slice_ns))
+        return NULL;
+    return none_or_error(ct_device_set_slice(device_of(self), now_ns, slice_ns));
+}
+
+static PyObject *slice_ns(PyObject *self, PyObject *ignored)
+{
+    (void)ignored;
+    return PyLong_FromUnsignedLongLong(ct_device_slice_ns(device_of(self)));
+}
+
 static PyObject *context_create(PyObject *self, PyObject *args)
 {
     ull now_ns;
@@ -370,7 +384,8 @@ static PyObject *check(PyObject *self, PyObject *unused)
 #define METHOD(name, flags) {#name, name, flags, NULL}
 PyMethodDef ct_py_device_methods[] = {
     METHOD(client_add, METH_VARARGS), METHOD(client_kill, METH_VARARGS), METHOD(client_stop, METH_VARARGS),
-    METHOD(op_cut, METH_VARARGS), METHOD(set_speed, METH_VARARGS), METHOD(context_create, METH_VARARGS),
+    METHOD(op_cut, METH_VARARGS), METHOD(set_speed, METH_VARARGS), METHOD(set_slice, METH_VARARGS),
+    METHOD(slice_ns, METH_NOARGS), METHOD(context_create, METH_VARARGS),
     METHOD(context_destroy, METH_VARARGS), METHOD(context_cap, METH_VARARGS), METHOD(client_cap, METH_VARARGS),
         METHOD(memory_take, METH_VARARGS),
     METHOD(memory_give, METH_VARARGS), METHOD(memory_free, METH_NOARGS), METHOD(stream_create, METH_VARARGS),

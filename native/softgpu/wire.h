@@ -144,6 +144,7 @@ enum sg_request_kind {
     SG_TRACE = 44,
     /* a: pid, b: enum sg_checkpoint_action -> a: its CUprocessState, batch: the UUID; STALE: no such client */
     SG_CHECKPOINT = 48,
+    SG_TIME_SLICE = 50, /* a: nanoseconds of a time slice, 0: only read -> a: those in effect */
     SG_CODE_COUNT = 49, /* a: loaded kernels that can be executed, b: loaded kernels that cannot */
 };
 

@@ -142,6 +142,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "demo --story none": ("--story", "'none'", "--help"),
     "demo --story node --report x.html": ("--report", "x.html", "omit --report"),
     "demo --story node --requests 20": ("--requests", "20", "omit --requests"),
+    "demo --story framework --requests 20": ("--requests", "20", "omit --requests"),
     "demo --requests 1": ("--requests", "1", "choose 10"),
     "demo --report none/x.html": ("--report", "none/x.html", "does not exist"),
 }

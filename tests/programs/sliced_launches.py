@@ -1,6 +1,8 @@
 """Launch long kernels in every way that the hook may cut into parts, and print a digest of their results.
 
-The argument is the number of rounds; a line of the standard input ends the program after the digest. Other arguments:
+The argument is the number of rounds; a line of the standard input ends the program after the digest. A second argument
+says in which form the program has its code: `text`, `fat` (a fat binary), `packed` (a compressed one), `file` (such a
+file) or `linked` (by the driver, from a text, a fat binary and a file). Other first arguments:
 `hold`: keep launching short kernels, with pauses, until the standard input ends. `idle`: launch some, then none.
 `threads`: two threads launch into one stream. `graph`: launch a captured graph.
 """
@@ -11,7 +13,9 @@ import ctypes
 import hashlib
 import itertools
 import select
+import struct
 import sys
+import tempfile
 import threading
 import time
 from typing import Any
@@ -47,12 +51,61 @@ def hold(*, idles: bool) -> None:
         ok(driver.cuCtxSynchronize())
 
 
+def fat_binary(text: str, *, packed: bool = False) -> bytes:
+    """Return a fat binary with the text for devices from 7.0 on, stored or as one run of LZ4 literals."""
+    content = text.encode() + b"\0"
+    rest = len(content) - 15
+    payload = bytes([0xF0]) + b"\xff" * (rest // 255) + bytes([rest % 255]) + content if packed else content
+    size = (len(payload) + 7) // 8 * 8
+    flags = 0x2000 if packed else 0
+    head = struct.pack(
+        "<HHIQIIIIQQQQ", 1, 0x101, 64, size, len(payload) if packed else 0, 0, 0, 70, 0, flags, 0, len(content)
+    )
+    newer = struct.pack("<HHIQIIIIQQQQ", 1, 0x101, 64, 8, 0, 0, 0, 255, 0, 0, 0, 0) + b"unknown\0"
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 64 + size + 72) + head + payload.ljust(size, b"\0") + newer
+
+
+def link(large: bytes) -> bytes:
+    """Return the image that the driver links from one text for each kernel, and a third one with a variable."""
+    state = ok(driver.cuLinkCreate(0, [], []))
+    kind = driver.CUjitInputType
+    variable = OUTSIDE.splitlines()[0]
+    with tempfile.NamedTemporaryFile(suffix=".ptx") as file:
+        file.write((HEAD + variable).encode())
+        file.flush()
+        ok(driver.cuLinkAddFile(state, kind.CU_JIT_INPUT_PTX, file.name.encode(), 0, [], []))
+        first = (HEAD + ".extern .global .align 4 .u32 total;\n" + entry(AREA + BODY)).encode()
+        ok(driver.cuLinkAddData(state, kind.CU_JIT_INPUT_PTX, first, len(first), b"first", 0, [], []))
+        ok(driver.cuLinkAddData(state, kind.CU_JIT_INPUT_FATBINARY, large, len(large), b"second", 0, [], []))
+        image, size = ok(driver.cuLinkComplete(state))
+        copied = ctypes.string_at(image, size)
+    ok(driver.cuLinkDestroy(state))
+    return copied
+
+
+def code_in(form: str) -> bytes:
+    if form == "linked":
+        dynamic = ".extern .global .align 4 .u32 total;\n.extern .shared .align 16 .b8 dynamic[];\n"
+        return link(fat_binary(HEAD + dynamic + entry(LARGE + BODY).replace(".entry k", ".entry large"), packed=True))
+    return TEXT.encode() if form == "text" else fat_binary(TEXT, packed=form != "fat")
+
+
 class Program:
     """A module and a library of the text, and the memory that their kernels change."""
 
-    def __init__(self) -> None:
-        self.module = ok(driver.cuModuleLoadData(TEXT.encode()))
-        self.library = ok(driver.cuLibraryLoadData(TEXT.encode(), [], [], 0, [], [], 0))
+    def __init__(self, form: str) -> None:
+        code = code_in(form)
+        if form == "file":
+            with tempfile.NamedTemporaryFile(suffix=".fatbin") as file:
+                file.write(code)
+                file.flush()
+                self.module = ok(driver.cuModuleLoad(file.name.encode()))
+                self.library = ok(driver.cuLibraryLoadFromFile(file.name.encode(), [], [], 0, [], [], 0))
+        else:
+            self.module = ok(driver.cuModuleLoadData(code))
+            kept = driver.CUlibraryOption.CU_LIBRARY_BINARY_IS_PRESERVED
+            options: Any = ([kept], [1], 1) if form == "fat" else ([], [], 0)
+            self.library = ok(driver.cuLibraryLoadData(code, [], [], 0, *options))
         self.kernel = ok(driver.cuModuleGetFunction(self.module, b"k"))
         self.large = ok(driver.cuModuleGetFunction(self.module, b"large"))
         ok(driver.cuFuncSetAttribute(self.large, driver.CUfunction_attribute(8), 80000))
@@ -157,7 +210,7 @@ def main() -> None:
         threads()
         sys.stdin.readline()
         return
-    program = Program()
+    program = Program(sys.argv[2] if len(sys.argv) > 2 else "text")
     if sys.argv[1] == "graph":
         graph(program)
         print(program.digest(), flush=True)

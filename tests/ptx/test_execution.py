@@ -21,6 +21,11 @@ def test_kernels_compute_their_results(softgpu: Path) -> None:
     assert manage.inspect(softgpu, 0)["code"] == {"executable_kernels": 14, "refused_kernels": 1}
 
 
+def test_instructions_of_compilers_compute_their_results(softgpu: Path) -> None:
+    assert run(softgpu, "ptx_instructions.py") == "computed\n"
+    assert manage.inspect(softgpu, 0)["code"]["refused_kernels"] == 0
+
+
 def test_random_programs_equal_the_reference(softgpu: Path) -> None:
     process = start(softgpu, "ptx_random.py", str(EXAMPLES))
     out, err = process.communicate(timeout=7000)  # the timeout of the test ends it earlier

@@ -41,9 +41,9 @@ class Shared:
             environment = self.gate.environ(hooked, slot)
             self._environments.append({**environment, "COTENANT_CACHE": str(self.cache)})
 
-    def start(self, slot: int, argument: str) -> subprocess.Popen[str]:
+    def start(self, slot: int, *arguments: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [*PROGRAM, argument],
+            [*PROGRAM, *arguments],
             env=self._environments[slot],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -109,6 +109,19 @@ def test_launches_arrive_in_parts_and_compute_the_same(shared: Shared) -> None:
     assert parts >= 4 * cut
     assert counters["kernels"] == parts + ROUNDS - cut
     assert counters["blocks"] - counters["copies"] - counters["memsets"] == ROUNDS * BLOCKS
+
+
+@pytest.mark.parametrize("form", ["fat", "packed", "file", "linked"])
+def test_kernels_of_fat_binaries_and_linked_code_arrive_in_parts(shared: Shared, form: str) -> None:
+    """The results are those of the text itself, and the variants do not show in the lists of kernels."""
+    expected = shared.alone(str(ROUNDS))
+    shared.hold()
+    line, counters = shared.finish(shared.start(OFFLINE, str(ROUNDS), form))
+    cut, parts = shared.gate.word(OFFLINE, "cut_launches"), shared.gate.word(OFFLINE, "parts")
+    assert line == expected
+    assert cut >= ROUNDS - WAYS
+    assert parts >= 4 * cut
+    assert counters["kernels"] == parts + ROUNDS - cut
 
 
 def test_kernels_are_whole_while_no_tenant_holds_the_device(shared: Shared) -> None:

@@ -25,13 +25,14 @@ from cotenant.gate.sim import SimGrantPages, SimLedgers, SimTenantTables
 from cotenant.node import wire
 from cotenant.node.daemon.enforcer import LiveEnforcer
 from cotenant.node.daemon.listener import LiveListener
+from cotenant.node.daemon.preemption import SoftwarePreemption
 from cotenant.node.daemon.processes import LiveProcesses
 from cotenant.node.journal import NodeJournalReader, NodeTurn
 from cotenant.node.model.action import Action, IssueGrant, Refuse
 from cotenant.node.model.admission import Reason, Reject
 from cotenant.node.model.event import Event, NodeSettings, NodeStarted, PeerLost, TenantJoined
 from cotenant.node.model.tenant import TenantSpec
-from cotenant.node.ports import Enforcer, Gates, Ledgers, Listener, PageListener, Pages, Processes
+from cotenant.node.ports import Enforcer, Gates, Ledgers, Listener, PageListener, Pages, Preemption, Processes
 from cotenant.node.sim.listener import SimListener
 from cotenant.node.sim.node import SimEnforcer
 from cotenant.runner.clock import LiveClock
@@ -42,6 +43,7 @@ from cotenant.runner.sim_loop import SimLoop
 from cotenant.serve.frontend.engine import Engine
 from cotenant.serve.ports import Responder, Runtime
 from cotenant.serve.sim.server import SimServer
+from cotenant.softgpu.sim.preemption import SimulatedPreemption
 from tests.support.fake_processes import FakeProcesses, RecordingPageListener
 from tests.support.listeners import ListenerFixture, LiveListenerFixture, SimListenerFixture
 from tests.support.node_in_process import until
@@ -58,6 +60,7 @@ IMPLEMENTATIONS: dict[Any, dict[str, type]] = {
     Listener: {"live": LiveListener, "sim": SimListener},
     PageListener: {"live": LiveListener, "sim": RecordingPageListener},
     Processes: {"live": LiveProcesses, "sim": FakeProcesses},
+    Preemption: {"live": SoftwarePreemption, "sim": SimulatedPreemption},  # tests/node/test_preemption.py
     Runtime: {"live": Engine, "sim": SimServer},
     Responder: {"live": Engine, "sim": SimServer},
     ClusterTransport: {"live": Starts, "sim": SimCluster},

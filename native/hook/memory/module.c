@@ -1,6 +1,7 @@
 /* Code on the device: estimates the memory of a module, before the node can measure it. */
 #define _GNU_SOURCE
 #include "hook/memory/memory.h"
+#include "hook/slice/fatbin.h"
 #include "hook/slice/modules.h"
 
 #include <elf.h>
@@ -23,8 +24,10 @@ static uint64_t image_bytes(const void *image)
     const unsigned char *first = image;
     if (!image)
         return 0;
-    if (memcmp(image, ELFMAG, SELFMAG) != 0)
-        return (*first >= ' ' && *first < 0x7f) || *first == '\n' ? rounded(strlen(image)) : 0;
+    if (strncmp(image, ELFMAG, SELFMAG) != 0)
+        return !ct_slice_is_fatbin(image) && ((*first >= ' ' && *first < 0x7f) || *first == '\n')
+            ? rounded(strlen(image))
+            : 0;
     memcpy(&header, image, sizeof header);
     uint64_t bytes = header.e_shoff + (uint64_t)header.e_shnum * header.e_shentsize;
     return header.e_ident[EI_CLASS] == ELFCLASS64 && bytes < UINT64_C(1) << 40 ? rounded(bytes) : 0;
@@ -121,8 +124,8 @@ CT_EXPORT CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit
                                      unsigned int library_count)
 {
     struct ct_slice_text text;
-    /* With such options the driver may keep a reference to the text. */
-    ct_slice_open(&text, library_count ? NULL : code, count, options, values);
+    ct_slice_open(&text, code, count, options, values);
+    text.is_kept = library_count != 0; /* with such options the driver may keep a reference to the text */
     LOAD_CODE(CT_HELD_LIBRARY, image_bytes(code), library, values,
               CT_NEXT(cuLibraryLoadData)(library, text.text, options, values, count, library_options, library_values,
                                          library_count),
@@ -135,7 +138,8 @@ CT_EXPORT CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, C
                                          unsigned int library_count)
 {
     struct ct_slice_text text;
-    ct_slice_open_file(&text, library_count ? NULL : path, count, options, values);
+    ct_slice_open_file(&text, path, count, options, values);
+    text.is_kept = library_count != 0;
     LOAD_CODE(CT_HELD_LIBRARY, file_bytes(path), library, values,
               CT_NEXT(cuLibraryLoadData)(library, text.text, options, values, count, library_options, library_values,
                                          library_count),

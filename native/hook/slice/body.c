@@ -16,7 +16,9 @@ static const char *const opcodes[] = {
     "suq",       "bra",       "brx",      "call",      "ret",      "exit",     "bar",      "barrier",   "membar",
     "fence",     "atom",      "red",      "vote",      "match",    "activemask", "redux",  "elect",     "cp",
     "mbarrier",  "wmma",      "mma",      "ldmatrix",  "stmatrix", "movmatrix", "wgmma",   "setmaxnreg", "brkpt",
-    "nanosleep", "pmevent",   "trap",     "alloca",    "stacksave", "stackrestore"};
+    "nanosleep", "pmevent",   "trap",     "alloca",    "stacksave", "stackrestore",
+    "vadd2",     "vadd4",     "vsub2",    "vsub4",     "vavrg2",   "vavrg4",   "vabsdiff2", "vabsdiff4", "vmin2",
+    "vmin4",     "vmax2",     "vmax4",    "vset2",     "vset4"};
 
 /* Registers whose values do not depend on the grid that a block belongs to. */
 static const char *const specials[] = {

@@ -27,8 +27,9 @@ struct file_kernel {
     char variant[sizeof ((struct ct_ptx_kernel *)0)->variant];
 };
 
-static void hash_bytes(const char *bytes, size_t count, uint64_t hash[2])
+void ct_slice_hash(const void *content, size_t count, uint64_t hash[2])
 {
+    const char *bytes = content;
     hash[0] = UINT64_C(0xcbf29ce484222325) ^ count;
     hash[1] = UINT64_C(0x9e3779b97f4a7c15) + count;
     for (size_t at = 0; at < count; at += sizeof(uint64_t)) {
@@ -144,7 +145,7 @@ static int parse_file(const char *file, size_t file_bytes, const struct header *
     memcpy(&header, file, sizeof header);
     file += sizeof header;
     file_bytes -= sizeof header;
-    hash_bytes(file, file_bytes, checksum);
+    ct_slice_hash(file, file_bytes, checksum);
     if (header.magic != expected->magic || header.version != expected->version ||
         memcmp(header.hash, expected->hash, sizeof header.hash) != 0 || header.text_bytes != expected->text_bytes ||
         header.kernel_count > KERNELS_MAX || header.appended_bytes > file_bytes ||
@@ -190,7 +191,7 @@ static char *format_file(struct header *header, const struct ct_ptx_module *modu
         free(content);
         return NULL;
     }
-    hash_bytes(content + sizeof *header, *bytes - sizeof *header, header->checksum);
+    ct_slice_hash(content + sizeof *header, *bytes - sizeof *header, header->checksum);
     memcpy(content, header, sizeof *header);
     return content;
 }
@@ -222,7 +223,7 @@ int ct_slice_cached(const char *text, size_t bytes, struct ct_ptx_module *module
     char name[48];
     size_t file_bytes = 0;
     *module = (struct ct_ptx_module){0};
-    hash_bytes(text, bytes, header.hash);
+    ct_slice_hash(text, bytes, header.hash);
     snprintf(name, sizeof name, "%016llx%016llx", (unsigned long long)header.hash[0],
              (unsigned long long)header.hash[1]);
     const int directory = open_directory();

@@ -10,4 +10,8 @@
  * nothing is kept. Returns 0 if there is no memory for it. */
 int ct_slice_cached(const char *text, size_t bytes, struct ct_ptx_module *module);
 
+
+/* Computes a hash of 128 bits, which is not secure against deliberate collisions. */
+void ct_slice_hash(const void *content, size_t bytes, uint64_t hash[2]);
+
 #endif

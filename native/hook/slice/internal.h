@@ -63,6 +63,7 @@ struct ptx {
     size_t range_count, range_capacity;
     uint32_t *registers; /* tokens of the other ones, hashed by name; 0: none */
     size_t register_count, bucket_count;
+    uint32_t text_hash;
     int has_debug, is_lost; /* is_lost: there is not enough memory */
 };
 

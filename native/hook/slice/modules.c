@@ -5,6 +5,8 @@
 #include "hook/entry/session.h"
 #include "hook/launch/gateway.h"
 #include "hook/slice/cache.h"
+#include "hook/slice/fatbin.h"
+#include "hook/slice/link.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -14,7 +16,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { JIT_GENERATE_DEBUG_INFO = 11, JIT_LOG_VERBOSE = 12, FILE_BYTES_MAX = 256 * 1024 * 1024, SLOWER_PERCENT = 5 };
+enum { JIT_GENERATE_DEBUG_INFO = 11, JIT_LOG_VERBOSE = 12, FILE_BYTES_MAX = 256 * 1024 * 1024, SLOWER_PERCENT = 5,
+       COMPUTE_CAPABILITY_MAJOR = 75, COMPUTE_CAPABILITY_MINOR = 76, FIRST_BYTES = 4 };
 
 struct entry {
     uintptr_t owner, library; /* library: whose module in a context it is; 0: it is none */
@@ -42,7 +45,7 @@ static int is_offline(void)
 /* Debug information and the log of the compiler would show the variants to the program. */
 static int permits_variants(unsigned jit_count, const CUjit_option *jit, void *const *values)
 {
-    if (jit_count && (!jit || !values || jit_count > sizeof ((struct ct_slice_text *)0)->jit_values / sizeof(void *)))
+    if (jit_count && (!jit || !values || jit_count > CT_SLICE_OPTIONS_MAX))
         return 0;
     for (unsigned i = 0; i < jit_count; i++)
         if ((jit[i] == JIT_GENERATE_DEBUG_INFO || jit[i] == JIT_LOG_VERBOSE) && values[i])
@@ -50,64 +53,106 @@ static int permits_variants(unsigned jit_count, const CUjit_option *jit, void *c
     return 1;
 }
 
-static void open_text(struct ct_slice_text *text, const char *image, unsigned jit_count, void *const *jit_values)
+int ct_slice_permits(unsigned jit_count, const CUjit_option *jit, void *const *values)
 {
-    if (!ct_slice_cached(image, strlen(image), &text->module))
+    return is_offline() && permits_variants(jit_count, jit, values);
+}
+
+char *ct_slice_fatbin_code(const void *image, size_t bytes)
+{
+    CUdevice device = 0;
+    int major = 0, minor = 0;
+    if (CT_NEXT(cuCtxGetDevice)(&device) != CUDA_SUCCESS)
+        device = 0;
+    if (CT_NEXT(cuDeviceGetAttribute)(&major, COMPUTE_CAPABILITY_MAJOR, device) != CUDA_SUCCESS ||
+        CT_NEXT(cuDeviceGetAttribute)(&minor, COMPUTE_CAPABILITY_MINOR, device) != CUDA_SUCCESS)
+        return NULL;
+    return ct_slice_fatbin_text(image, bytes, (unsigned)(10 * major + minor));
+}
+
+static int is_text(const unsigned char *image)
+{
+    if (ct_slice_is_fatbin(image)) /* whose first byte is that of a letter */
+        return 0;
+    return (*image >= ' ' && *image < 0x7f) || (*image >= '\t' && *image <= '\r');
+}
+
+/* Prepares the image, of which `bytes` are readable; 0: as many as it states, or up to a zero. */
+static void open_image(struct ct_slice_text *text, const void *image, size_t bytes, unsigned jit_count,
+                       void *const *jit_values)
+{
+    char *code = NULL;
+    if (ct_slice_linked(image, &text->module)) {
+        text->is_linked = 1;
         return;
-    text->text = text->module.text;
-    text->jit_count = jit_count;
-    if (jit_count)
-        memcpy(text->jit_values, jit_values, jit_count * sizeof *jit_values);
+    }
+    if (ct_slice_is_fatbin(image))
+        code = ct_slice_fatbin_code(image, bytes);
+    else if (!is_text(image))
+        return; /* machine code */
+    const char *own = code ? code : image;
+    if ((code || is_text(image)) && ct_slice_cached(own, strlen(own), &text->module)) {
+        text->text = text->module.text;
+        text->jit_count = jit_count;
+        if (jit_count)
+            memcpy(text->jit_values, jit_values, jit_count * sizeof *jit_values);
+    }
+    free(code);
 }
 
 void ct_slice_open(struct ct_slice_text *text, const void *image, unsigned jit_count, const CUjit_option *jit,
                    void *const *jit_values)
 {
-    const unsigned char *first = image;
     const int saved_errno = errno;
     memset(text, 0, sizeof *text);
-    /* Machine code and fat binaries begin with other bytes. */
-    if (first && ((*first >= ' ' && *first < 0x7f) || (*first >= '\t' && *first <= '\r')) && is_offline() &&
-        permits_variants(jit_count, jit, jit_values))
-        open_text(text, image, jit_count, jit_values);
+    if (image && ct_slice_permits(jit_count, jit, jit_values))
+        open_image(text, image, 0, jit_count, jit_values);
     errno = saved_errno;
 }
 
-/* Returns the content of a file of text, zero-terminated; NULL: it is none. */
-static char *read_text(const char *path)
+char *ct_slice_read_file(const char *path, size_t *bytes)
 {
     struct stat status;
     const int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    char *text = NULL;
-    size_t bytes = 0;
+    char *content = NULL;
+    *bytes = 0;
     if (descriptor >= 0 && fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode) && status.st_size > 0 &&
         status.st_size < FILE_BYTES_MAX)
-        text = malloc((size_t)status.st_size + 1);
-    while (text && bytes < (size_t)status.st_size) {
-        const ssize_t got = read(descriptor, text + bytes, (size_t)status.st_size - bytes);
+        content = malloc((size_t)status.st_size + 1);
+    while (content && *bytes < (size_t)status.st_size) {
+        const ssize_t got = read(descriptor, content + *bytes, (size_t)status.st_size - *bytes);
         if (got <= 0)
             break;
-        bytes += (size_t)got;
+        *bytes += (size_t)got;
     }
     if (descriptor >= 0)
         close(descriptor);
-    if (text && (bytes < (size_t)status.st_size || memchr(text, 0, bytes))) {
-        free(text);
+    if (content && *bytes < (size_t)status.st_size) {
+        free(content);
         return NULL;
     }
-    if (text)
-        text[bytes] = 0;
-    return text;
+    if (content)
+        content[*bytes] = 0;
+    return content;
+}
+
+/* Returns whether the content of a file states or marks its end as an image in memory does. */
+static int is_whole(const char *content, size_t bytes)
+{
+    if (bytes < FIRST_BYTES)
+        return 0;
+    return is_text((const unsigned char *)content) ? !memchr(content, 0, bytes) : ct_slice_is_fatbin(content);
 }
 
 void ct_slice_open_file(struct ct_slice_text *text, const char *path, unsigned jit_count, const CUjit_option *jit,
                         void *const *jit_values)
 {
     const int saved_errno = errno;
+    size_t bytes = 0;
     memset(text, 0, sizeof *text);
-    char *content = path && is_offline() ? read_text(path) : NULL;
-    if (content)
-        ct_slice_open(text, content, jit_count, jit, jit_values);
+    char *content = path && ct_slice_permits(jit_count, jit, jit_values) ? ct_slice_read_file(path, &bytes) : NULL;
+    if (content && is_whole(content, bytes))
+        open_image(text, content, bytes, jit_count, jit_values);
     free(content);
     errno = saved_errno;
 }
@@ -158,9 +203,11 @@ void ct_slice_loaded(struct ct_slice_text *text, uintptr_t owner, int is_library
         ct_slice_unload(owner); /* the handle may be that of a module which ended with its context */
         return;
     }
-    const int has_variants = text->text != NULL;
-    free(text->module.text); /* the driver has it */
-    text->module.text = NULL;
+    const int has_variants = text->text != NULL || text->is_linked;
+    if (!text->is_kept) {
+        free(text->module.text); /* the driver has it */
+        text->module.text = NULL;
+    }
     *entry = (struct entry){.owner = owner, .has_variants = has_variants, .module = text->module, .slices = slices};
     for (size_t i = 0; i < entry->module.count; i++) {
         slices[i].kernel = &entry->module.kernels[i];

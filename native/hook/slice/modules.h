@@ -19,13 +19,26 @@ struct ct_slice {
 
 enum ct_slice_state { CT_SLICE_NEW = 0, CT_SLICE_USABLE, CT_SLICE_REFUSED, CT_SLICE_SLOWER };
 
+enum { CT_SLICE_OPTIONS_MAX = 32 };
+
 /* A text that is loaded in place of a program's own. */
 struct ct_slice_text {
     struct ct_ptx_module module;
     const char *text; /* NULL: load the program's own */
-    void *jit_values[32]; /* the driver writes results over the options of a load; these are the program's */
+    int is_linked;    /* the program's own image has the variants already */
+    int is_kept;      /* the driver may read the text until the library is unloaded */
+    void *jit_values[CT_SLICE_OPTIONS_MAX]; /* the driver writes results over the options of a load; these are the program's */
     unsigned jit_count;
 };
+
+/* Returns whether the program may get variants: it is an offline tenant's, and these options of the compiler would not show
+ * them to it. */
+int ct_slice_permits(unsigned jit_count, const CUjit_option *jit, void *const *values);
+/* Returns the PTX in a fat binary for the current device, or for the first one, zero-terminated; the caller frees it. NULL:
+ * it is not used. `bytes` 0: the binary states its size. */
+char *ct_slice_fatbin_code(const void *image, size_t bytes);
+/* Returns the content of a regular file, zero-terminated; the caller frees it. NULL: it cannot be read. */
+char *ct_slice_read_file(const char *path, size_t *bytes);
 
 /* Prepare the text with variants: of an image in memory, or in a file. Only programs of offline tenants get one. */
 void ct_slice_open(struct ct_slice_text *text, const void *image, unsigned jit_count, const CUjit_option *jit,

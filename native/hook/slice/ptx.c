@@ -130,6 +130,7 @@ int ct_ptx_rewrite(const char *text, size_t bytes, struct ct_ptx_module *module)
     *module = (struct ct_ptx_module){0};
     if (bytes > TEXT_BYTES_MAX || contains(text, bytes, "__cotenant"))
         return 1;
+    ptx.text_hash = ct_ptx_hash(text, (uint32_t)bytes);
     is_done = ct_ptx_split(&ptx, text, bytes);
     if (is_done && ct_ptx_parse(&ptx) && ptx.function_count <= FUNCTIONS_MAX) {
         examine_text(&ptx);

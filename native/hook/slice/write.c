@@ -220,6 +220,12 @@ static void write_kernel(struct writer *writer, const struct function *function,
 
 /* ---- the module --------------------------------------------------------------------------------------------------- */
 
+/* The name depends on the text, because texts can be linked with each other. */
+static void name_variant(char *name, size_t capacity, const struct ptx *ptx, uint32_t number)
+{
+    snprintf(name, capacity, CT_PTX_PREFIX "%08x_%u", ptx->text_hash, number);
+}
+
 static int list_kernels(const struct ptx *ptx, struct ct_ptx_module *module)
 {
     size_t count = 0, eligible = 0;
@@ -238,7 +244,7 @@ static int list_kernels(const struct ptx *ptx, struct ct_ptx_module *module)
         if (!kernel->name)
             return -1;
         if (!kernel->reason) {
-            snprintf(kernel->variant, sizeof kernel->variant, CT_PTX_PREFIX "%u", (uint32_t)i);
+            name_variant(kernel->variant, sizeof kernel->variant, ptx, (uint32_t)i);
             eligible++;
         }
         module->count++;
@@ -280,7 +286,7 @@ int ct_ptx_write(struct ptx *ptx, const char *text, size_t bytes, struct ct_ptx_
         ct_ptx_read_body(ptx, function); /* again, because only one function's instructions are kept */
         if (function->is_entry) {
             char name[sizeof module->kernels->variant];
-            snprintf(name, sizeof name, CT_PTX_PREFIX "%u", number);
+            name_variant(name, sizeof name, ptx, number);
             write_kernel(&writer, function, name);
         } else {
             write_function(&writer, function, number);

@@ -12,10 +12,11 @@
 enum {
     SG_DRIVER_VERSION = 13000,
     SG_MAX_DEVICES = 16,
-    SG_MAX_PARAMS = 64,
+    SG_MAX_PARAMS = 512,
+    SG_BUILTIN_PARAMS = 64,
     SG_PARAM_BYTES = 256,         /* parameters of built-in kernels, which are stored until the kernel completes */
     SG_PARAM_LIMIT_BYTES = 32764, /* parameters of any kernel, as on sm_70 */
-    SG_NAME_BYTES = 2049
+    SG_NAME_BYTES = 4096
 };
 
 /* ---- Handles: objects are in pools that are never unmapped, so invalid handles are recognised by their address --- */

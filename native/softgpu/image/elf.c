@@ -1,6 +1,8 @@
 /* Cubins and fat binaries: names, parameters and resources of kernels. The machine code is not read. */
 #include "softgpu/driver/internal.h"
 
+#include "fat_binary.h"
+
 #include <elf.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,11 +14,6 @@ enum {
     INFO_FRAME = 0x11, /* a function's own stack: its symbol, its bytes */
     INFO_STACK = 0x12, /* including the functions that it calls */
     PARAM_BYTES = 12,
-    KIND_PTX = 1,
-    KIND_ELF = 2,
-    FLAG_LZ4 = 0x2000,
-    FLAG_ZSTD = 0x8000,
-    ENTRY_BYTES = 64,
     TEXT_LIMIT = 1 << 28,
 };
 
@@ -230,82 +227,37 @@ CUresult sg_image_elf(const unsigned char *data, size_t bytes, struct sg_image *
     return CUDA_SUCCESS;
 }
 
-/* Decompress the LZ4 block format. -1: the input is corrupt. */
-static int expand(const unsigned char *in, uint64_t in_bytes, unsigned char *out, uint64_t out_bytes)
-{
-    uint64_t i = 0, o = 0;
-    while (i < in_bytes) {
-        uint64_t literals = in[i] >> 4, match = in[i] & 15, distance;
-        i++;
-        if (literals == 15)
-            do {
-                if (i == in_bytes)
-                    return -1;
-                literals += in[i];
-            } while (in[i++] == 255);
-        if (literals > in_bytes - i || literals > out_bytes - o)
-            return -1;
-        memcpy(out + o, in + i, literals);
-        i += literals;
-        o += literals;
-        if (i == in_bytes)
-            break;
-        if (in_bytes - i < 2)
-            return -1;
-        distance = in[i] | (uint64_t)in[i + 1] << 8;
-        i += 2;
-        if (match == 15)
-            do {
-                if (i == in_bytes)
-                    return -1;
-                match += in[i];
-            } while (in[i++] == 255);
-        match += 4;
-        if (!distance || distance > o || match > out_bytes - o)
-            return -1;
-        for (; match; match--, o++)
-            out[o] = out[o - distance];
-    }
-    return o == out_bytes ? 0 : -1;
-}
-
-struct entry {
-    uint16_t kind;
-    uint32_t head_bytes, packed_bytes;
-    uint64_t bytes, flags, full_bytes;
-};
-
-static CUresult read_entry(const struct entry *entry, const unsigned char *payload, struct sg_image *image)
+static CUresult read_entry(const struct ct_fatbin_entry *entry, const unsigned char *payload, struct sg_image *image)
 {
     unsigned char *full = NULL;
     uint64_t bytes = entry->bytes;
     CUresult result = CUDA_ERROR_NO_BINARY_FOR_GPU;
-    if (entry->flags & FLAG_ZSTD)
+    if (entry->flags & CT_FATBIN_ZSTD)
         return result;
-    if (entry->flags & FLAG_LZ4) {
+    if (entry->flags & CT_FATBIN_LZ4) {
         if (entry->full_bytes > TEXT_LIMIT || entry->packed_bytes > entry->bytes)
             return CUDA_ERROR_INVALID_IMAGE;
         bytes = entry->full_bytes;
         full = malloc(bytes + 1);
-        if (!full || expand(payload, entry->packed_bytes, full, bytes) < 0) {
+        if (!full || ct_lz4_expand(payload, entry->packed_bytes, full, bytes) < 0) {
             free(full);
             return CUDA_ERROR_INVALID_IMAGE;
         }
         payload = full;
     }
-    if (entry->kind == KIND_ELF)
+    if (entry->kind == CT_FATBIN_ELF)
         result = sg_image_elf(payload, bytes ? bytes : 1, image);
-    else if (entry->kind == KIND_PTX)
+    else if (entry->kind == CT_FATBIN_PTX)
         result = sg_image_ptx((const char *)payload, strnlen((const char *)payload, bytes), image);
     free(full);
     return result;
 }
 
 /* Add the PTX of a later entry to an image that was read from machine code, so that its kernels can be executed. */
-static void add_code(const struct entry *entry, const unsigned char *payload, struct sg_image *image)
+static void add_code(const struct ct_fatbin_entry *entry, const unsigned char *payload, struct sg_image *image)
 {
     struct sg_image other = {0};
-    if (entry->kind != KIND_PTX || image->text_count || read_entry(entry, payload, &other) != CUDA_SUCCESS)
+    if (entry->kind != CT_FATBIN_PTX || image->text_count || read_entry(entry, payload, &other) != CUDA_SUCCESS)
         return;
     for (size_t i = 0; i < other.text_count; i++)
         sg_image_add_text(image, other.texts[i], strlen(other.texts[i]));
@@ -320,8 +272,7 @@ CUresult sg_image_fatbin(const unsigned char *data, size_t bytes, struct sg_imag
     uint64_t body_bytes;
     if (!fits(&file, 0, 16))
         return CUDA_ERROR_INVALID_IMAGE;
-    memcpy(&head_bytes, data + 6, sizeof head_bytes);
-    memcpy(&body_bytes, data + 8, sizeof body_bytes);
+    ct_fatbin_head(data, &head_bytes, &body_bytes);
     if (body_bytes > TEXT_LIMIT)
         return CUDA_ERROR_INVALID_IMAGE;
     if (!bytes)
@@ -330,15 +281,9 @@ CUresult sg_image_fatbin(const unsigned char *data, size_t bytes, struct sg_imag
     if (end > file.bytes)
         return CUDA_ERROR_INVALID_IMAGE;
     CUresult result = CUDA_ERROR_NO_BINARY_FOR_GPU;
-    while (end - at >= ENTRY_BYTES) {
-        struct entry entry;
-        memcpy(&entry.kind, data + at, 2);
-        memcpy(&entry.head_bytes, data + at + 4, 4);
-        memcpy(&entry.bytes, data + at + 8, 8);
-        memcpy(&entry.packed_bytes, data + at + 16, 4);
-        memcpy(&entry.flags, data + at + 40, 8);
-        memcpy(&entry.full_bytes, data + at + 56, 8);
-        if (entry.head_bytes < ENTRY_BYTES || entry.head_bytes > end - at || entry.bytes > end - at - entry.head_bytes)
+    while (end - at >= CT_FATBIN_ENTRY_BYTES) {
+        const struct ct_fatbin_entry entry = ct_fatbin_entry_at(data + at);
+        if (!ct_fatbin_fits(&entry, end - at))
             return result == CUDA_SUCCESS ? CUDA_SUCCESS : CUDA_ERROR_INVALID_IMAGE;
         if (result == CUDA_SUCCESS) {
             add_code(&entry, data + at + entry.head_bytes, image);

@@ -1,6 +1,8 @@
 /* Detection of the image format, and functions shared by all formats. */
 #include "softgpu/driver/internal.h"
 
+#include "fat_binary.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -62,25 +64,16 @@ int sg_kernel_param(struct sg_kernel *kernel, uint32_t bytes, uint32_t alignment
 /* Whether the parameters are within the limits for such a kernel. */
 static int fits(const struct sg_kernel *kernel)
 {
-    uint64_t limit = kernel->builtin == SG_BUILTIN_NONE ? SG_PARAM_LIMIT_BYTES : SG_PARAM_BYTES;
-    if (kernel->param_count > SG_MAX_PARAMS || kernel->duration_param >= (int)kernel->param_count ||
-        kernel->duration_data >= (int)kernel->param_count)
+    int is_builtin = kernel->builtin != SG_BUILTIN_NONE;
+    uint64_t limit = is_builtin ? SG_PARAM_BYTES : SG_PARAM_LIMIT_BYTES;
+    if (kernel->param_count > (is_builtin ? SG_BUILTIN_PARAMS : SG_MAX_PARAMS) ||
+        kernel->duration_param >= (int)kernel->param_count || kernel->duration_data >= (int)kernel->param_count)
         return 0;
     for (uint32_t i = 0; i < kernel->param_count; i++)
         if ((uint64_t)kernel->param_offset[i] + kernel->param_bytes[i] > limit)
             return 0;
     return 1;
 }
-
-static const unsigned char FATBIN[4] = {0x50, 0xed, 0x55, 0xba};
-static const unsigned char WRAPPER[4] = {0xb1, 0x43, 0x62, 0x46};
-
-/* The header that compilers embed, which points to the fat binary. */
-struct wrapper {
-    uint32_t magic, version;
-    const unsigned char *data;
-    void *reserved;
-};
 
 CUresult sg_image_read(const void *data, size_t bytes, struct sg_image *image)
 {
@@ -92,12 +85,12 @@ CUresult sg_image_read(const void *data, size_t bytes, struct sg_image *image)
     size_t head = bytes ? bytes : SIZE_MAX;
     if (head >= 4 && strncmp((const char *)raw, "\177ELF", 4) == 0)
         result = sg_image_elf(raw, bytes, image);
-    else if (head >= 4 && memcmp(raw, FATBIN, 4) == 0)
+    else if (head >= 4 && memcmp(raw, ct_fatbin_magic, 4) == 0)
         result = sg_image_fatbin(raw, bytes, image);
-    else if (head >= sizeof(struct wrapper) && memcmp(raw, WRAPPER, 4) == 0 && !bytes) {
-        struct wrapper wrapper;
+    else if (head >= sizeof(struct ct_fatbin_wrapper) && memcmp(raw, ct_fatbin_wrapper_magic, 4) == 0 && !bytes) {
+        struct ct_fatbin_wrapper wrapper;
         memcpy(&wrapper, raw, sizeof wrapper);
-        result = wrapper.data && memcmp(wrapper.data, FATBIN, 4) == 0 ? sg_image_fatbin(wrapper.data, 0, image)
+        result = wrapper.data && memcmp(wrapper.data, ct_fatbin_magic, 4) == 0 ? sg_image_fatbin(wrapper.data, 0, image)
                                                                       : CUDA_ERROR_INVALID_IMAGE;
     } else {
         const char *text = data;

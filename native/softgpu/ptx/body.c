@@ -311,6 +311,13 @@ static int parse_operand(struct parser *parser, struct statement *s, struct oper
     if (l->token.kind != TOKEN_WORD || is_minus)
         return -1;
     parse_word(parser, operand);
+    if (operand->kind == OPERAND_SYMBOL && ptx_accept(l, "[")) { /* the address of an element */
+        int is_good;
+        int64_t index = ptx_integer(l, &is_good);
+        if (!is_good || !ptx_accept(l, "]") || (index && !operand->symbol->type))
+            return -1;
+        operand->addend = index * (int64_t)(operand->symbol->type ? operand->symbol->type->bytes : 0);
+    }
     if (operand->kind == OPERAND_SYMBOL)
         while (ptx_is(l, "+") || ptx_is(l, "-")) {
             int is_good;

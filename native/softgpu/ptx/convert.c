@@ -278,6 +278,50 @@ void ptx_convert_pair(struct ptx_warp *w, const struct ptx_ins *i, uint32_t mask
     }
 }
 
+/* ---- Numbers of eight bits: e4m3 and e5m2 ------------------------------------------------------------------------ */
+
+/* Rounds to nearest; what is too large becomes the largest finite number. */
+static uint32_t float_quarter(float x, int is_e5m2, int is_relu)
+{
+    float largest = is_e5m2 ? 57344.0f : 448.0f;
+    if (x != x)
+        return 0x7f;
+    x = is_relu && !(x > 0) ? 0 : x;
+    double rounded = round_to((double)x, is_e5m2 ? 3 : 4, is_e5m2 ? -16 : -9, ROUND_NEAREST);
+    rounded = fabs(rounded) > (double)largest ? copysign((double)largest, rounded) : rounded;
+    uint32_t sign = signbit(x) ? 0x80 : 0;
+    if (is_e5m2)
+        return float_half((float)rounded) >> 8;
+    if (rounded == 0)
+        return sign;
+    int exponent;
+    double fraction = frexp(fabs(rounded), &exponent); /* 0.5 to 1 */
+    if (exponent < -5)
+        return sign | (uint32_t)ldexp(fabs(rounded), 9);
+    return sign | (uint32_t)(exponent + 6) << 3 | (uint32_t)(fraction * 16 - 8);
+}
+
+/* Pairs: of two floats (op 0) or of halves (1) to numbers of eight bits, or those to halves (2). */
+void ptx_convert_quarter(struct ptx_warp *w, const struct ptx_ins *i, uint32_t mask)
+{
+    int is_e5m2 = i->source, is_relu = i->flags & FLAG_RELU;
+    for (int t = 0; t < WARP; t++) {
+        if (!(mask & ptx_bit[t]))
+            continue;
+        uint32_t a = WORDS(1)[t];
+        if (i->op == 2) {
+            float low = quarter_float(a & 0xff, is_e5m2), high = quarter_float(a >> 8 & 0xff, is_e5m2);
+            low = is_relu && low < 0 ? 0 : low;
+            high = is_relu && high < 0 ? 0 : high;
+            WORDS(0)[t] = float_half(low) | float_half(high) << 16;
+            continue;
+        }
+        float high = i->op ? half_float(a >> 16) : bits_float(a);
+        float low = i->op ? half_float(a) : bits_float(WORDS(2)[t]);
+        WORDS(0)[t] = float_quarter(low, is_e5m2, is_relu) | float_quarter(high, is_e5m2, is_relu) << 8;
+    }
+}
+
 /* ---- Vectors in registers ---------------------------------------------------------------------------------------- */
 
 void ptx_pack(struct ptx_warp *w, const struct ptx_ins *i, uint32_t mask)

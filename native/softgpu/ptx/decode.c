@@ -199,8 +199,12 @@ static const struct {
 
 static enum special find_special(const struct operand *operand)
 {
-    if (operand->bytes > 7 && memcmp(operand->text, "%envreg", 7) == 0)
-        return SPECIAL_ZERO;
+    if (operand->bytes > 7 && memcmp(operand->text, "%envreg", 7) == 0) {
+        int is_single = operand->bytes == 8;
+        return is_single && operand->text[7] == '1'   ? SPECIAL_WORKSPACE_HI
+               : is_single && operand->text[7] == '2' ? SPECIAL_WORKSPACE_LO
+                                                      : SPECIAL_ZERO;
+    }
     for (size_t i = 0; i < sizeof specials / sizeof specials[0]; i++)
         if (strlen(specials[i].name) == operand->bytes && memcmp(specials[i].name, operand->text, operand->bytes) == 0)
             return specials[i].special;
@@ -419,7 +423,8 @@ void ptx_decode(struct parser *parser, struct statement *s)
 {
     if (ptx_current(parser)->reason) /* nothing of the function will be executed */
         return;
-    if (ptx_decode_control(parser, s) || ptx_decode_memory(parser, s) || ptx_decode_matrix(parser, s))
+    if (ptx_decode_control(parser, s) || ptx_decode_memory(parser, s) || ptx_decode_matrix(parser, s) ||
+        ptx_decode_fragments(parser, s) || ptx_decode_video(parser, s))
         return;
     normalize(s);
     if (!ptx_decode_data(parser, s))

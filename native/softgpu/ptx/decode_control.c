@@ -49,7 +49,9 @@ static int system_function(const char *name)
         const char *name;
         enum system_call call;
     } known[] = {{"vprintf", SYSTEM_PRINTF}, {"malloc", SYSTEM_MALLOC}, {"free", SYSTEM_FREE},
-                 {"__assertfail", SYSTEM_ASSERT}};
+                 {"__assertfail", SYSTEM_ASSERT},
+                 {"__cuda_syscall_CGS_get_intrinsic_handle", SYSTEM_GRID_HANDLE},
+                 {"__cuda_syscall_CGS_sync", SYSTEM_GRID_SYNC}};
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
         if (strcmp(known[i].name, name) == 0)
             return known[i].call;

@@ -109,8 +109,49 @@ static void decode_pair_conversion(struct parser *parser, struct statement *s, c
     ins->flags = (uint8_t)(flags | (to->class == CLASS_BF16 ? FLAG_BF16 : 0));
 }
 
+/* Conversions of pairs from and to numbers of eight bits. */
+static int decode_quarter(struct parser *parser, struct statement *s)
+{
+    static const char *const types[] = {"e4m3x2", "e5m2x2", NULL};
+    const int is_from = is_one_of(s->modifiers[s->modifier_count - 1], types);
+    const char *named = ptx_take_any(s, types);
+    int is_saturating = ptx_take(s, "satfinite");
+    int flags = ptx_take(s, "relu") ? FLAG_RELU : 0, is_nearest = ptx_take(s, "rn");
+    const struct type *other = ptx_take_type(s), *b16 = ptx_named("b16"), *b32 = ptx_named("b32");
+    int is_single = other && strcmp(other->name, "f32") == 0, is_half = other && strcmp(other->name, "f16x2") == 0;
+    if (!is_nearest || is_saturating == is_from || !(is_half || (is_single && !is_from)) || !ptx_rest(parser, s) ||
+        s->count != 2 + is_single) {
+        ptx_refuse(parser, "has an unsupported conversion of %s", named);
+        return 1;
+    }
+    uint32_t d = ptx_destination(parser, &s->operands[0], is_from ? b32 : b16);
+    uint32_t a = ptx_source(parser, s, &s->operands[1], is_from ? b16 : is_single ? other : b32);
+    uint32_t b = is_single ? ptx_source(parser, s, &s->operands[2], other) : a;
+    if (d == NO_SLOT || a == NO_SLOT || b == NO_SLOT)
+        return 1;
+    struct ptx_ins *ins = ptx_emit(parser, s, ptx_convert_quarter, INS_PLAIN);
+    ins->o[0] = d;
+    ins->o[1] = a;
+    ins->o[2] = b;
+    ins->op = (uint8_t)(is_from ? 2 : is_half);
+    ins->source = named == types[1];
+    ins->flags = (uint8_t)flags;
+    return 1;
+}
+
+static int has_modifier(const struct statement *s, const char *const *names)
+{
+    for (int i = 0; i < s->modifier_count; i++)
+        if (is_one_of(s->modifiers[i], names))
+            return 1;
+    return 0;
+}
+
 static int decode_conversion(struct parser *parser, struct statement *s)
 {
+    static const char *const quarters[] = {"e4m3x2", "e5m2x2", NULL};
+    if (has_modifier(s, quarters))
+        return decode_quarter(parser, s);
     static const char *const integer_modes[] = {"rni", "rzi", "rmi", "rpi", NULL};
     static const char *const modes[] = {"rn", "rz", "rm", "rp", "rna", NULL};
     const char *integer_mode = ptx_take_any(s, integer_modes), *mode = ptx_take_any(s, modes);
@@ -175,12 +216,65 @@ static int take_comparison(struct statement *s, struct comparison *c)
     return c->cmp != NULL;
 }
 
+static uint32_t emit_upper_half(struct parser *parser, uint32_t slot)
+{
+    uint32_t d = ptx_new_register(parser, 128, 64), sixteen = ptx_constant(parser, 16, 4);
+    struct ptx_ins *ins = ptx_emit(parser, NULL, ptx_handler_find("shr.u32", NULL), INS_PLAIN);
+    ins->o[0] = d;
+    ins->o[1] = slot;
+    ins->o[2] = sixteen;
+    return d;
+}
+
+/* Of pairs: `p` gets the result of the lower halves and `q` that of the upper ones. */
+static int emit_pair_comparison(struct parser *parser, struct statement *s, const struct comparison *c,
+                                const struct type *type, int at, uint32_t p, uint32_t q)
+{
+    char key[48];
+    const struct type *b32 = ptx_named("b32");
+    snprintf(key, sizeof key, "setp.%s.%s", c->cmp, type->class == CLASS_BF16 ? "bf16" : "f16");
+    ptx_handler run = ptx_handler_find(key, NULL);
+    if (!run || c->is_ftz || s->count != at + 2 + (c->op != 0)) {
+        ptx_refuse(parser, "contains the unsupported comparison %.60s of pairs", key);
+        return -1;
+    }
+    uint32_t a = ptx_source(parser, s, &s->operands[at], b32), b = ptx_source(parser, s, &s->operands[at + 1], b32);
+    uint32_t with = c->op ? ptx_source(parser, s, &s->operands[at + 2], ptx_named("pred")) : 0;
+    if (a == NO_SLOT || b == NO_SLOT || with == NO_SLOT)
+        return -1;
+    uint32_t results[2] = {p, q}, as[2] = {a, emit_upper_half(parser, a)}, bs[2] = {b, emit_upper_half(parser, b)};
+    uint32_t other = c->op && p == with ? ptx_new_register(parser, 64, 64) : with;
+    if (other != with) { /* the first result would change the predicate that the second one is combined with */
+        struct ptx_ins *copy = ptx_emit(parser, NULL, ptx_handler_find("mov.pred", NULL), INS_PLAIN);
+        copy->o[0] = other;
+        copy->o[1] = with;
+    }
+    for (int k = 0; k < 2; k++) {
+        if (results[k] == NO_SLOT)
+            continue;
+        struct ptx_ins *ins = ptx_emit(parser, s, run, INS_PLAIN);
+        ins->o[0] = results[k];
+        ins->o[1] = as[k];
+        ins->o[2] = bs[k];
+        ins->o[3] = other;
+        ins->o[4] = NO_SLOT;
+        ins->op = (uint8_t)c->op;
+    }
+    return 0;
+}
+
 /* Emit the comparison of operands `at` and `at + 1`, combined with the one after them. */
 static int emit_comparison(struct parser *parser, struct statement *s, const struct comparison *c,
                            const struct type *type, int at, uint32_t p, uint32_t q)
 {
     char key[48];
     const struct operand *combined = c->op ? &s->operands[at + 2] : NULL;
+    if (type->is_pair)
+        return emit_pair_comparison(parser, s, c, type, at, p, q);
+    if (c->is_ftz && type->bytes == 2) {
+        ptx_refuse(parser, "flushes subnormal numbers of 16 bits in a comparison");
+        return -1;
+    }
     snprintf(key, sizeof key, "setp.%s.%s%s", c->cmp, c->is_ftz && strcmp(type->name, "f32") == 0 ? "z" : "",
              type->name);
     ptx_handler run = ptx_handler_find(key, NULL);
@@ -225,12 +319,40 @@ static void emit_select(struct parser *parser, struct statement *s, uint32_t byt
     memcpy(ins->o, slots, 4 * sizeof *slots);
 }
 
+/* Both results of a comparison of pairs, each in its half: 1 as a number, or all bits of the half. */
+static void decode_set_pair(struct parser *parser, struct statement *s, const struct comparison *c,
+                            const struct type *from, const struct type *to)
+{
+    uint32_t p = ptx_new_register(parser, 64, 64), q = ptx_new_register(parser, 64, 64);
+    if ((is_real(to) && to != from) || (!is_real(to) && to->bytes != 4)) {
+        ptx_refuse(parser, "has an unsupported set to %s", to->name);
+        return;
+    }
+    if (emit_comparison(parser, s, c, from, 1, p, q) < 0)
+        return;
+    uint32_t one = !is_real(to) ? 0xffff : to->class == CLASS_BF16 ? 0x3f80 : 0x3c00;
+    uint32_t low = ptx_new_register(parser, 128, 64), high = ptx_new_register(parser, 128, 64);
+    uint32_t d = ptx_destination(parser, &s->operands[0], ptx_named("b32")), zero = ptx_constant(parser, 0, 4);
+    if (d == NO_SLOT)
+        return;
+    emit_select(parser, s, 4, (const uint32_t[]){low, ptx_constant(parser, one, 4), zero, p});
+    emit_select(parser, s, 4, (const uint32_t[]){high, ptx_constant(parser, one << 16, 4), zero, q});
+    struct ptx_ins *ins = ptx_emit(parser, s, ptx_handler_find("or.b32", NULL), INS_PLAIN);
+    ins->o[0] = d;
+    ins->o[1] = low;
+    ins->o[2] = high;
+}
+
 static int decode_set(struct parser *parser, struct statement *s)
 {
     struct comparison c;
     const struct type *from = NULL, *to = NULL;
-    if (!take_comparison(s, &c) || !(from = ptx_take_type(s)) || !(to = ptx_take_type(s)) || !ptx_rest(parser, s) ||
-        from->is_pair || to->is_pair || (to->bytes != 4 && !(to->bytes == 2 && is_real(to)))) {
+    if (take_comparison(s, &c) && (from = ptx_take_type(s)) && (to = ptx_take_type(s)) && from->is_pair &&
+        ptx_rest(parser, s)) {
+        decode_set_pair(parser, s, &c, from, to);
+        return 1;
+    }
+    if (!c.cmp || !from || !to || !ptx_rest(parser, s) || to->is_pair || (to->bytes != 4 && !(to->bytes == 2 && is_real(to)))) {
         ptx_refuse(parser, "has an unsupported set to %s", to ? to->name : "its type");
         return 1;
     }
@@ -354,14 +476,6 @@ static int decode_carry(struct parser *parser, struct statement *s)
     ins->op = (uint8_t)(is_read | is_written << 1 | is_sub << 2);
     ins->flags = (uint8_t)((is_high ? FLAG_WIDE : 0) | (type->class == CLASS_SIGNED ? FLAG_SIGNED : 0));
     return 1;
-}
-
-static int has_modifier(const struct statement *s, const char *const *names)
-{
-    for (int i = 0; i < s->modifier_count; i++)
-        if (is_one_of(s->modifiers[i], names))
-            return 1;
-    return 0;
 }
 
 static const char *const directed[] = {"rz", "rm", "rp", NULL};

@@ -9,13 +9,13 @@ static const char *const hints[] = {
     "L1::evict_last", "L1::no_allocate", "L2::64B", "L2::128B", "L2::256B", "L2::evict_normal", "L2::evict_first",
     "L2::evict_last", "sc", NULL};
 
-static void take_hints(struct statement *s)
+void ptx_take_hints(struct statement *s)
 {
     while (ptx_take_any(s, hints))
         ;
 }
 
-static enum space take_space(struct statement *s)
+enum space ptx_take_space(struct statement *s)
 {
     static const struct {
         const char *name;
@@ -29,19 +29,12 @@ static enum space take_space(struct statement *s)
     return SPACE_GENERIC;
 }
 
-struct place {
-    uint32_t slot;
-    int is_wide;
-    int64_t offset;
-    enum space space;
-};
-
 /* Resolve an address operand: a register, a symbol or a number, and a constant. */
-static int resolve(struct parser *parser, struct statement *s, const struct operand *operand, enum space space,
-                   struct place *place)
+int ptx_resolve_place(struct parser *parser, struct statement *s, const struct operand *operand, enum space space,
+                      struct ptx_place *place)
 {
     const struct operand *base = &s->members[operand->first];
-    *place = (struct place){.space = space, .is_wide = 1, .offset = operand->addend};
+    *place = (struct ptx_place){.space = space, .is_wide = 1, .offset = operand->addend};
     if (operand->kind != OPERAND_ADDRESS) {
         ptx_refuse(parser, "has an access without an address");
         return -1;
@@ -77,7 +70,7 @@ static int take_vector(struct statement *s)
     return ptx_take(s, "v2") ? 2 : ptx_take(s, "v4") ? 4 : ptx_take(s, "v8") ? 8 : 1;
 }
 
-static void set_place(struct ptx_ins *ins, const struct place *place)
+void ptx_set_place(struct ptx_ins *ins, const struct ptx_place *place)
 {
     ins->o[1] = place->slot;
     ins->immediate = place->offset;
@@ -87,12 +80,12 @@ static void set_place(struct ptx_ins *ins, const struct place *place)
 
 static void decode_access(struct parser *parser, struct statement *s, int is_store)
 {
-    take_hints(s);
+    ptx_take_hints(s);
     int is_cached = ptx_take(s, "L2::cache_hint");
-    enum space space = take_space(s);
+    enum space space = ptx_take_space(s);
     int count = take_vector(s);
     const struct type *type = ptx_take_type(s);
-    struct place place;
+    struct ptx_place place;
     if (!type || type->class == CLASS_PREDICATE || type->bytes > 8 || s->count != 2 + is_cached ||
         !ptx_rest(parser, s)) {
         ptx_refuse(parser, "has an unsupported %.20s", s->name);
@@ -100,7 +93,7 @@ static void decode_access(struct parser *parser, struct statement *s, int is_sto
     }
     const struct operand *data = &s->operands[is_store ? 1 : 0];
     uint32_t *list = ptx_keep(parser->program, (size_t)count * sizeof *list);
-    if (!list || resolve(parser, s, &s->operands[is_store ? 0 : 1], space, &place) < 0)
+    if (!list || ptx_resolve_place(parser, s, &s->operands[is_store ? 0 : 1], space, &place) < 0)
         return;
     if ((data->kind == OPERAND_VECTOR ? data->count : 1) != count) {
         ptx_refuse(parser, "has a vector access of another size");
@@ -117,7 +110,7 @@ static void decode_access(struct parser *parser, struct statement *s, int is_sto
         register_bytes = slot_type->bytes;
     }
     struct ptx_ins *ins = ptx_emit(parser, s, is_store ? ptx_store : ptx_load, INS_MEMORY);
-    set_place(ins, &place);
+    ptx_set_place(ins, &place);
     ins->o[0] = list[0];
     ins->list = list;
     ins->count = (uint8_t)count;
@@ -132,15 +125,16 @@ static void decode_atomic(struct parser *parser, struct statement *s)
 {
     static const char *const ops[] = {"add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas", NULL};
     int is_reduction = strcmp(s->name, "red") == 0, at = 0;
-    take_hints(s);
+    ptx_take_hints(s);
+    int is_cached = ptx_take(s, "L2::cache_hint");
     ptx_take(s, "noftz");
-    enum space space = take_space(s);
+    enum space space = ptx_take_space(s);
     const char *op = ptx_take_any(s, ops);
     const struct type *type = ptx_take_type(s);
     int is_compare = op && strcmp(op, "cas") == 0;
-    struct place place;
+    struct ptx_place place;
     if (!op || !type || type->bytes > 8 || type->bytes < 2 || !ptx_rest(parser, s) ||
-        s->count != 3 - is_reduction + is_compare) {
+        s->count != 3 - is_reduction + is_compare + is_cached) {
         ptx_refuse(parser, "has an unsupported %.20s", s->name);
         return;
     }
@@ -151,14 +145,14 @@ static void decode_atomic(struct parser *parser, struct statement *s)
         return;
     }
     uint32_t d = is_reduction ? NO_SLOT : ptx_destination(parser, &s->operands[at++], type);
-    if (resolve(parser, s, &s->operands[at++], space, &place) < 0)
+    if (ptx_resolve_place(parser, s, &s->operands[at++], space, &place) < 0)
         return;
     uint32_t b = ptx_source(parser, s, &s->operands[at++], type);
     uint32_t c = is_compare ? ptx_source(parser, s, &s->operands[at], type) : 0;
     if ((!is_reduction && d == NO_SLOT) || b == NO_SLOT || c == NO_SLOT)
         return;
     struct ptx_ins *ins = ptx_emit(parser, s, ptx_atomic, INS_MEMORY);
-    set_place(ins, &place);
+    ptx_set_place(ins, &place);
     ins->o[0] = d;
     ins->o[2] = b;
     ins->o[3] = c;
@@ -174,7 +168,7 @@ static void decode_atomic(struct parser *parser, struct statement *s)
 static void decode_convert_address(struct parser *parser, struct statement *s)
 {
     int is_to = ptx_take(s, "to");
-    enum space space = take_space(s);
+    enum space space = ptx_take_space(s);
     const struct type *type = ptx_take_type(s);
     if (!type || s->count != 2 || space == SPACE_GENERIC || !ptx_rest(parser, s) ||
         (space == SPACE_PARAM && !ptx_current(parser)->is_entry)) {
@@ -198,7 +192,7 @@ static void decode_convert_address(struct parser *parser, struct statement *s)
 
 static void decode_is_space(struct parser *parser, struct statement *s)
 {
-    enum space space = take_space(s);
+    enum space space = ptx_take_space(s);
     if (s->count != 2 || space == SPACE_GENERIC || !ptx_rest(parser, s)) {
         ptx_refuse(parser, "has an unsupported isspacep");
         return;
@@ -214,9 +208,13 @@ static void decode_is_space(struct parser *parser, struct statement *s)
 /* cp.async copies at once, so that waiting for it has no effect. */
 static void decode_copy_async(struct parser *parser, struct statement *s)
 {
-    struct place to, from;
+    struct ptx_place to, from;
     if (!ptx_take(s, "async")) {
         ptx_refuse(parser, "has an unsupported cp");
+        return;
+    }
+    if (ptx_take(s, "mbarrier")) {
+        ptx_decode_copy_arrival(parser, s);
         return;
     }
     if (ptx_take(s, "commit_group") || ptx_take(s, "wait_group") || ptx_take(s, "wait_all")) {
@@ -224,23 +222,24 @@ static void decode_copy_async(struct parser *parser, struct statement *s)
             ptx_emit(parser, s, NULL, INS_NOTHING);
         return;
     }
-    take_hints(s);
+    ptx_take_hints(s);
+    int is_cached = ptx_take(s, "L2::cache_hint");
     int is_shared = ptx_take(s, "shared") || ptx_take(s, "shared::cta"), is_global = ptx_take(s, "global");
-    if (!is_shared || !is_global || !ptx_rest(parser, s) || s->count < 3 || s->count > 4 ||
-        s->operands[2].kind != OPERAND_NUMBER || s->operands[2].number > 16) {
+    if (!is_shared || !is_global || !ptx_rest(parser, s) || s->count < 3 + is_cached ||
+        s->count > 4 + is_cached || s->operands[2].kind != OPERAND_NUMBER || s->operands[2].number > 16) {
         ptx_refuse(parser, "has an unsupported cp.async");
         return;
     }
-    if (resolve(parser, s, &s->operands[0], SPACE_SHARED, &to) < 0 ||
-        resolve(parser, s, &s->operands[1], SPACE_GLOBAL, &from) < 0)
+    if (ptx_resolve_place(parser, s, &s->operands[0], SPACE_SHARED, &to) < 0 ||
+        ptx_resolve_place(parser, s, &s->operands[1], SPACE_GLOBAL, &from) < 0)
         return;
     uint32_t bytes = (uint32_t)s->operands[2].number;
-    uint32_t valid = s->count == 4 ? ptx_source(parser, s, &s->operands[3], ptx_named("b32")) : ptx_constant(parser, bytes, 4);
+    uint32_t valid = s->count == 4 + is_cached ? ptx_source(parser, s, &s->operands[3], ptx_named("b32")) : ptx_constant(parser, bytes, 4);
     uint32_t *list = ptx_keep(parser->program, 2 * sizeof *list);
     if (!list || valid == NO_SLOT)
         return;
     struct ptx_ins *ins = ptx_emit(parser, s, ptx_copy_async, INS_MEMORY);
-    set_place(ins, &to);
+    ptx_set_place(ins, &to);
     ins->o[2] = from.slot;
     ins->o[3] = valid;
     ins->source = (uint8_t)from.is_wide;
@@ -258,8 +257,8 @@ static void decode_matrix_access(struct parser *parser, struct statement *s, int
     int is_square = ptx_take(s, "m8n8");
     ptx_take(s, "sync");
     ptx_take(s, "aligned");
-    enum space space = take_space(s);
-    struct place place;
+    enum space space = ptx_take_space(s);
+    struct ptx_place place;
     const struct operand *data = &s->operands[is_store ? 1 : 0];
     if (!ptx_take(s, "b16") || !is_square || !count || !ptx_rest(parser, s) || s->count != 2 ||
         (data->kind == OPERAND_VECTOR ? data->count : 1) != count) {
@@ -267,7 +266,7 @@ static void decode_matrix_access(struct parser *parser, struct statement *s, int
         return;
     }
     uint32_t *list = ptx_keep(parser->program, (size_t)count * sizeof *list);
-    if (!list || resolve(parser, s, &s->operands[is_store ? 0 : 1], space, &place) < 0)
+    if (!list || ptx_resolve_place(parser, s, &s->operands[is_store ? 0 : 1], space, &place) < 0)
         return;
     for (int i = 0; i < count; i++) {
         const struct operand *one = data->kind == OPERAND_VECTOR ? &s->members[data->first + i] : data;
@@ -276,11 +275,25 @@ static void decode_matrix_access(struct parser *parser, struct statement *s, int
     }
     uint32_t all = ptx_constant(parser, UINT32_MAX, 4);
     struct ptx_ins *ins = ptx_emit(parser, s, is_store ? ptx_store_matrix : ptx_load_matrix, INS_WARP);
-    set_place(ins, &place);
+    ptx_set_place(ins, &place);
     ins->list = list;
     ins->count = (uint8_t)count;
     ins->op = (uint8_t)is_transposed;
     ins->o[5] = all;
+}
+
+/* A cache policy has no effect; its value is only passed on to accesses with a cache hint. */
+static void decode_policy(struct parser *parser, struct statement *s)
+{
+    const struct type *b64 = ptx_named("b64");
+    uint32_t d = s->count ? ptx_destination(parser, &s->operands[0], b64) : NO_SLOT;
+    if (d == NO_SLOT) {
+        ptx_refuse(parser, "has an invalid createpolicy");
+        return;
+    }
+    struct ptx_ins *ins = ptx_emit(parser, s, ptx_handler_find("mov.b64", NULL), INS_PLAIN);
+    ins->o[0] = d;
+    ins->o[1] = ptx_constant(parser, 0, 8);
 }
 
 int ptx_decode_memory(struct parser *parser, struct statement *s)
@@ -297,6 +310,10 @@ int ptx_decode_memory(struct parser *parser, struct statement *s)
         decode_copy_async(parser, s);
     else if (strcmp(s->name, "ldmatrix") == 0 || strcmp(s->name, "stmatrix") == 0)
         decode_matrix_access(parser, s, s->name[0] == 's');
+    else if (strcmp(s->name, "mbarrier") == 0)
+        ptx_decode_mbarrier(parser, s);
+    else if (strcmp(s->name, "createpolicy") == 0)
+        decode_policy(parser, s);
     else
         return 0;
     return 1;

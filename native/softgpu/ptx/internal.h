@@ -108,7 +108,8 @@ struct ptx_ins {
 
 enum { FLAG_FTZ = 1, FLAG_SAT = 2, FLAG_SIGNED = 4, FLAG_WIDE = 8, FLAG_RELU = 16, FLAG_BF16 = 32, FLAG_NEGATED = 64 };
 enum { ROUND_NEAREST, ROUND_ZERO, ROUND_DOWN, ROUND_UP, ROUND_AWAY };
-enum system_call { SYSTEM_NONE, SYSTEM_PRINTF, SYSTEM_MALLOC, SYSTEM_FREE, SYSTEM_ASSERT };
+enum system_call { SYSTEM_NONE, SYSTEM_PRINTF, SYSTEM_MALLOC, SYSTEM_FREE, SYSTEM_ASSERT, SYSTEM_GRID_HANDLE,
+                   SYSTEM_GRID_SYNC };
 
 enum special {
     SPECIAL_NONE,
@@ -118,7 +119,7 @@ enum special {
     SPECIAL_NCTAID_X, SPECIAL_NCTAID_Y, SPECIAL_NCTAID_Z,
     SPECIAL_LANEID, SPECIAL_WARPID, SPECIAL_NWARPID, SPECIAL_SMID, SPECIAL_NSMID, SPECIAL_GRIDID,
     SPECIAL_MASK_EQ, SPECIAL_MASK_LE, SPECIAL_MASK_LT, SPECIAL_MASK_GE, SPECIAL_MASK_GT,
-    SPECIAL_TOTAL_SHARED, SPECIAL_DYNAMIC_SHARED, SPECIAL_ZERO, SPECIAL_ONE,
+    SPECIAL_TOTAL_SHARED, SPECIAL_DYNAMIC_SHARED, SPECIAL_ZERO, SPECIAL_ONE, SPECIAL_WORKSPACE_LO, SPECIAL_WORKSPACE_HI,
     SPECIAL_CLOCK, SPECIAL_CLOCK_HI, SPECIAL_CLOCK64, SPECIAL_TIMER, SPECIAL_TIMER_LO, SPECIAL_TIMER_HI,
 };
 
@@ -313,6 +314,10 @@ int ptx_decode_control(struct parser *parser, struct statement *s);  /* 1: the s
 int ptx_decode_memory(struct parser *parser, struct statement *s);
 int ptx_decode_data(struct parser *parser, struct statement *s);
 int ptx_decode_matrix(struct parser *parser, struct statement *s);
+int ptx_decode_fragments(struct parser *parser, struct statement *s);
+int ptx_decode_video(struct parser *parser, struct statement *s);
+void ptx_decode_mbarrier(struct parser *parser, struct statement *s);
+void ptx_decode_copy_arrival(struct parser *parser, struct statement *s); /* cp.async.mbarrier.arrive */
 struct ptx_ins *ptx_emit(struct parser *parser, const struct statement *statement, ptx_handler run, enum ins_kind kind);
 /* Return the slot of an operand as a value of this type; NO_SLOT: it is none, and the function is refused. */
 uint32_t ptx_source(struct parser *parser, struct statement *s, const struct operand *operand, const struct type *type);
@@ -325,6 +330,21 @@ const char *ptx_take_any(struct statement *s, const char *const *names);
 const struct type *ptx_take_type(struct statement *s); /* the last modifier, which must be a type; NULL: it is none */
 const struct type *ptx_named(const char *name);
 int ptx_rest(struct parser *parser, struct statement *s); /* refuse modifiers that remain; 1: none remains */
+
+/* The address of an access: a register or constant, and an offset. */
+struct ptx_place {
+    uint32_t slot;
+    int is_wide;
+    int64_t offset;
+    enum space space;
+};
+
+void ptx_take_hints(struct statement *s); /* remove modifiers of ordering and caching, which have no effect here */
+enum space ptx_take_space(struct statement *s);
+/* Resolve an address operand: a register, a symbol or a number, and a constant. -1: the function is refused. */
+int ptx_resolve_place(struct parser *parser, struct statement *s, const struct operand *operand, enum space space,
+                      struct ptx_place *place);
+void ptx_set_place(struct ptx_ins *ins, const struct ptx_place *place);
 
 struct handler_entry {
     const char *key;  /* name and modifiers without those that have no effect */
@@ -358,6 +378,7 @@ void ptx_active_mask(struct ptx_warp *warp, const struct ptx_ins *ins, uint32_t 
 void ptx_mma(struct ptx_warp *warp, const struct ptx_ins *ins, uint32_t mask);
 void ptx_load_matrix(struct ptx_warp *warp, const struct ptx_ins *ins, uint32_t mask);
 void ptx_store_matrix(struct ptx_warp *warp, const struct ptx_ins *ins, uint32_t mask);
+void ptx_convert_quarter(struct ptx_warp *warp, const struct ptx_ins *ins, uint32_t mask);
 
 /* ---- Execution --------------------------------------------------------------------------------------------------- */
 
@@ -374,12 +395,12 @@ struct ptx_frame {
     struct ptx_frame *next; /* among all frames of the warp */
 };
 
-enum fragment_state { FRAGMENT_READY, FRAGMENT_BARRIER, FRAGMENT_WARP };
+enum fragment_state { FRAGMENT_READY, FRAGMENT_BARRIER, FRAGMENT_WARP, FRAGMENT_GRID };
 
 /* Threads of a warp that are at the same instruction. */
 struct ptx_fragment {
     uint32_t mask, pc;
-    uint32_t waits_for; /* member mask of the warp-level wait */
+    uint32_t waits_for; /* member mask of the warp-level wait; number of the wait of the grid */
     uint64_t spent;     /* instructions up to its latest taken branch */
     enum fragment_state state;
     uint32_t barrier;
@@ -429,6 +450,9 @@ struct ptx_run {
     unsigned char *addresses; /* values of BASE_ADDRESSES */
     uint32_t shared_bytes;    /* of a block */
     uint64_t warp_limit, executed;
+    uint64_t grid_arrived; /* threads that wait for the whole grid */
+    uint32_t grid_waits;   /* waits of the grid that are over */
+    uint64_t workspace; /* address of the barrier of a cooperative grid; 0: it is none */
     struct ptx_range_entry ranges[2][4]; /* for reads and writes: recently accessed memory */
     unsigned next_range[2];
 };
@@ -444,6 +468,8 @@ void ptx_frame_specials(struct ptx_warp *warp, struct ptx_frame *frame);
 void *ptx_memory_at(struct ptx_warp *warp, uint64_t address, uint32_t bytes, enum space space, uint32_t thread,
                     int is_write);
 void ptx_system_call(struct ptx_warp *warp, const struct ptx_ins *ins, uint32_t mask);
+uint64_t ptx_system_argument(const struct ptx_warp *warp, const struct ptx_call *call, uint32_t index, uint32_t thread);
+void ptx_system_result(struct ptx_warp *warp, const struct ptx_call *call, uint32_t thread, uint64_t value);
 uint64_t ptx_heap_take(uint64_t bytes, uint64_t limit);
 void ptx_heap_give(uint64_t address);
 

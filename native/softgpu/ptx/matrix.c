@@ -6,7 +6,10 @@
 
 /* ---- mma.sync ---------------------------------------------------------------------------------------------------- */
 
-enum { ELEMENT_F16, ELEMENT_BF16, ELEMENT_TF32, ELEMENT_F64, ELEMENT_S8, ELEMENT_U8 };
+enum { ELEMENT_F16, ELEMENT_BF16, ELEMENT_TF32, ELEMENT_F64, ELEMENT_S8, ELEMENT_U8, ELEMENT_S4, ELEMENT_U4, ELEMENT_E4M3,
+       ELEMENT_E5M2, ELEMENTS };
+static const char *const elements[ELEMENTS] = {"f16", "bf16", "tf32", "f64", "s8", "u8", "s4", "u4", "e4m3", "e5m2"};
+enum { K_MAX = 64 };
 
 /* A shape with its element type: registers of A, B, C and D, in the order of the instruction. */
 static const struct shape {
@@ -17,9 +20,14 @@ static const struct shape {
     {"m16n8k16", "f16", 16, 8, 16, ELEMENT_F16, 4, 2, 4, 0},   {"m16n8k8", "f16", 16, 8, 8, ELEMENT_F16, 2, 1, 4, 0},
     {"m16n8k16", "bf16", 16, 8, 16, ELEMENT_BF16, 4, 2, 4, 0}, {"m16n8k8", "bf16", 16, 8, 8, ELEMENT_BF16, 2, 1, 4, 0},
     {"m16n8k8", "tf32", 16, 8, 8, ELEMENT_TF32, 4, 2, 4, 0},   {"m16n8k4", "tf32", 16, 8, 4, ELEMENT_TF32, 2, 1, 4, 0},
-    {"m8n8k4", "f64", 8, 8, 4, ELEMENT_F64, 1, 1, 2, 1},       {"m16n8k16", "s8", 16, 8, 16, ELEMENT_S8, 2, 1, 4, 0},
-    {"m16n8k32", "s8", 16, 8, 32, ELEMENT_S8, 4, 2, 4, 0},     {"m16n8k16", "u8", 16, 8, 16, ELEMENT_U8, 2, 1, 4, 0},
-    {"m16n8k32", "u8", 16, 8, 32, ELEMENT_U8, 4, 2, 4, 0},
+    {"m8n8k4", "f64", 8, 8, 4, ELEMENT_F64, 1, 1, 2, 1},       {"m8n8k16", "s8", 8, 8, 16, ELEMENT_S8, 1, 1, 2, 0},
+    {"m16n8k16", "s8", 16, 8, 16, ELEMENT_S8, 2, 1, 4, 0},     {"m16n8k32", "s8", 16, 8, 32, ELEMENT_S8, 4, 2, 4, 0},
+    {"m8n8k16", "u8", 8, 8, 16, ELEMENT_U8, 1, 1, 2, 0},       {"m16n8k16", "u8", 16, 8, 16, ELEMENT_U8, 2, 1, 4, 0},
+    {"m16n8k32", "u8", 16, 8, 32, ELEMENT_U8, 4, 2, 4, 0},     {"m8n8k32", "s4", 8, 8, 32, ELEMENT_S4, 1, 1, 2, 0},
+    {"m16n8k32", "s4", 16, 8, 32, ELEMENT_S4, 2, 1, 4, 0},     {"m16n8k64", "s4", 16, 8, 64, ELEMENT_S4, 4, 2, 4, 0},
+    {"m8n8k32", "u4", 8, 8, 32, ELEMENT_U4, 1, 1, 2, 0},       {"m16n8k32", "u4", 16, 8, 32, ELEMENT_U4, 2, 1, 4, 0},
+    {"m16n8k64", "u4", 16, 8, 64, ELEMENT_U4, 4, 2, 4, 0},     {"m16n8k32", "e4m3", 16, 8, 32, ELEMENT_E4M3, 4, 2, 4, 0},
+    {"m16n8k32", "e5m2", 16, 8, 32, ELEMENT_E5M2, 4, 2, 4, 0},
 };
 
 static double element(uint64_t bits, int kind, uint32_t part)
@@ -35,6 +43,12 @@ static double element(uint64_t bits, int kind, uint32_t part)
         return (double)(int8_t)(bits >> (8 * part));
     case ELEMENT_U8:
         return (double)(uint8_t)(bits >> (8 * part));
+    case ELEMENT_S4:
+        return (double)((int8_t)(bits >> (4 * part) << 4) >> 4);
+    case ELEMENT_U4:
+        return (double)(bits >> (4 * part) & 15);
+    case ELEMENT_E4M3: case ELEMENT_E5M2:
+        return (double)quarter_float((uint32_t)(bits >> (8 * part)) & 0xff, kind == ELEMENT_E5M2);
     default:
         return bits_double(bits);
     }
@@ -50,11 +64,25 @@ static uint64_t word(const struct ptx_warp *w, uint32_t slot, uint32_t t, int is
  * along k start at q * per. Registers of A alternate between the rows, then go on along k. */
 static uint32_t per_register(int kind)
 {
-    return kind == ELEMENT_F16 || kind == ELEMENT_BF16 ? 2 : kind == ELEMENT_S8 || kind == ELEMENT_U8 ? 4 : 1;
+    switch (kind) {
+    case ELEMENT_TF32: case ELEMENT_F64:
+        return 1;
+    case ELEMENT_F16: case ELEMENT_BF16:
+        return 2;
+    case ELEMENT_S4: case ELEMENT_U4:
+        return 8;
+    default:
+        return 4;
+    }
 }
 
-static void gather(const struct ptx_warp *w, const struct ptx_ins *i, const struct shape *s, double a[16][32],
-                   double b[32][8])
+static int is_integral(int kind)
+{
+    return kind >= ELEMENT_S8 && kind <= ELEMENT_U4;
+}
+
+static void gather(const struct ptx_warp *w, const struct ptx_ins *i, const struct shape *s, double a[16][K_MAX],
+                   double b[K_MAX][8])
 {
     uint32_t per = per_register(s->kind), rows = s->m / 8;
     for (uint32_t t = 0; t < WARP; t++) {
@@ -72,15 +100,18 @@ static void gather(const struct ptx_warp *w, const struct ptx_ins *i, const stru
 
 /* Sums of C and D: floats, halves in pairs (op 1), doubles or integers. The products of one element of D are added in
  * double precision and rounded once. */
-static void accumulate(struct ptx_warp *w, const struct ptx_ins *i, const struct shape *s, double a[16][32],
-                       double b[32][8])
+static void accumulate(struct ptx_warp *w, const struct ptx_ins *i, const struct shape *s, double a[16][K_MAX],
+                       double b[K_MAX][8])
 {
-    int is_half = i->op == 1, is_integer = s->kind == ELEMENT_S8 || s->kind == ELEMENT_U8;
+    int is_half = i->op == 1, is_integer = is_integral(s->kind);
     uint32_t registers = is_half ? 2 : s->c, first_c = s->c + s->a + s->b;
-    for (uint32_t t = 0; t < WARP; t++)
+    for (uint32_t t = 0; t < WARP; t++) {
+        uint64_t sums[4]; /* read before D is written, whose registers may be those of C in another order */
+        for (uint32_t r = 0; r < registers; r++)
+            sums[r] = word(w, i->list[first_c + r], t, s->is_wide);
         for (uint32_t r = 0; r < registers; r++) {
             unsigned char *d = slot_at(w, i->list[r]);
-            uint64_t c = word(w, i->list[first_c + r], t, s->is_wide), out = 0;
+            uint64_t c = sums[r], out = 0;
             for (uint32_t p = 0; p < (is_half ? 2u : 1u); p++) {
                 uint32_t at = is_half ? r * 2 + p : r, row = t / 4 + 8 * (at / 2), column = t % 4 * 2 + at % 2;
                 double sum = is_half      ? (double)half_float((uint32_t)c >> (16 * p))
@@ -101,11 +132,12 @@ static void accumulate(struct ptx_warp *w, const struct ptx_ins *i, const struct
             else
                 ((uint32_t *)d)[t] = (uint32_t)out;
         }
+    }
 }
 
 void ptx_mma(struct ptx_warp *w, const struct ptx_ins *i, uint32_t mask)
 {
-    double a[16][32], b[32][8];
+    double a[16][K_MAX], b[K_MAX][8];
     (void)mask; /* it is executed by whole warps */
     gather(w, i, &shapes[i->source], a, b);
     accumulate(w, i, &shapes[i->source], a, b);
@@ -113,7 +145,8 @@ void ptx_mma(struct ptx_warp *w, const struct ptx_ins *i, uint32_t mask)
 
 static int find_shape(struct statement *s)
 {
-    static const char *const sizes[] = {"m16n8k16", "m16n8k8", "m16n8k4", "m8n8k4", "m16n8k32", NULL};
+    static const char *const sizes[] = {"m16n8k16", "m16n8k8", "m16n8k4", "m8n8k4", "m8n8k16", "m8n8k32", "m16n8k32",
+                                        "m16n8k64", NULL};
     const char *size = ptx_take_any(s, sizes);
     for (size_t k = 0; size && k < sizeof shapes / sizeof shapes[0]; k++)
         if (strcmp(shapes[k].name, size) == 0 && s->modifier_count == 4 &&
@@ -126,12 +159,15 @@ static int find_shape(struct statement *s)
 static int check_types(const struct statement *s, const struct shape *shape, int *is_half, int *is_mixed)
 {
     const char *d = s->modifiers[0], *a = s->modifiers[1], *b = s->modifiers[2], *c = s->modifiers[3];
-    int is_integer = shape->kind == ELEMENT_S8 || shape->kind == ELEMENT_U8;
+    int is_integer = is_integral(shape->kind), of_b = 0;
     const char *sum = shape->is_wide ? "f64" : is_integer ? "s32" : "f32";
     *is_half = shape->kind == ELEMENT_F16 && strcmp(d, "f16") == 0 && strcmp(c, "f16") == 0;
-    *is_mixed = is_integer && strcmp(a, b) != 0 ? (strcmp(b, "s8") == 0 ? ELEMENT_S8 : ELEMENT_U8) + 1 : 0;
-    if (!*is_mixed && strcmp(a, b) != 0)
+    while (of_b < ELEMENTS && strcmp(elements[of_b], b) != 0)
+        of_b++;
+    /* A and B may differ in their signs or kinds, which follow each other in pairs from s8 on. */
+    if (strcmp(a, b) != 0 && (shape->kind < ELEMENT_S8 || of_b == ELEMENTS || of_b / 2 != shape->kind / 2))
         return -1;
+    *is_mixed = strcmp(a, b) != 0 ? of_b + 1 : 0;
     return *is_half || (strcmp(d, sum) == 0 && strcmp(c, sum) == 0) ? 0 : -1;
 }
 

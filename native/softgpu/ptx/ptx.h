@@ -64,6 +64,7 @@ struct sg_ptx_launch {
     uint64_t warp_limit;      /* instructions of one warp; 0: the default */
     uint64_t grid_number;
     uint64_t heap_bytes; /* for malloc in kernels */
+    int is_cooperative;  /* its blocks may wait for each other, with the workspace that %envreg1 and %envreg2 name */
     sg_ptx_range range;
     void *data;
 };

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #define WARP_LIMIT (UINT64_C(1) << 28) /* instructions of a warp: some seconds */
-enum { QUANTUM = 50000, SLICE = 2000000, SHARED_ALIGNMENT = 128 };
+enum { QUANTUM = 50000, SLICE = 2000000, SHARED_ALIGNMENT = 128, WORKSPACE_BYTES = 64 };
 
 static uint32_t align(uint64_t value, uint32_t alignment)
 {
@@ -108,7 +108,16 @@ static void start_block(struct ptx_block *block, uint64_t number)
         ptx_warp_start(&block->warps[k]);
 }
 
-/* Run the block until it ends or has used its slice. 1: it has ended. */
+static int waits_for_grid(const struct ptx_block *block)
+{
+    for (uint32_t k = 0; k < block->warp_count; k++)
+        for (uint32_t f = 0; f < block->warps[k].fragment_count; f++)
+            if (block->warps[k].fragments[f].state == FRAGMENT_GRID)
+                return 1;
+    return 0;
+}
+
+/* Run the block until it ends, waits for the grid, or has used its slice. 1: it has ended. */
 static int run_block(struct ptx_block *block)
 {
     struct ptx_run *run = block->run;
@@ -123,8 +132,11 @@ static int run_block(struct ptx_block *block)
         }
         if (run->fault || is_done)
             return 1;
-        if (!ptx_block_release(block) && !has_progress)
+        if (!ptx_block_release(block) && !has_progress) {
+            if (waits_for_grid(block))
+                return 0;
             run->fault = SG_PTX_TIMEOUT; /* no warp can ever continue */
+        }
         if (run->executed >= end)
             return 0;
     }
@@ -163,7 +175,7 @@ static void run_grid(struct ptx_run *run)
 {
     const struct sg_ptx_launch *launch = run->launch;
     uint64_t total = (uint64_t)launch->grid[0] * launch->grid[1] * launch->grid[2], next = 0;
-    uint64_t resident = launch->resident_blocks ? launch->resident_blocks : 1;
+    uint64_t resident = launch->resident_blocks ? launch->resident_blocks : 1, stalled = 0;
     struct queue queue = {NULL, NULL, 0};
     struct ptx_block *spare = NULL;
     while ((next < total || queue.count) && !run->fault) {
@@ -179,10 +191,15 @@ static void run_grid(struct ptx_run *run)
         } else {
             block = pop(&queue);
         }
+        uint64_t before = run->executed;
         if (!run_block(block)) {
             push(&queue, block);
+            stalled = run->executed == before ? stalled + 1 : 0;
+            if (stalled > queue.count && (next == total || queue.count >= resident))
+                run->fault = SG_PTX_TIMEOUT; /* all blocks wait for the grid, some of whose threads have exited */
             continue;
         }
+        stalled = 0;
         free_block(spare);
         spare = block;
     }
@@ -223,10 +240,14 @@ enum sg_ptx_fault sg_ptx_run(const struct sg_ptx_launch *launch)
     struct ptx_run run = {.launch = launch, .program = launch->program};
     run.entry = &launch->program->functions[launch->entry];
     run.warp_limit = launch->warp_limit ? launch->warp_limit : WARP_LIMIT;
-    if (set_addresses(&run) < 0)
+    if (launch->is_cooperative && !(run.workspace = ptx_heap_take(WORKSPACE_BYTES, UINT64_MAX)))
         return SG_PTX_OUT_OF_MEMORY;
-    run_grid(&run);
+    if (set_addresses(&run) < 0)
+        run.fault = SG_PTX_OUT_OF_MEMORY;
+    else
+        run_grid(&run);
     free(run.addresses);
+    ptx_heap_give(run.workspace);
     fflush(stdout);
     return run.fault;
 }

@@ -59,7 +59,7 @@ int sg_ptx_heap_range(uint64_t address, uint64_t bytes, uint64_t *start, uint64_
 
 /* ---- Arguments --------------------------------------------------------------------------------------------------- */
 
-static uint64_t argument(const struct ptx_warp *w, const struct ptx_call *call, uint32_t index, uint32_t thread)
+uint64_t ptx_system_argument(const struct ptx_warp *w, const struct ptx_call *call, uint32_t index, uint32_t thread)
 {
     uint64_t value = 0;
     if (index >= call->argument_count)
@@ -73,7 +73,7 @@ static uint64_t argument(const struct ptx_warp *w, const struct ptx_call *call, 
     return value;
 }
 
-static void set_result(struct ptx_warp *w, const struct ptx_call *call, uint32_t thread, uint64_t value)
+void ptx_system_result(struct ptx_warp *w, const struct ptx_call *call, uint32_t thread, uint64_t value)
 {
     if (!call->result_count)
         return;
@@ -190,10 +190,10 @@ static int print(struct values *values, const char *format)
 static void print_thread(struct ptx_warp *w, const struct ptx_call *call, uint32_t thread)
 {
     char format[MAX_STRING];
-    if (read_string(w, argument(w, call, 0, thread), thread, format, sizeof format) < 0)
+    if (read_string(w, ptx_system_argument(w, call, 0, thread), thread, format, sizeof format) < 0)
         return;
-    struct values values = {w, argument(w, call, 1, thread), thread};
-    set_result(w, call, thread, (uint64_t)print(&values, format));
+    struct values values = {w, ptx_system_argument(w, call, 1, thread), thread};
+    ptx_system_result(w, call, thread, (uint64_t)print(&values, format));
 }
 
 /* __assertfail(message, file, line, function, size) ends the kernel. */
@@ -201,11 +201,11 @@ static void assert_thread(struct ptx_warp *w, const struct ptx_call *call, uint3
 {
     char text[3][256] = {"", "", ""};
     const struct ptx_block *block = w->block;
-    read_string(w, argument(w, call, 0, thread), thread, text[0], sizeof text[0]);
-    read_string(w, argument(w, call, 1, thread), thread, text[1], sizeof text[1]);
-    read_string(w, argument(w, call, 3, thread), thread, text[2], sizeof text[2]);
+    read_string(w, ptx_system_argument(w, call, 0, thread), thread, text[0], sizeof text[0]);
+    read_string(w, ptx_system_argument(w, call, 1, thread), thread, text[1], sizeof text[1]);
+    read_string(w, ptx_system_argument(w, call, 3, thread), thread, text[2], sizeof text[2]);
     fprintf(stderr, "%s:%u: %s: block: [%u,%u,%u], thread: [%u] Assertion `%s` failed.\n", text[1],
-            (unsigned)argument(w, call, 2, thread), text[2], block->index[0], block->index[1], block->index[2],
+            (unsigned)ptx_system_argument(w, call, 2, thread), text[2], block->index[0], block->index[1], block->index[2],
             w->number * WARP + thread, text[0]);
     block->run->fault = SG_PTX_ASSERT;
 }
@@ -221,10 +221,13 @@ void ptx_system_call(struct ptx_warp *w, const struct ptx_ins *i, uint32_t mask)
             print_thread(w, i->call, t);
             break;
         case SYSTEM_MALLOC:
-            set_result(w, i->call, t, ptx_heap_take(argument(w, i->call, 0, t), launch->heap_bytes));
+            ptx_system_result(w, i->call, t, ptx_heap_take(ptx_system_argument(w, i->call, 0, t), launch->heap_bytes));
+            break;
+        case SYSTEM_GRID_HANDLE: /* the scope is a grid (1), or several of them, which do not exist here */
+            ptx_system_result(w, i->call, t, ptx_system_argument(w, i->call, 0, t) == 1 ? w->block->run->workspace : 0);
             break;
         case SYSTEM_FREE:
-            ptx_heap_give(argument(w, i->call, 0, t));
+            ptx_heap_give(ptx_system_argument(w, i->call, 0, t));
             memset(w->block->run->ranges, 0, sizeof w->block->run->ranges);
             break;
         default:

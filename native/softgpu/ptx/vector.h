@@ -109,6 +109,17 @@ static inline uint32_t float_bf16(float x)
     return x != x ? 0x7fff : rounded & 0xffff;
 }
 
+/* Numbers of eight bits: e4m3, without infinities, and e5m2. */
+static inline float quarter_float(uint32_t bits, int is_e5m2)
+{
+    if (is_e5m2)
+        return half_float(bits << 8);
+    uint32_t exponent = bits >> 3 & 15, fraction = bits & 7;
+    float magnitude = exponent ? ldexpf(1.0f + (float)fraction / 8, (int)exponent - 7) : ldexpf((float)fraction, -9);
+    magnitude = (bits & 0x7f) == 0x7f ? NAN : magnitude;
+    return bits & 0x80 ? -magnitude : magnitude;
+}
+
 #define MIN_FLOAT(a, b) ((a) != (a) ? (b) : (b) != (b) ? (a) : (a) < (b) || ((a) == (b) && signbit(a)) ? (a) : (b))
 #define MAX_FLOAT(a, b) ((a) != (a) ? (b) : (b) != (b) ? (a) : (a) > (b) || ((a) == (b) && !signbit(a)) ? (a) : (b))
 

@@ -69,71 +69,6 @@ static void free_frame(struct ptx_warp *w, struct ptx_frame *frame)
     free(frame);
 }
 
-static uint64_t special_value(const struct ptx_warp *w, enum special special, uint32_t thread)
-{
-    const struct ptx_block *block = w->block;
-    const struct sg_ptx_launch *launch = block->run->launch;
-    uint32_t linear = w->number * WARP + thread, x = launch->block[0], y = launch->block[1];
-    switch (special) {
-    case SPECIAL_TID_X:
-        return linear % x;
-    case SPECIAL_TID_Y:
-        return linear / x % y;
-    case SPECIAL_TID_Z:
-        return linear / x / y;
-    case SPECIAL_NTID_X: case SPECIAL_NTID_Y: case SPECIAL_NTID_Z:
-        return launch->block[special - SPECIAL_NTID_X];
-    case SPECIAL_CTAID_X: case SPECIAL_CTAID_Y: case SPECIAL_CTAID_Z:
-        return block->index[special - SPECIAL_CTAID_X];
-    case SPECIAL_NCTAID_X: case SPECIAL_NCTAID_Y: case SPECIAL_NCTAID_Z:
-        return launch->grid[special - SPECIAL_NCTAID_X];
-    case SPECIAL_LANEID:
-        return thread;
-    case SPECIAL_WARPID:
-        return w->number;
-    case SPECIAL_NWARPID:
-        return block->warp_count;
-    case SPECIAL_SMID:
-        return launch->sm_count ? block->number % launch->sm_count : 0;
-    case SPECIAL_NSMID:
-        return launch->sm_count;
-    case SPECIAL_GRIDID:
-        return launch->grid_number;
-    case SPECIAL_MASK_EQ:
-        return ptx_bit[thread];
-    case SPECIAL_MASK_LT:
-        return ptx_bit[thread] - 1;
-    case SPECIAL_MASK_LE:
-        return ptx_bit[thread] | (ptx_bit[thread] - 1);
-    case SPECIAL_MASK_GT:
-        return ~(ptx_bit[thread] | (ptx_bit[thread] - 1));
-    case SPECIAL_MASK_GE:
-        return ~(ptx_bit[thread] - 1);
-    case SPECIAL_TOTAL_SHARED:
-        return block->shared_bytes;
-    case SPECIAL_DYNAMIC_SHARED:
-        return launch->dynamic_bytes;
-    case SPECIAL_ONE:
-        return 1;
-    default:
-        return 0;
-    }
-}
-
-void ptx_frame_specials(struct ptx_warp *w, struct ptx_frame *frame)
-{
-    for (size_t k = 0; k < frame->function->special_count; k++) {
-        const struct special_use *use = &frame->function->specials[k];
-        for (uint32_t t = 0; t < WARP; t++) {
-            uint64_t value = special_value(w, use->special, t);
-            if (use->is_wide)
-                ((uint64_t *)(frame->registers + use->slot))[t] = value & (use->special == SPECIAL_GRIDID ? UINT64_MAX : UINT32_MAX);
-            else
-                ((uint32_t *)(frame->registers + use->slot))[t] = (uint32_t)value;
-        }
-    }
-}
-
 /* The frame of the entry is reused by later blocks. */
 void ptx_warp_start(struct ptx_warp *w)
 {
@@ -199,7 +134,8 @@ static uint32_t meet(struct ptx_warp *w, struct ptx_fragment **fragment)
     uint32_t stop = UINT32_MAX;
     for (uint32_t k = 0; k < w->fragment_count; k++) {
         struct ptx_fragment *one = &w->fragments[k], *self = *fragment;
-        if (one == self || one->frame != self->frame || one->state == FRAGMENT_BARRIER)
+        if (one == self || one->frame != self->frame || one->state == FRAGMENT_BARRIER ||
+            one->state == FRAGMENT_GRID)
             continue;
         if (one->pc == self->pc) {
             self->mask |= one->mask;
@@ -312,10 +248,52 @@ static void return_values(struct ptx_warp *w, struct ptx_frame *frame, uint32_t 
     }
 }
 
+/* The threads wait until all threads of the grid have arrived. With bit 0 of its flags, a thread arrives for its block. */
+static void wait_grid(struct ptx_warp *w, struct ptx_fragment *fragment, const struct ptx_ins *i, uint32_t mask)
+{
+    struct ptx_run *run = w->block->run;
+    const uint32_t *grid = run->launch->grid;
+    uint64_t total = (uint64_t)grid[0] * grid[1] * grid[2] * w->block->thread_count;
+    int is_for_block = ptx_system_argument(w, i->call, 1, (uint32_t)__builtin_ctz(mask)) & 1;
+    for (uint32_t t = 0; t < WARP; t++)
+        if (mask & ptx_bit[t])
+            ptx_system_result(w, i->call, t, 0);
+    run->grid_arrived += is_for_block ? w->block->thread_count : (uint32_t)__builtin_popcount(mask);
+    if (fragment->mask != mask) {
+        add_fragment(w, fragment->mask & ~mask, fragment->pc + 1, fragment->frame);
+        fragment->mask = mask;
+    }
+    fragment->pc++;
+    if (run->grid_arrived >= total) {
+        run->grid_arrived = 0;
+        run->grid_waits++;
+        return;
+    }
+    fragment->state = FRAGMENT_GRID;
+    fragment->waits_for = run->grid_waits;
+}
+
+static int release_grid(struct ptx_warp *w)
+{
+    int released = 0;
+    for (uint32_t k = 0; k < w->fragment_count; k++) {
+        struct ptx_fragment *one = &w->fragments[k];
+        if (one->state == FRAGMENT_GRID && one->waits_for != w->block->run->grid_waits) {
+            one->state = FRAGMENT_READY;
+            released = 1;
+        }
+    }
+    return released;
+}
+
 /* Threads may call different functions through a pointer: one frame for each. */
 static void call(struct ptx_warp *w, struct ptx_fragment *fragment, const struct ptx_ins *i, uint32_t mask)
 {
     uint32_t pc = fragment->pc + 1, rest = fragment->mask & ~mask;
+    if (i->call->system == SYSTEM_GRID_SYNC) {
+        wait_grid(w, fragment, i, mask);
+        return;
+    }
     if (i->call->system) {
         ptx_system_call(w, i, mask);
         fragment->pc = pc;
@@ -434,12 +412,40 @@ static int wait_barrier(struct ptx_warp *w, struct ptx_fragment *fragment, const
     return 0;
 }
 
-/* Whether all threads of the member mask that exist are here. */
-static int is_together(const struct ptx_warp *w, const struct ptx_fragment *fragment, const struct ptx_ins *i,
-                       uint32_t mask, uint32_t *members)
+/* Execute the instruction for each group of threads that name each other as members, if all of them are here. The
+ * threads of a warp may be several such groups. A group whose members are not complete waits. Return 1 if the fragment
+ * goes on. */
+static int run_together(struct ptx_warp *w, struct ptx_fragment *fragment, const struct ptx_ins *i, uint32_t mask)
 {
-    *members = i->o[5] == NO_SLOT ? mask : WORDS(5)[__builtin_ctz(mask)] & w->alive;
-    return (*members & ~fragment->mask) == 0 || (*members & ~mask) == 0;
+    uint32_t groups[WARP], members[WARP], count = 0, waiting = 0, here = fragment->mask, pc = fragment->pc;
+    for (uint32_t rest = mask, group; rest; rest &= ~group) {
+        uint32_t first = (uint32_t)__builtin_ctz(rest);
+        uint32_t all = i->o[5] == NO_SLOT ? mask : WORDS(5)[first] & w->alive;
+        group = (all & rest) | ptx_bit[first];
+        if (all & ~here) {
+            groups[count] = group;
+            members[count++] = all;
+            waiting |= group;
+        } else if (i->kind == INS_WARP) {
+            i->run(w, i, group);
+        }
+    }
+    uint32_t next = 0;
+    if (waiting == mask) { /* the fragment waits as the first group, together with threads that do not take part */
+        fragment->mask &= ~waiting | groups[0];
+        fragment->state = FRAGMENT_WARP;
+        fragment->waits_for = members[next++];
+    } else {
+        fragment->mask &= ~waiting;
+        fragment->pc++;
+    }
+    for (; next < count; next++) {
+        struct ptx_fragment *one = add_fragment(w, groups[next], pc, fragment->frame);
+        one->state = FRAGMENT_WARP;
+        one->waits_for = members[next];
+        one->spent = fragment->spent;
+    }
+    return waiting != mask;
 }
 
 /* Threads that wait for each other at different instructions go on when all of them have arrived. */
@@ -484,7 +490,6 @@ static int release_waits(struct ptx_warp *w)
 /* Execute an instruction that changes the fragments. Return 1 if the fragment goes on. */
 static int control(struct ptx_warp *w, struct ptx_fragment *fragment, const struct ptx_ins *i, uint32_t mask)
 {
-    uint32_t members;
     if (!mask && i->kind != INS_BRANCH) {
         fragment->pc++;
         return 1;
@@ -511,15 +516,7 @@ static int control(struct ptx_warp *w, struct ptx_fragment *fragment, const stru
     }
     case INS_WARP:
     case INS_WARP_WAIT:
-        if (!is_together(w, fragment, i, mask, &members)) {
-            fragment->state = FRAGMENT_WARP;
-            fragment->waits_for = members;
-            return 0;
-        }
-        if (i->kind == INS_WARP)
-            i->run(w, i, mask);
-        fragment->pc++;
-        return 1;
+        return run_together(w, fragment, i, mask);
     case INS_TRAP:
         fail(w, SG_PTX_TRAP);
         return 0;
@@ -574,7 +571,7 @@ enum step ptx_warp_run(struct ptx_warp *w, uint64_t quantum)
     enum step step = STEP_DONE;
     while (w->alive && !run->fault) {
         struct ptx_fragment *fragment = pick(w);
-        if (!fragment && !release_waits(w)) {
+        if (!fragment && !release_waits(w) && !release_grid(w)) {
             step = STEP_BLOCKED;
             break;
         }

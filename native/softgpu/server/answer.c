@@ -353,6 +353,21 @@ static int handle(struct sg_server *server, int index, const struct sg_request *
     }
 }
 
+static uint64_t time_slice(struct sg_server *server, uint64_t slice_ns, uint64_t *in_effect_ns)
+{
+    *in_effect_ns = ct_device_slice_ns(server->device);
+    if (!slice_ns)
+        return CT_DEVICE_OK;
+    if (slice_ns < SG_MIN_SLICE_NS || slice_ns > SG_KERNEL_MAX_NS)
+        return CT_DEVICE_INVALID;
+    const uint64_t now_ns = sg_now_ns();
+    sg_pump(server, now_ns); /* apply earlier submissions first */
+    const int result = ct_device_set_slice(server->device, now_ns, slice_ns);
+    sg_invalidate_projections(server);
+    *in_effect_ns = ct_device_slice_ns(server->device);
+    return (uint64_t)result;
+}
+
 int sg_answer(struct sg_server *server, int index, const struct sg_request *request)
 {
     struct sg_client *client = server->clients[index];
@@ -375,6 +390,9 @@ int sg_answer(struct sg_server *server, int index, const struct sg_request *requ
     case SG_FAULT:
     case SG_CLOCK:
         reply.result = sg_fault_answer(server, index, request, &reply);
+        return sg_send_reply(client, &reply, sizeof reply);
+    case SG_TIME_SLICE:
+        reply.result = time_slice(server, request->a, &reply.a);
         return sg_send_reply(client, &reply, sizeof reply);
     case SG_CHECKPOINT:
         return sg_checkpoint_answer(server, index, request);

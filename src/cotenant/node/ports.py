@@ -12,6 +12,7 @@ from cotenant.node.model.action import SignalKind
 from cotenant.node.model.admission import Reject
 from cotenant.node.model.gang import GangKey
 from cotenant.node.model.peer import PeerIdentity
+from cotenant.node.model.preemption import PreemptionLevel, TimeSlice
 
 TenantKey: TypeAlias = tuple[int, int]
 """Slot and generation of a tenant."""
@@ -230,4 +231,20 @@ class Listener(Protocol):
 
     def restore(self, peer: int) -> None:
         """Tell a tenant's parent to move its program's memory back."""
+        ...
+
+
+class Preemption(Protocol):
+    """Preemption of running kernels by the driver of one device."""
+
+    def level(self) -> PreemptionLevel:
+        """Return the level that the device offers now."""
+        ...
+
+    def time_slice(self) -> TimeSlice:
+        """Return the length of its time slices; raise `WorldError` below that level."""
+        ...
+
+    def set_time_slice(self, time_slice: TimeSlice) -> None:
+        """Set the length of its time slices; raise `WorldError` below that level."""
         ...

@@ -14,6 +14,7 @@ from cotenant.errors import PeerError, WorldError
 # struct sg_request of native/softgpu/wire.h: kind, reserved, a, b, c.
 _REQUEST = struct.Struct("=IIQQQ")
 _REPORT = 14
+_TIME_SLICE = 50
 _SHUTDOWN = 15
 _TRACE = 44
 GROUP_OPEN = 21
@@ -106,6 +107,14 @@ def compute_mode(path: Path, mode: int | None = None) -> int:
     if result != 0:
         raise PeerError(f"the device server at {path} does not know compute mode {mode}")
     return number
+
+
+def time_slice(path: Path, slice_ns: int = 0) -> int:
+    """Return the length of a software GPU's time slices, after setting it unless it is 0."""
+    result, in_effect_ns = ask(path, _TIME_SLICE, slice_ns)
+    if result != 0:
+        raise PeerError(f"the device server at {path} refused time slices of {slice_ns} ns")
+    return in_effect_ns
 
 
 def report(path: Path, *, timeout_s: float = 10.0) -> dict[str, Any]:

@@ -241,7 +241,7 @@ CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const
         return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
     if (kernel->entry >= 0) {
         uint64_t resident = (uint64_t)sg_context_sms(stream->context) * function->fit.resident_blocks;
-        struct sg_code_shape shape = {grid, block, shared_bytes, resident};
+        struct sg_code_shape shape = {grid, block, shared_bytes, resident, is_cooperative};
         return launch_code(context, function, &shape, values, stream, &slot);
     }
     result = sg_submit(stream, &slot);

@@ -156,7 +156,7 @@ struct sg_effect {
             int builtin;
             uint32_t grid[3], block[3];
             unsigned char params[SG_PARAM_BYTES];
-            uint32_t offsets[SG_MAX_PARAMS], param_count;
+            uint32_t offsets[SG_BUILTIN_PARAMS], param_count;
             struct sg_code_launch *code; /* NULL: a built-in kernel */
         } kernel;
         struct {

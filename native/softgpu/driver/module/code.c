@@ -69,20 +69,24 @@ static int join_variables(struct sg_image *image)
 /* Describe the kernels that cannot be executed. */
 static void write_report(struct sg_image *image)
 {
-    size_t bytes = 0, listed = 0;
+    size_t bytes = 0, listed = 0, machine_code = 0;
     FILE *text = image->refused ? open_memstream(&image->report, &bytes) : NULL;
     if (!text)
         return;
-    for (size_t i = 0; i < image->count && listed < LISTED_KERNELS; i++) {
+    for (size_t i = 0; i < image->count; i++) {
         const struct sg_kernel *kernel = &image->kernels[i];
         const char *reason = kernel->entry < 0 ? NULL : sg_ptx_reason(image->program, kernel->entry);
-        if (!reason)
+        machine_code += kernel->entry < 0 && image->is_machine_code;
+        if (!reason || listed == LISTED_KERNELS)
             continue;
         fprintf(text, "softgpu: kernel '%s' cannot be executed: %s\n", kernel->name, reason);
         listed++;
     }
-    if (image->refused > listed)
-        fprintf(text, "softgpu: %zu more kernels cannot be executed\n", image->refused - listed);
+    if (machine_code)
+        fprintf(text, "softgpu: %zu kernels of machine code cannot be executed: they take time and compute nothing\n",
+                machine_code);
+    if (image->refused > listed + machine_code)
+        fprintf(text, "softgpu: %zu more kernels cannot be executed\n", image->refused - listed - machine_code);
     fclose(text);
 }
 
@@ -90,6 +94,7 @@ CUresult sg_image_compile(struct sg_image *image)
 {
     if (!image->text_count) {
         image->refused = image->is_machine_code ? image->count : 0;
+        write_report(image);
         return CUDA_SUCCESS;
     }
     size_t *sizes = calloc(image->text_count, sizeof *sizes);
@@ -187,7 +192,7 @@ CUresult sg_code_prepare(CUcontext context, struct CUfunc_st *function, const st
         .program = program, .entry = kernel->entry, .dynamic_bytes = shape->shared_bytes, .params = code->params,
         .param_bytes = bytes, .addresses = addresses, .sm_count = context->device->config.sm_count,
         .resident_blocks = shape->resident_blocks, .grid_number = sg_next_id(),
-        .heap_bytes = context->limits[HEAP_LIMIT] ? context->limits[HEAP_LIMIT] : 8 << 20, .range = range,
+        .heap_bytes = context->limits[HEAP_LIMIT] ? context->limits[HEAP_LIMIT] : 8 << 20, .range = range, .is_cooperative = shape->is_cooperative,
         .data = context->device};
     memcpy(code->launch.grid, shape->grid, sizeof code->launch.grid);
     memcpy(code->launch.block, shape->block, sizeof code->launch.block);

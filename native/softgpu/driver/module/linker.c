@@ -1,5 +1,6 @@
 /* The cuLink calls, which combine the kernels and variables of several images into one. */
 #include "softgpu/driver/module/linker.h"
+#include "fat_binary.h"
 #include "softgpu/abi/names.h"
 
 #include <stdarg.h>
@@ -7,9 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_MESSAGE = 1024, FATBIN_HEAD = 16 };
-
-static const unsigned char FATBIN[4] = {0x50, 0xed, 0x55, 0xba};
+enum { MAX_MESSAGE = 1024 };
 
 /* Append to the program's log buffer as far as it fits, and update its reported length. */
 __attribute__((format(printf, 2, 3))) static void log_error(struct CUlinkState_st *state, const char *format, ...)
@@ -139,9 +138,9 @@ static CUresult add_carrier(struct CUlinkState_st *state, const unsigned char *d
         return CUDA_ERROR_INVALID_IMAGE;
     }
     /* Members of an archive start at even offsets, so their alignment does not hold for the archive. */
-    for (size_t at = 0; result == CUDA_SUCCESS && at + FATBIN_HEAD <= bytes; at += 2) {
+    for (size_t at = 0; result == CUDA_SUCCESS && at + CT_FATBIN_HEAD_BYTES <= bytes; at += 2) {
         struct sg_image image = {0};
-        if (memcmp(data + at, FATBIN, sizeof FATBIN) != 0 ||
+        if (memcmp(data + at, ct_fatbin_magic, sizeof ct_fatbin_magic) != 0 ||
             sg_image_read(data + at, bytes - at, &image) != CUDA_SUCCESS)
             continue;
         result = merge(state, &image, name);
@@ -155,7 +154,7 @@ static CUresult add_image(struct CUlinkState_st *state, CUjitInputType type, con
 {
     struct sg_image image;
     int is_elf = bytes >= 4 && memcmp(data, "\177ELF", 4) == 0;
-    int is_fatbin = bytes >= 4 && memcmp(data, FATBIN, sizeof FATBIN) == 0;
+    int is_fatbin = bytes >= 4 && memcmp(data, ct_fatbin_magic, sizeof ct_fatbin_magic) == 0;
     int is_text = !is_elf && !is_fatbin;
     CUresult invalid = type == CU_JIT_INPUT_PTX ? CUDA_ERROR_INVALID_PTX : CUDA_ERROR_INVALID_IMAGE;
     int fits = (type == CU_JIT_INPUT_PTX && is_text) || (type == CU_JIT_INPUT_FATBINARY && is_fatbin) ||

@@ -75,6 +75,7 @@ struct sg_code_shape {
     const unsigned *grid, *block;
     unsigned shared_bytes;
     uint64_t resident_blocks;
+    int is_cooperative;
 };
 /* Copy what a launch of an executable kernel needs. May wait, so the function may be invalid on return. */
 CUresult sg_code_prepare(CUcontext context, struct CUfunc_st *function, const struct sg_code_shape *shape,

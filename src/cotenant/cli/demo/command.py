@@ -18,12 +18,17 @@ from cotenant.node.directories import make_directory
 MIN_REQUESTS: Final = 10
 MAX_REQUESTS: Final = 100_000
 DEFAULT_REPORT: Final = "demo-report.html"
+STORIES: Final = ("share", "node", "framework")
 
 
 def configure_demo(parser: Parser) -> None:
     configure(parser, _demo, json=True)
-    about = "share (default): a service and a training job on one software GPU; node: joins, kills and a replay."
-    parser.add_argument("--story", choices=["share", "node"], default="share", metavar="share|node", help=about)
+    about = (
+        "share (default): a service and a training job on one software GPU; node: joins, kills and a replay; "
+        "framework: a training and a service of tinygrad compute the same alone, shared, in parts, paused, suspended "
+        "and restarted."
+    )
+    parser.add_argument("--story", choices=STORIES, default="share", metavar="|".join(STORIES), help=about)
     about = "share: requests to the service in each run (default 480)."
     parser.add_argument("--requests", type=int, default=None, metavar="N", help=about)
     parser.add_argument("--keep", default="", metavar="DIR", help="Run in this directory and do not delete it.")
@@ -54,14 +59,18 @@ def run_demo(
     from cotenant.cli.demo.workloads import REQUESTS
     from cotenant.cli.render.html.page import check_report
 
-    if story == "node" and report:
+    if story != "share" and report:
         raise ConfigError("--report", report, "only --story share writes a report; omit --report")
-    if story == "node" and requests is not None:
+    if story != "share" and requests is not None:
         raise ConfigError("--requests", requests, "only --story share sends requests; omit --requests")
     if requests is not None and not MIN_REQUESTS <= requests <= MAX_REQUESTS:
         raise ConfigError("--requests", requests, f"choose {MIN_REQUESTS} to {MAX_REQUESTS}")
     if story == "share":
         check_report("--report", report or DEFAULT_REPORT)
+    if story == "framework":
+        from cotenant.cli.demo.framework import check_framework
+
+        check_framework()
     if keep:
         make_directory(Path(keep), "--keep")
     home = Path(keep).absolute() if keep else Path(tempfile.mkdtemp(prefix="cotenant-demo-"))
@@ -73,6 +82,10 @@ def run_demo(
     try:
         if story == "node":
             return demonstrate_node(console, home, report_step, as_json=as_json)
+        if story == "framework":
+            from cotenant.cli.demo.framework import demonstrate_framework
+
+            return demonstrate_framework(console, home, report_step, as_json=as_json)
         return demonstrate_sharing(
             console,
             home,

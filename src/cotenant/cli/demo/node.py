@@ -109,6 +109,11 @@ def demonstrate_node(console: Console, home: Path, report_step: Callable[[str], 
         steps = _run_steps(demo_node, report_step, None if as_json else console)
     finally:
         demo_node.close()
+    return show_steps(console, steps, as_json=as_json)
+
+
+def show_steps(console: Console, steps: list[Step], *, as_json: bool) -> int:
+    """Print the steps as JSON or as a table; return 0 if each had the expected result."""
     fine = all(step.fine for step in steps)
     if as_json:
         print(msgspec.json.encode({"fine": fine, "steps": steps}).decode())

@@ -68,6 +68,14 @@ class NodeConfig(Section, frozen=True):
             "those that fit its idle gaps (fill), none (strict), all (open)",
         ),
     ] = _GATE.policy.value
+    time_slice: Annotated[
+        str,
+        Meta(
+            pattern=r"^(default|short|medium|long)\Z",
+            description="time slices between processes on the GPUs, while the node runs: short, medium, long, "
+            "or those that the GPUs have (default)",
+        ),
+    ] = "default"
     bound: Annotated[
         DurationNs,
         Meta(description="device time that a lower-priority tenant may have in flight while higher ones are idle"),

@@ -103,7 +103,7 @@ def serve_node(config: Config, directories: Directories, log: NodeLog, source: C
     settings = config.node.settings(gpus, limits, control, OnBypass(config.protect.on_bypass))
     loop.post(NodeStarted(settings, __version__, unix_ns()))
     report(_start_message(directories, gpus))
-    monitoring.begin(observer.record_sample)
+    monitoring.begin(observer.record_sample, gpus)
     guard.rediscover(loop, machine, discovery)
     guard.ready()
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,11 +21,14 @@ from cotenant.node.daemon.monitor.nvml_sampler import NvmlSampler
 from cotenant.node.daemon.monitor.windows import ObjectiveMonitor
 from cotenant.node.daemon.mps import MPS_DIRECTORY, MpsControl, MpsSupervisor
 from cotenant.node.daemon.mps_limits import DeviceMemoryController, client_limits
+from cotenant.node.daemon.preemption import TimeSlicePolicy, preemption_of
 from cotenant.node.daemon.proc import ProcessTree
 from cotenant.node.daemon.processes import LiveProcesses
 from cotenant.node.daemon.tenant_pages import TenantPages
 from cotenant.node.directories import Directories
 from cotenant.node.model.event import Event, GpuSampled
+from cotenant.node.model.gpu import Gpu
+from cotenant.node.model.preemption import TimeSlice
 from cotenant.node.model.protection import GpuSample
 from cotenant.node.model.tenant import Tenant
 from cotenant.node.state.diurnal import DiurnalProfiles
@@ -64,6 +67,11 @@ class Monitoring:
         if config.node.mps == "on":
             program = MpsControl(directories.runtime / MPS_DIRECTORY, os.environ, homes)
             self.mps = MpsSupervisor(loop, clock, program, lambda: len(machine.settings.gpus))
+        self._time_slices = TimeSlicePolicy(
+            TimeSlice[config.node.time_slice.upper()],
+            lambda gpu, index: preemption_of(gpu, index, homes, os.environ),
+            report,
+        )
         grants, self._tables = pages
         tree = ProcessTree()
         self.ledgers = LiveLedgers(grants)
@@ -124,9 +132,10 @@ class Monitoring:
         visible = ",".join(gpus[gpu].visible(gpu) for gpu in grant.gpus)
         return {**self._mps_environment(), VISIBLE_VARIABLE: visible, **limits}
 
-    def begin(self, on_sample: Callable[[int, GpuSample], None]) -> None:
-        """Start the monitors; `on_sample` receives every sample, also those that cause no turn."""
+    def begin(self, on_sample: Callable[[int, GpuSample], None], gpus: Sequence[Gpu]) -> None:
+        """Start the monitors of these devices; `on_sample` receives every sample, also those that cause no turn."""
         self._on_sample = on_sample
+        self._time_slices.begin(gpus)
         self._loop.add_timer(self._devices)
         self._loop.add_timer(self._objectives)
         self._loop.add_timer(self._saver)
@@ -137,6 +146,7 @@ class Monitoring:
     def close(self) -> None:
         """Stop the monitors. MPS keeps running while there are tenants."""
         self._devices.close()
+        self._time_slices.close()
         self._tasks.close()
         self._diurnal_tasks.close()
         self._saver.close()

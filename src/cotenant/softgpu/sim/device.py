@@ -245,6 +245,15 @@ class Device:
         """Run every grid at `speed` of FULL_SPEED from now on."""
         self._native.set_speed(now_ns, speed)
 
+    def set_slice(self, now_ns: int, slice_ns: int) -> None:
+        """Set the length of time slices from now on."""
+        self._native.set_slice(now_ns, slice_ns)
+
+    @property
+    def slice_ns(self) -> int:
+        """The present length of time slices."""
+        return self._native.slice_ns()
+
     def cut(self, now_ns: int, op: int) -> None:
         """End the kernel: it is complete now, or when it would start."""
         self._native.op_cut(now_ns, op)
