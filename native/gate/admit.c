@@ -278,10 +278,13 @@ static struct ct_gate_answer admit_idle(struct ct_gate *gate, const struct ct_la
                                       uint64_t now_ns)
 {
     const uint64_t debt_ns = ct_gate_debt(gate, now_ns), lead_ns = min_u64(CT_GATE_LEAD_NS, gate->bound_ns);
-    if (debt_ns > CT_GATE_BURST_NS)
+    if (debt_ns > CT_GATE_BURST_NS) {
+        gate->idle_debt_ns = now_ns;
         return wait_for(CT_GATE_DEBT, sat_add_u64(now_ns, debt_ns - CT_GATE_BURST_NS));
+    }
     const uint64_t slice_ns = request->blocks ? ct_slice_bound(gate, now_ns) : 0;
-    const uint64_t bound_ns = slice_ns ? slice_ns : ct_cost_bound(gate, request);
+    const uint64_t bound_ns = slice_ns ? max_u64(slice_ns, ct_cost_idle_depth(gate, now_ns))
+                                       : ct_cost_bound(gate, request, now_ns);
     if (snapshot->submitted_ns > lead_ns && sat_add_u64(snapshot->submitted_ns, request->expect_ns) > bound_ns)
         return wait_for(CT_GATE_BOUND, sat_add_u64(now_ns, snapshot->submitted_ns - lead_ns));
     return pass_if_unchanged(gate, request, CT_GATE_FREE, snapshot, now_ns);

@@ -254,9 +254,13 @@ static uint64_t instant_after(uint64_t from_ns, uint64_t more_ns, uint64_t now_n
 /* Returns how long after the predicted launch the tenant counts as active. */
 static uint64_t patience(const struct ct_gate *gate, uint64_t low_ns, uint64_t high_ns)
 {
-    uint64_t patience_ns = min_u64(sat_sub_u64(high_ns, low_ns), gate->patience_ns) * PATIENCE_SPREADS;
+    const uint64_t spread_ns = sat_sub_u64(high_ns, low_ns);
+    uint64_t patience_ns = min_u64(spread_ns, gate->patience_ns) * PATIENCE_SPREADS;
     if (!high_ns || patience_ns > gate->patience_ns)
         patience_ns = gate->patience_ns;
+    /* The launches of a host whose intervals vary by far more fall rarely into this time: waiting is of little use. */
+    if (high_ns && gate->patience_ns && spread_ns > gate->patience_ns)
+        patience_ns = gate->patience_ns / (spread_ns / gate->patience_ns);
     return max_u64(patience_ns, PATIENCE_MIN_NS);
 }
 

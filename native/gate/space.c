@@ -6,6 +6,7 @@
  * lower-priority process decides for itself from the same measurements. */
 #include "gate/space.h"
 
+#include "gate/debt.h"
 #include "gate/internal.h"
 
 enum {
@@ -79,7 +80,7 @@ static void try_again(struct ct_gate *gate, uint64_t now_ns)
 {
     struct ct_gate_space *space = &gate->space;
     const int is_permitted_more = gate->delay_ppm > space->failed_delay_ppm + space->failed_delay_ppm / 4;
-    if (now_ns < space->retry_ns && !is_permitted_more)
+    if ((now_ns < space->retry_ns && !is_permitted_more) || ct_gate_idle_first_until(gate) > now_ns)
         return;
     if (is_permitted_more)
         space->retry_wait_ns = 0;
@@ -105,7 +106,9 @@ static void evaluate(struct ct_gate *gate, const struct totals *totals, uint64_t
     const int64_t delayed_ns = (int64_t)(totals->delayed_ns - space->delayed_ns);
     const uint64_t undelayed_us = min_u64(totals->undelayed_ns - space->undelayed_ns, CT_GATE_HORIZON_NS) / 1000;
     const uint64_t lost_ns = delayed_ns > 0 ? min_u64((uint64_t)delayed_ns, CT_GATE_HORIZON_NS) : 0;
-    if (undelayed_us)
+    if (gate->idle_debt_ns > space->from_ns) /* the same loss buys more device time while holders are idle */
+        set_part(gate, space->sm_ppm / 2, now_ns);
+    else if (undelayed_us)
         set_part(gate, next_part(space->sm_ppm, lost_ns * 1000 / undelayed_us, gate->delay_ppm), now_ns);
     if (space->sm_ppm)
         space->retry_wait_ns -= space->retry_wait_ns / 8;
@@ -135,13 +138,13 @@ static void follow_requests(struct ct_gate *gate)
 void ct_space_update(struct ct_gate *gate, uint64_t now_ns)
 {
     struct ct_gate_space *space = &gate->space;
-    if (!is_possible(gate)) {
-        space->sm_ppm = 0;
-        return;
-    }
     if (sat_sub_u64(now_ns, space->requests_ns) >= PERIOD_NS) {
         space->requests_ns = now_ns;
         follow_requests(gate);
+    }
+    if (!is_possible(gate)) {
+        space->sm_ppm = 0;
+        return;
     }
     if (gate->sm_ppm <= PPM) { /* the node follows an objective */
         space->sm_ppm = gate->sm_ppm >= max_u64(SMALLEST_PPM, gate->sm_step_ppm) ? gate->sm_ppm : 0;
