@@ -33,6 +33,7 @@ from cotenant.node.model.event import (
     Event,
     EvictionRequested,
     GateChange,
+    GpuCalibrated,
     GpuFaulted,
     GpuLost,
     GpuRecovered,
@@ -246,6 +247,8 @@ def _because(detail: str) -> str:
 def _measurement(event: Event) -> str:
     """Return what the monitor measured of a device or of a tenant on it in words."""
     match event:
+        case GpuCalibrated(gpu=gpu, calibration=calibration):
+            return f"GPU {gpu} was measured: {calibration.describe()}"
         case GpuSampled(gpu=gpu, sample=sample):
             return f"sample of GPU {gpu}: {describe_sample(sample)}"
         case GpuFaulted(gpu=gpu, xid=xid, slot=slot, generation=generation):
