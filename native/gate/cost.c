@@ -55,15 +55,17 @@ uint64_t ct_cost_fraction(uint64_t amount_ns, uint64_t ppm)
 
 uint64_t ct_cost_idle_depth(const struct ct_gate *gate, uint64_t now_ns)
 {
-    uint64_t idle_ns = CT_GATE_HORIZON_NS, request_ns = CT_GATE_HORIZON_NS;
+    uint64_t idle_ns = CT_GATE_HORIZON_NS, request_ns = CT_GATE_NEVER;
     for (uint32_t i = 0; i < gate->higher_count; i++) {
         const struct ct_gate_page *page = gate->higher[i].page;
-        if (!load_acquire(&page->sequence) || load_acquire(&page->generation) != gate->higher[i].generation)
+        if (load_acquire(&page->generation) != gate->higher[i].generation)
             continue;
         const uint64_t last_ns = max_u64(load_relaxed(&page->at_ns), plausible(load_relaxed(&page->busy_ns), now_ns));
         idle_ns = min_u64(idle_ns, sat_sub_u64(now_ns, last_ns));
         request_ns = min_u64(request_ns, gate->higher[i].request_ns);
     }
+    if (request_ns == CT_GATE_NEVER)
+        return 0;
     const uint64_t slack_ns = ct_cost_fraction(request_ns, max_u64(gate->delay_ppm, SLACK_PPM));
     return min_u64(min_u64(idle_ns / IDLE_DIVISOR, slack_ns),
                    min_u64(gate->bound_ns, CT_GATE_HORIZON_NS) * IDLE_BOUND_FACTOR);

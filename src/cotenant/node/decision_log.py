@@ -247,8 +247,6 @@ def _because(detail: str) -> str:
 def _measurement(event: Event) -> str:
     """Return what the monitor measured of a device or of a tenant on it in words."""
     match event:
-        case GpuCalibrated(gpu=gpu, calibration=calibration):
-            return f"GPU {gpu} was measured: {calibration.describe()}"
         case GpuSampled(gpu=gpu, sample=sample):
             return f"sample of GPU {gpu}: {describe_sample(sample)}"
         case GpuFaulted(gpu=gpu, xid=xid, slot=slot, generation=generation):
@@ -269,8 +267,10 @@ def _measurement(event: Event) -> str:
 
 
 def _memory_or_daemon(event: Event) -> str:
-    """Return what happened to a tenant's memory or to the daemon itself in words."""
+    """Return what happened to a tenant's memory, to the daemon itself, or what it measured of a device, in words."""
     match event:
+        case GpuCalibrated(gpu=gpu, calibration=calibration):
+            return f"GPU {gpu} was measured: {calibration.describe()}"
         case MemoryRequested(slot=slot, generation=generation, bytes=requested):
             return f"slot {slot}/{generation} requests {round_size(requested)} of device memory"
         case MemoryBypassed(slot=slot, generation=generation):
