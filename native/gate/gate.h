@@ -169,6 +169,8 @@ struct ct_gate {
         uint64_t delayed_ns, undelayed_ns; /* the sums of all holders then */
         uint64_t waits, launches;
         uint64_t requests_ns;             /* when the lengths of their requests were last computed */
+        uint64_t duty_ppm;                /* mean fraction of time in which they were active */
+        int is_worth_sharing;             /* they leave so little idle time that a part of the SMs is worth its cost */
         uint64_t retry_ns, retry_wait_ns; /* when to try again after a part that was too small, and how long that was */
         uint64_t failed_delay_ppm;        /* the permitted loss with which it was too small */
     } space;

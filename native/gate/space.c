@@ -22,6 +22,9 @@ enum {
     SHRINK_MIN_PPM = PPM / 2,      /* the largest decrease of one evaluation */
     TOLERANCE_DIVISOR = 8,         /* a loss this close to the permitted one changes nothing */
     WHOLE_FROM_PPM = 95 * PPM / 100, /* a larger part is the whole device */
+    DUTY_WEIGHT = 16,              /* the mean activity of holders covers about this many periods */
+    BUSY_PPM = 40 * PPM / 100,     /* holders that are active for more than this leave little idle time, */
+    IDLE_PPM = 30 * PPM / 100,     /* and for less than this much */
     LOSSES_PER_REQUEST = 4,        /* a request may meet this many launches that delay it for their whole time */
     REQUESTS_MIN = 16,             /* requests of a holder from which their mean length is computed */
 };
@@ -135,12 +138,26 @@ static void follow_requests(struct ct_gate *gate)
     }
 }
 
+/* Follows for which part of the time holders are active. If they pause often, work in the pauses costs them less: work
+ * next to them takes from every request, and an SM-limited kernel still runs when the pause begins. */
+static void follow_duty(struct ct_gate *gate)
+{
+    struct ct_gate_space *space = &gate->space;
+    const int64_t apart_ppm = (int64_t)min_u64(gate->duty_ppm, PPM) - (int64_t)space->duty_ppm;
+    space->duty_ppm = (uint64_t)((int64_t)space->duty_ppm + apart_ppm / DUTY_WEIGHT);
+    if (space->duty_ppm > BUSY_PPM)
+        space->is_worth_sharing = 1;
+    else if (space->duty_ppm < IDLE_PPM)
+        space->is_worth_sharing = 0;
+}
+
 void ct_space_update(struct ct_gate *gate, uint64_t now_ns)
 {
     struct ct_gate_space *space = &gate->space;
     if (sat_sub_u64(now_ns, space->requests_ns) >= PERIOD_NS) {
         space->requests_ns = now_ns;
         follow_requests(gate);
+        follow_duty(gate);
     }
     if (!is_possible(gate)) {
         space->sm_ppm = 0;
@@ -149,6 +166,10 @@ void ct_space_update(struct ct_gate *gate, uint64_t now_ns)
     if (gate->sm_ppm <= PPM) { /* the node follows an objective */
         space->sm_ppm = gate->sm_ppm >= max_u64(SMALLEST_PPM, gate->sm_step_ppm) ? gate->sm_ppm : 0;
         space->from_ns = 0;
+        return;
+    }
+    if (!space->is_worth_sharing) {
+        space->sm_ppm = space->from_ns = 0;
         return;
     }
     const uint64_t elapsed_ns = sat_sub_u64(now_ns, space->from_ns);
