@@ -405,6 +405,14 @@ static struct ct_gate_answer admit_lower(struct ct_gate *gate, struct ct_launch_
         if (answer.pass || answer.reason > CT_GATE_DUE || !ct_space_permits_loss(gate, request))
             return answer;
     }
+    if (ct_space_prefers_idle(gate) && sat_sub_u64(now_ns, since_ns) < CT_GATE_WAITED_LONG_NS &&
+        !request->is_collective) {
+        answer = admit_space(gate, request, snapshot, now_ns);
+        if (answer.pass || answer.reason > CT_GATE_DUE || !ct_space_permits_loss(gate, request)) {
+            answer.until_ns = min_u64(answer.until_ns, sat_add_u64(since_ns, CT_GATE_WAITED_LONG_NS));
+            return answer;
+        }
+    }
     if (now_ns < snapshot->gap_begin_ns)
         answer = wait_for(CT_GATE_BUSY, snapshot->gap_begin_ns);
     else if (gate->policy != CT_GATE_FILL)

@@ -209,6 +209,11 @@ int ct_space_is_open(const struct ct_gate *gate)
     return is_possible(gate) && (gate->space.sm_ppm || is_stated(gate));
 }
 
+int ct_space_prefers_idle(const struct ct_gate *gate)
+{
+    return is_possible(gate) && !ct_space_is_open(gate) && gate->space.duty_ppm && !gate->space.is_worth_sharing;
+}
+
 /* Returns for how long holders are expected to remain active: until their present requests end. */
 static uint64_t remaining_activity(const struct ct_gate *gate, uint64_t *request_ns, uint64_t now_ns)
 {
