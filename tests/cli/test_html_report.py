@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant import __version__
-from cotenant.cli.demo.sharing import WINDOW_NS, last_of, ran_spans, timeline_window
+from cotenant.cli.demo.sharing import PHASES, WINDOW_NS, last_of, ran_spans, timeline_window
 from cotenant.cli.demo.workloads import CHANGING_LOAD_S, MAX_RATE_PER_S, changing_service, rate_at, service, training
 from cotenant.cli.render.html.changing_load import (
     ChangingLoad,
@@ -102,8 +102,8 @@ def test_a_report_begins_with_its_conclusion_and_its_origin() -> None:
         body = page.split("</style>")[1]
         texts = re.findall(r"<p[^>]*>([^<]*)</p>", body)
         assert texts[0] == (
-            "Under cotenant the service&#x27;s p99 latency was 3ms (alone 2ms, MPS 9ms), "
-            "and the training job ran at 50% of its speed alone."
+            "Alone, the service&#x27;s p99 latency was 2ms. With the training job next to it, the p99 latency and the "
+            "training&#x27;s part of its speed alone were 9ms and 50% under MPS; 3ms and 50% under cotenant."
         )
         assert f"2023-11-14 22:13 UTC by cotenant {__version__} on 4 cores of Test &lt;CPU&gt;" in texts[1]
         assert f"load average of the minute before: {machine.load}" in texts[1]
@@ -120,7 +120,7 @@ def test_every_table_of_a_report_can_scroll_and_every_mark_has_a_value() -> None
 
 
 def test_every_series_has_a_style() -> None:
-    phases = [phase(str(number), [MS, 2 * MS]) for number in range(4)]
+    phases = [phase(str(number), [MS, 2 * MS]) for number in range(len(PHASES))]
     page = report_page(phases, changing_load("cotenant"), service(10, 0), training(), 29.5, "", IDLE)
     for used in set(re.findall(r"class='(curve|bar|key|dot) series(\d)'", page)):
         assert f".{used[0]}.series{used[1]}" in page.split("</style>")[0]

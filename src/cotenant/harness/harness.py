@@ -32,6 +32,7 @@ from cotenant.workload.player import READY
 
 PRESET: Final = "v100"
 _GPU: Final = "v100=16GiB"
+LOW_MPS_PRIORITY: Final = {"CUDA_MPS_CLIENT_PRIORITY": "1"}
 _SECOND: Final = 1
 _WARM_NS: Final = 20 * MILLISECOND_NS
 """Kernel time that the offline program completes before measurement begins."""
@@ -233,13 +234,15 @@ class SharingHarness:
         called with the device's counters and the offline one's completed kernel time several times a second while the
         online one plays.
         """
-        mps = mode in ("mps", "cotenant mps")
+        mps = "mps" in mode.split()
         as_tenants = mode in ("through", "unsampled") or mode.startswith("cotenant")
         sample = ["--sample", "0"] if mode == "unsampled" else []
         environ = self._environ(mps=mps)
         with contextlib.ExitStack() as players:
             second_environ = self._environ(mps=mps, gpu=_SECOND) if mode == "apart" else environ
             second_environ = {**second_environ, **self.offline_environ}
+            if mode == "mps priorities":
+                second_environ = {**second_environ, **LOW_MPS_PRIORITY}
             second = self._start(players, offline, second_environ, ["--offline"] if as_tenants else None)
             online_options = ["--online", *sample, *online_flags] if as_tenants else None
             first = self._start(players, online, environ, online_options, ["--tell"] if reports_latency else [])

@@ -14,10 +14,20 @@ from cotenant.workload.kernel import WorkKind
 from cotenant.workload.load import Workload
 
 Mode: TypeAlias = Literal[
-    "alone", "offline alone", "apart", "through", "unsampled", "slices", "mps", "cotenant slices", "cotenant mps"
+    "alone",
+    "offline alone",
+    "apart",
+    "through",
+    "unsampled",
+    "slices",
+    "mps",
+    "mps priorities",
+    "cotenant slices",
+    "cotenant mps",
 ]
 """Alone: no other program, without cotenant. Apart: both at the same time, each on its own device. Through: no other
-program, under cotenant; unsampled: the same without timing one launch in 64. The last four share the device."""
+program, under cotenant; unsampled: the same without timing one launch in 64. The last five share the device; with MPS
+priorities the offline program has the lower client priority."""
 
 
 class SharingRun(msgspec.Struct, frozen=True, kw_only=True):

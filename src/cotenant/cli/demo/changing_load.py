@@ -22,7 +22,12 @@ from cotenant.workload.player import quantile
 
 OBJECTIVE: Final = 3
 """The objective as a multiple of the 99th percentile alone, rounded up to a millisecond."""
-RUNS: Final[tuple[tuple[Mode, str, int], ...]] = (("mps", "MPS", 2), ("cotenant mps", "cotenant", 3))
+RUNS: Final[tuple[tuple[Mode, str, int], ...]] = (
+    ("mps", "MPS", 2),
+    ("mps priorities", "MPS with priorities", 3),
+    ("cotenant mps", "cotenant", 4),
+)
+"""Mode, name, and number of the phase whose colour the run has."""
 _SEED: Final = 7
 _MIN_LENGTH: Final = 0.2
 """Shortest load relative to the default one."""
@@ -35,7 +40,7 @@ def run_changing_load(
     requests: int,
     report_step: Callable[[str], None],
 ) -> ChangingLoad:
-    """Run the same requests under MPS and under cotenant; `alone` is the service's p99 and the training throughput.
+    """Run the same requests in each mode of `RUNS`; `alone` is the service's p99 and the training throughput.
 
     With fewer requests than the default, the load is shorter.
     """
@@ -122,7 +127,7 @@ def show_changing_load(console: Console, changing_load: ChangingLoad) -> None:
     rows: Sequence[Sequence[str]] = changing_load_rows(changing_load)
     headers = ["MODE", f"WITHIN {duration(changing_load.slo_ns)}", "P99", "TRAINING"]
     console.print()
-    console.print(table("changing load, the same requests in both modes", headers, rows))
+    console.print(table("changing load, the same requests in every mode", headers, rows))
     console.print("TRAINING: throughput relative to alone", style="dim", highlight=False)
     for run in changing_load.runs:
         if run.shares:

@@ -1,4 +1,4 @@
-"""`cotenant demo`: an inference service and a training job on one GPU: alone, time-sliced, under MPS, by cotenant."""
+"""`cotenant demo`: an inference service and a training job on one GPU in every sharing mode."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ PHASES: Final[tuple[tuple[Mode, str], ...]] = (
     ("alone", "alone"),
     ("slices", "default sharing"),
     ("mps", "MPS"),
+    ("mps priorities", "MPS with priorities"),
     (_COTENANT, "cotenant"),
 )
 ALONE_S: Final = 1.0

@@ -34,16 +34,15 @@ class LiveSetting(msgspec.Struct, frozen=True, kw_only=True):
     offline_environ: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
-_LOW_PRIORITY: Final = {"CUDA_MPS_CLIENT_PRIORITY": "1"}
 SETTINGS: Final = (
     LiveSetting(name="time slices", mode="slices"),
     LiveSetting(name="MPS", mode="mps"),
-    LiveSetting(name="MPS with priorities", mode="mps", offline_environ=_LOW_PRIORITY),
+    LiveSetting(name="MPS with priorities", mode="mps priorities"),
     *(
         LiveSetting(
             name=f"MPS with priorities, {percent}% of the SMs",
-            mode="mps",
-            offline_environ={**_LOW_PRIORITY, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percent)},
+            mode="mps priorities",
+            offline_environ={"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percent)},
         )
         for percent in (25, 50, 75)
     ),

@@ -15,7 +15,7 @@ from cotenant.cli.render.profile import duration
 from cotenant.runner.machine import MachineState
 from cotenant.workload.load import Workload
 
-_COLOURS: Final = ("#4b8f5a", "#c0563f", "#8a6bb0", "#3d7ea6")
+_COLOURS: Final = ("#4b8f5a", "#c0563f", "#8a6bb0", "#b8892d", "#3d7ea6")
 """Colours of the phases in their order."""
 STYLE: Final = """
 th:not(:first-child), td:not(:first-child) { text-align: right; }
@@ -77,10 +77,14 @@ def report_page(
 def conclusion(phases: Sequence[PhaseResult], steps_per_s: float) -> str:
     """Return the result in one sentence: the first phase is the service alone, the last one is cotenant."""
     alone, *others, ours = phases
-    rivals = ", ".join(f"{phase.name} {duration(phase.p99_ns)}" for phase in (alone, *others))
     return (
-        f"Under {ours.name} the service's p99 latency was {duration(ours.p99_ns)} ({rivals}), and the training job ran "
-        f"at {ours.steps_per_s / steps_per_s:.0%} of its speed alone."
+        f"Alone, the service's p99 latency was {duration(alone.p99_ns)}. With the training job next to it, the p99 "
+        "latency and the training's part of its speed alone were "
+        + "; ".join(
+            f"{duration(phase.p99_ns)} and {phase.steps_per_s / steps_per_s:.0%} under {phase.name}"
+            for phase in (*others, ours)
+        )
+        + "."
     )
 
 
@@ -123,8 +127,9 @@ def _about_changing_load(changing_load: ChangingLoad) -> str:
     requests, seconds = len(changing_load.runs[0].requests), changing_load.span_ns / 1e9
     return (
         f"The same service with {requests} requests in {seconds:.0f} s at the rates of the first panel, with an "
-        f"objective of {duration(changing_load.slo_ns)} for 99 of 100 requests: under MPS, and under cotenant, which "
-        "reads the request latencies ten times a second and adjusts the online share."
+        f"objective of {duration(changing_load.slo_ns)} for 99 of 100 requests: under MPS, under MPS with client "
+        "priorities, and under cotenant, which reads the request latencies ten times a second and adjusts the online "
+        "share."
     )
 
 
