@@ -186,7 +186,8 @@ def _turn_ns(device: _Device) -> int:
 
 def _switch_ns(device: _Device, second: _OtherProcess) -> int:
     """Return by how much longer a kernel takes if the other process used the device in between."""
-    alternating, alone = [], []
+    alternating: list[int] = []
+    alone: list[int] = []
     for number in range(_TURNS + _WARM_TURNS):
         for what, samples in ((_LAUNCH, alternating), (_ECHO, alone)):
             if what == _ECHO:
