@@ -51,7 +51,8 @@ static void update_duty(struct ct_gate *gate, uint64_t now_ns)
             span_ns = now_ns - gate->duty_from_ns;
         const uint64_t duty_ppm = period_active_ns >= span_ns ? PPM : period_active_ns * 1000 / (span_ns / 1000);
         /* A value at the minimum is replaced at once: it was a default, or the tenant has just become active again. */
-        const uint64_t previous_ppm = gate->duty_ppm > CT_GATE_DUTY_MIN_PPM ? gate->duty_ppm : duty_ppm;
+        const int is_measured = gate->duty_ppm > CT_GATE_DUTY_MIN_PPM && gate->duty_ppm != CT_GATE_DUTY_START_PPM;
+        const uint64_t previous_ppm = is_measured ? gate->duty_ppm : duty_ppm;
         gate->duty_ppm = max_u64((previous_ppm + duty_ppm) / 2, CT_GATE_DUTY_MIN_PPM);
     }
     gate->duty_from_ns = now_ns;

@@ -45,6 +45,7 @@ enum {
 
 enum {
     CT_GATE_DUTY_NS = 20 * 1000 * 1000, /* period over which the activity of higher-priority tenants is measured */
+    CT_GATE_DUTY_START_PPM = 300 * 1000, /* what it is taken to be before it has been measured */
     CT_GATE_DUTY_MIN_PPM = 30 * 1000, /* a tenant that is rarely active is assumed to be active for at least this
                                         * fraction */
 };
@@ -170,6 +171,7 @@ struct ct_gate {
         uint64_t waits, launches;
         uint64_t requests_ns;             /* when the lengths of their requests were last computed */
         uint64_t duty_ppm;                /* mean fraction of time in which they were active */
+        uint32_t duty_periods;            /* the periods that it covers */
         int is_worth_sharing;             /* they leave so little idle time that a part of the SMs is worth its cost */
         uint64_t retry_ns, retry_wait_ns; /* when to try again after a part that was too small, and how long that was */
         uint64_t failed_delay_ppm;        /* the permitted loss with which it was too small */

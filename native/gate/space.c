@@ -22,7 +22,8 @@ enum {
     SHRINK_MIN_PPM = PPM / 2,      /* the largest decrease of one evaluation */
     TOLERANCE_DIVISOR = 8,         /* a loss this close to the permitted one changes nothing */
     WHOLE_FROM_PPM = 95 * PPM / 100, /* a larger part is the whole device */
-    DUTY_WEIGHT = 16,              /* the mean activity of holders covers about this many periods */
+    DUTY_WEIGHT = 16,              /* the mean activity of holders covers about this many periods, */
+    DUTY_PERIODS_MIN = 4,          /* and says something from this many on */
     BUSY_PPM = 40 * PPM / 100,     /* holders that are active for more than this leave little idle time, */
     IDLE_PPM = 30 * PPM / 100,     /* and for less than this much */
     LOSSES_PER_REQUEST = 4,        /* a request may meet this many launches that delay it for their whole time */
@@ -144,7 +145,10 @@ static void follow_duty(struct ct_gate *gate)
 {
     struct ct_gate_space *space = &gate->space;
     const int64_t apart_ppm = (int64_t)min_u64(gate->duty_ppm, PPM) - (int64_t)space->duty_ppm;
-    space->duty_ppm = (uint64_t)((int64_t)space->duty_ppm + apart_ppm / DUTY_WEIGHT);
+    space->duty_periods += space->duty_periods < DUTY_WEIGHT;
+    space->duty_ppm = (uint64_t)((int64_t)space->duty_ppm + apart_ppm / (int64_t)space->duty_periods);
+    if (space->duty_periods < DUTY_PERIODS_MIN)
+        return;
     if (space->duty_ppm > BUSY_PPM)
         space->is_worth_sharing = 1;
     else if (space->duty_ppm < IDLE_PPM)
@@ -211,7 +215,8 @@ int ct_space_is_open(const struct ct_gate *gate)
 
 int ct_space_prefers_idle(const struct ct_gate *gate)
 {
-    return is_possible(gate) && !ct_space_is_open(gate) && gate->space.duty_ppm && !gate->space.is_worth_sharing;
+    return is_possible(gate) && !ct_space_is_open(gate) && gate->space.duty_periods >= DUTY_PERIODS_MIN &&
+        !gate->space.is_worth_sharing;
 }
 
 /* Returns for how long holders are expected to remain active: until their present requests end. */

@@ -9,6 +9,7 @@ from tests.support.gate_sums import (
     DELAY_MOST,
     DUTY,
     DUTY_LEAST,
+    DUTY_START,
     FAR,
     HELD_FOR,
     HELD_MOST,
@@ -50,7 +51,7 @@ class Ledger:
         self.charged_from = self.charged_until = self.owed = 0
         self.is_back = self.has_switched = False
         self.spent = self.granularity = self.duty_from = self.duty_active = self.idle_debt = 0
-        self.duty_ppm = DUTY_LEAST
+        self.duty_ppm = DUTY_START
         self.is_lent = False
         self.held = self.held_at = self.ended = 0
         self.losses = Losses()
@@ -174,7 +175,7 @@ class Ledger:
         if self.duty_from:
             more, span = max(active - self.duty_active, 0), now - self.duty_from
             duty = PPM if more >= span else more * 1000 // (span // 1000)
-            before = self.duty_ppm if self.duty_ppm > DUTY_LEAST else duty
+            before = duty if self.duty_ppm in {DUTY_LEAST, DUTY_START} else self.duty_ppm
             self.duty_ppm = max((before + duty) // 2, DUTY_LEAST)
         self.duty_from, self.duty_active = now, active
 

@@ -118,6 +118,8 @@ def _calibration(directories: Directories) -> Iterator[Finding]:
         status = node_status(directories)
     except CotenantError:
         return
+    if status is None:
+        return
     measured = {entry.gpu: entry.calibration for entry in status.calibrations}
     for gpu, calibration in measured.items():
         what = f"GPU {gpu}: {calibration.describe()}"
