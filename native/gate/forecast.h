@@ -9,12 +9,13 @@ struct ct_forecast {
     uint64_t low_ns, high_ns; /* about one ninth of the intervals is shorter than low_ns, and one ninth is longer than
                                * high_ns */
     uint64_t min_ns;          /* the shortest of the consecutive intervals that were at least twice low_ns */
-    uint32_t sample_count;    /* intervals learned */
+    uint32_t sample_count;    /* intervals learned, counted up to CT_FORECAST_WARMUP + 1 */
     uint32_t long_count;      /* consecutive intervals that were at least twice low_ns */
 };
 
 enum {
     CT_FORECAST_WARMUP = 16,     /* while fewer intervals were learned, the quantiles move in larger steps */
+    CT_FORECAST_SHIFT = 4,       /* later steps outwards are the quantile divided by this power of two */
     CT_FORECAST_LONG_COUNT = 12, /* after this many long intervals in a row the host's behaviour has changed; few hosts
                                   * with varying intervals reach it by chance */
 };
@@ -35,8 +36,8 @@ static inline void ct_forecast_lengthen(struct ct_forecast *forecast, uint64_t i
         forecast->low_ns = forecast->min_ns / 2;
 }
 
-/* Updates both quantiles with one interval. */
-static inline void ct_forecast_learn(struct ct_forecast *forecast, uint64_t interval_ns)
+/* Updates both quantiles with an interval outside of them, or while few were learned. */
+static inline void ct_forecast_learn_outside(struct ct_forecast *forecast, uint64_t interval_ns)
 {
     if (__builtin_expect(!forecast->sample_count, 0)) {
         forecast->sample_count = 1;
@@ -44,10 +45,8 @@ static inline void ct_forecast_learn(struct ct_forecast *forecast, uint64_t inte
         forecast->high_ns = interval_ns + interval_ns / 4;
         return;
     }
-    /* Steps up and down have a ratio of one to eight, so that they balance when eight intervals lie on one side for
-     * each on the other. */
-    const unsigned shift = forecast->sample_count < CT_FORECAST_WARMUP ? 2 : 4;
-    forecast->sample_count += forecast->sample_count < UINT32_MAX;
+    const unsigned shift = forecast->sample_count < CT_FORECAST_WARMUP ? 2 : CT_FORECAST_SHIFT;
+    forecast->sample_count += forecast->sample_count <= CT_FORECAST_WARMUP;
     if (interval_ns < forecast->low_ns) {
         forecast->low_ns = forecast->sample_count <= CT_FORECAST_WARMUP ? interval_ns /* a slow first launch must not be
                                                                               * remembered */
@@ -68,6 +67,26 @@ static inline void ct_forecast_learn(struct ct_forecast *forecast, uint64_t inte
         uint64_t lowered_ns = forecast->high_ns - (forecast->high_ns >> (shift + 3));
         forecast->high_ns = lowered_ns > interval_ns ? lowered_ns : interval_ns;
     }
+}
+
+/* Updates both quantiles with one interval. Steps up and down have a ratio of one to eight, so that they balance when
+ * eight intervals lie on one side for each on the other. Most intervals lie between the quantiles and are less than twice
+ * as long as the lower one: these are learned without a branch. */
+static inline void ct_forecast_learn(struct ct_forecast *forecast, uint64_t interval_ns)
+{
+    const uint64_t low_ns = forecast->low_ns, high_ns = forecast->high_ns;
+    const int is_usual = (forecast->sample_count > CT_FORECAST_WARMUP) & (interval_ns >= low_ns) &
+                         (interval_ns <= high_ns) & (interval_ns / 2 < low_ns);
+    if (__builtin_expect(!is_usual, 0)) {
+        ct_forecast_learn_outside(forecast, interval_ns);
+        return;
+    }
+    const uint64_t raised_ns = low_ns + (low_ns >> (CT_FORECAST_SHIFT + 3)) + 1,
+        lowered_ns = high_ns - (high_ns >> (CT_FORECAST_SHIFT + 3));
+    forecast->low_ns = raised_ns < interval_ns ? raised_ns : interval_ns;
+    forecast->high_ns = lowered_ns > interval_ns ? lowered_ns : interval_ns;
+    if (__builtin_expect(forecast->long_count, 0))
+        forecast->long_count = 0;
 }
 
 #endif

@@ -1,5 +1,7 @@
 /* The gate of one process: reads the tenant table and announces the process's launches in its own page. */
 #include "gate/account.h"
+#include "gate/announce.h"
+#include "gate/lease.h"
 #include "gate/limit.h"
 #include "gate/loss.h"
 #include "gate/process.h"
@@ -8,9 +10,6 @@
 #include "gate/internal.h"
 
 #include <string.h>
-
-/* A late launch does not make a holder quiet: among many launches some are always late. */
-enum { PATIENCE_MIN_NS = 250 * 1000, PATIENCE_SPREADS = 4 };
 
 void ct_gate_open(struct ct_gate *gate, const struct ct_tenant_table *table, const void *processes,
                   struct ct_gate_page *page, struct ct_arbitration_page *arbitration, uint32_t index,
@@ -220,6 +219,7 @@ void ct_gate_reread(struct ct_gate *gate)
         return; /* the previous rules remain in force, and the next launch tries again */
     const struct ct_gate_rules *rules = &gate->rules;
     gate->writes = writes;
+    gate->lease.until_ns = 0; /* what was used under it is charged with the next decision */
     ct_account_gather(gate); /* also from siblings that the new table no longer lists */
     read_own_entry(gate);
     gate->policy = rules->policy;
@@ -245,78 +245,11 @@ void ct_gate_reread(struct ct_gate *gate)
 
 /* ---- the process's own page -------------------------------------------------------------------------------------- */
 
-/* Returns the sum of an instant and a duration, limited to the horizon beyond which readers ignore it. */
-static uint64_t instant_after(uint64_t from_ns, uint64_t more_ns, uint64_t now_ns)
-{
-    return min_u64(sat_add_u64(from_ns, more_ns), sat_add_u64(now_ns, CT_GATE_HORIZON_NS));
-}
-
-/* Returns how long after the predicted launch the tenant counts as active. */
-static uint64_t patience(const struct ct_gate *gate, uint64_t low_ns, uint64_t high_ns)
-{
-    const uint64_t spread_ns = sat_sub_u64(high_ns, low_ns);
-    uint64_t patience_ns = min_u64(spread_ns, gate->patience_ns) * PATIENCE_SPREADS;
-    if (!high_ns || patience_ns > gate->patience_ns)
-        patience_ns = gate->patience_ns;
-    /* The launches of a host whose intervals vary by far more fall rarely into this time: waiting is of little use. */
-    if (high_ns && gate->patience_ns && spread_ns > gate->patience_ns)
-        patience_ns = gate->patience_ns / (spread_ns / gate->patience_ns);
-    return max_u64(patience_ns, PATIENCE_MIN_NS);
-}
-
-/* Counts the time since the last call, but not more than the announced work and the patience, because a host may simply
- * stop. */
-static void count_active(struct ct_gate *gate, uint64_t now_ns)
-{
-    struct ct_gate_page *mine = gate->mine;
-    const uint64_t active_counted_ns = load_relaxed(&mine->active_counted_ns);
-    if (active_counted_ns && now_ns > active_counted_ns) {
-        const uint64_t max_ns = max_u64(sat_sub_u64(load_relaxed(&mine->busy_ns), active_counted_ns),
-                                        gate->patience_ns);
-        add_single_writer(&mine->active_ns, min_u64(now_ns - active_counted_ns, max_ns));
-    }
-    store_relaxed(&mine->active_counted_ns, now_ns);
-}
-
-/* Returns until when a launch counts as running if it is not seen to complete. A doubtful one cannot count forever: if
- * its host neither waits nor launches again, no event shows its end. */
-static uint64_t unfinished_until(const struct ct_launch_request *request, uint64_t begin_ns, uint64_t now_ns)
-{
-    if (!request->expect_ns || request->expect_ns > CT_GATE_HORIZON_NS / CT_GATE_DOUBTFUL_FACTOR)
-        return sat_add_u64(now_ns, CT_GATE_HORIZON_NS);
-    return instant_after(begin_ns, CT_GATE_DOUBTFUL_FACTOR * request->expect_ns + CT_GATE_STUCK_NS, now_ns);
-}
-
 void ct_gate_announce(struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns)
 {
-    struct ct_gate_page *mine = gate->mine;
-    const uint64_t busy_ns = load_relaxed(&mine->busy_ns), sequence = load_relaxed(&mine->sequence),
-        due_ns = load_relaxed(&mine->next_ns);
-    const uint64_t next_ns = instant_after(now_ns, request->low_ns, now_ns);
-
-    if (due_ns > load_relaxed(&mine->at_ns) && load_relaxed(&mine->at_ns)) { /* otherwise there was no forecast */
-        add_single_writer(&mine->counts.forecasts, 1);
-        if (now_ns < due_ns)
-            add_single_writer(&mine->counts.early, 1);
-        add_single_writer(&mine->counts.miss_ns, now_ns < due_ns ? due_ns - now_ns : now_ns - due_ns);
-    }
-    add_single_writer(&mine->counts.launches, 1);
-    add_single_writer(&mine->counts.device_ns, request->expect_ns);
-    add_single_writer(&mine->kernel_count, request->kernel_count ? request->kernel_count : 1);
-    if (!request->expect_ns)
-        store_relaxed(&mine->unknown_ns, now_ns);
-    if (!request->expect_ns || request->is_doubtful)
-        store_relaxed(&mine->unfinished_ns, unfinished_until(request, max_u64(busy_ns, now_ns), now_ns));
-    count_active(gate, now_ns);
-    ct_loss_announced(gate, request->expect_ns, now_ns);
-    store_relaxed(&mine->recent_ns[(sequence + 1) % CT_GATE_RECENT], now_ns);
-    store_release(&mine->busy_ns, instant_after(max_u64(busy_ns, now_ns), request->expect_ns, now_ns));
-    store_release(&mine->next_ns, next_ns);
-    store_release(&mine->latest_ns, instant_after(now_ns, request->high_ns, now_ns));
-    store_release(&mine->waits_ns, 0);
-    store_release(&mine->quiet_ns, instant_after(next_ns, patience(gate, request->low_ns, request->high_ns), now_ns));
-    store_release(&mine->at_ns, now_ns);
-    store_release(&mine->sequence, sequence + 1);
+    const struct ct_announcement launch = {request->expect_ns, request->low_ns, request->high_ns, request->kernel_count,
+                                           request->is_doubtful};
+    ct_announce(gate, launch, 1, now_ns);
 }
 
 void ct_gate_withdrawn(struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns)
@@ -345,6 +278,7 @@ void ct_gate_sync(struct ct_gate *gate, uint64_t low_ns, uint64_t high_ns, int i
     uint64_t busy_ns = load_relaxed(&mine->busy_ns);
     if (load_relaxed(&mine->active_counted_ns))
         count_active(gate, now_ns);
+    ct_lease_end(gate, now_ns);
     if (is_drained) {
         ct_loss_drained(gate, now_ns);
         if (load_relaxed(&mine->waits_ns))
@@ -361,7 +295,7 @@ void ct_gate_sync(struct ct_gate *gate, uint64_t low_ns, uint64_t high_ns, int i
     store_release(&mine->latest_ns, instant_after(busy_ns, high_ns, now_ns));
     store_release(&mine->waits_ns, is_drained ? 0 : now_ns);
     store_release(&mine->quiet_ns,
-                  instant_after(sat_add_u64(busy_ns, low_ns), patience(gate, low_ns, high_ns), now_ns));
+                  instant_after(sat_add_u64(busy_ns, low_ns), patience_of(gate, low_ns, high_ns), now_ns));
 }
 
 int ct_gate_has_sleepers(const struct ct_gate *gate, uint64_t now_ns)

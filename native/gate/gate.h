@@ -97,6 +97,7 @@ struct ct_gate_peer {
                                                    * read */
     uint64_t opened_sequence; /* the same when this gate last admitted a collective that waits for other ranks */
     uint64_t requests_ended, requests_sum_ns; /* of higher priority: its totals when request_ns was computed */
+    uint64_t lease_quiet_ns, lease_waits_ns;  /* its words when the lease was granted */
     uint64_t request_ns;                      /* and the mean length of its recent requests; 0: unknown */
     uint64_t used_ns, min_share_used_ns;          /* of a sibling: its totals as last read */
     uint64_t busy_looked_ns, busy_waited_ns; /* of lower priority: our latest decision, and for how long its page has
@@ -176,6 +177,13 @@ struct ct_gate {
         uint64_t retry_ns, retry_wait_ns; /* when to try again after a part that was too small, and how long that was */
         uint64_t failed_delay_ppm;        /* the permitted loss with which it was too small */
     } space;
+    struct ct_gate_lease {                 /* see gate/lease.h */
+        uint64_t until_ns;                 /* 0: there is none */
+        uint64_t bound_ns, lead_ns;        /* work that may be in flight, and up to which a launch passes anyway */
+        uint64_t used_ns, use_max_ns;      /* use of the share that is not charged yet, and how much may be */
+        uint32_t reason;                   /* why its launches pass */
+        int is_charged;                    /* its launches count against the share */
+    } lease;
     struct ct_gang gang;               /* the ranks with which this process agrees on collectives */
     uint32_t opened_reason;            /* why this gate last admitted a collective that waits for other ranks */
     uint64_t owed_ns;                  /* lost by higher-priority tenants, not yet charged */

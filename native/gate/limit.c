@@ -5,17 +5,11 @@
 #include "gate/account.h"
 #include "gate/debt.h"
 #include "gate/cost.h"
+#include "gate/lease.h"
 #include "gate/space.h"
 #include "gate/internal.h"
 
 /* ---- accounting --------------------------------------------------------------------------------------------------- */
-
-/* Returns what a launch counts against the share: its device time times the fraction of the device that it uses. */
-static uint64_t use_of(const struct ct_gate *gate, const struct ct_launch_request *request)
-{
-    const uint64_t part_ppm = sat_sub_u64(CT_LIMIT_WHOLE_PPM, request->free_ppm);
-    return min_u64(weight_of(gate, request->expect_ns), CT_GATE_HORIZON_NS) * part_ppm / CT_LIMIT_WHOLE_PPM;
-}
 
 /* Returns the tenant's use as an instant. Unused time older than the window is lost: a tenant that idled gets a small
  * burst at most, and a new tenant gets none. A tenant that was recently delayed by kernels of equal priority may catch
@@ -37,22 +31,29 @@ void ct_limit_held(struct ct_gate *gate, uint64_t held_ns, uint64_t now_ns)
     gate->held_at_ns = now_ns;
 }
 
+void ct_limit_charge_use(struct ct_gate *gate, uint64_t use_ns, uint64_t now_ns)
+{
+    if (gate->limit_ppm)
+        ct_account_charge(gate, use_instant(gate, now_ns), use_ns, now_ns);
+}
+
 void ct_limit_charge(struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns)
 {
     if (!gate->limit_ppm || gate->is_lent)
         return;
-    ct_account_charge(gate, use_instant(gate, now_ns), use_of(gate, request), now_ns);
+    ct_account_charge(gate, use_instant(gate, now_ns), ct_limit_use(gate, request), now_ns);
     store_relaxed(&gate->mine->part_ppm, sat_sub_u64(CT_LIMIT_WHOLE_PPM, request->free_ppm));
 }
 
 void ct_limit_refund(struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns)
 {
     if (gate->limit_ppm && !gate->is_lent)
-        ct_account_refund(gate, use_instant(gate, now_ns), use_of(gate, request));
+        ct_account_refund(gate, use_instant(gate, now_ns), ct_limit_use(gate, request));
 }
 
 void ct_gate_measured(struct ct_gate *gate, uint64_t charged_ns, uint64_t used_ns, uint64_t now_ns)
 {
+    ct_lease_end(gate, now_ns);
     if (!gate->limit_ppm || charged_ns == used_ns)
         return;
     const uint64_t from_ns = use_instant(gate, now_ns);

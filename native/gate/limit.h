@@ -2,7 +2,7 @@
 #ifndef COTENANT_GATE_LIMIT_H
 #define COTENANT_GATE_LIMIT_H
 
-#include "gate/gate.h"
+#include "gate/internal.h"
 
 /* Tuned constants; docs/concepts/shares.md describes the measurements behind each. */
 enum {
@@ -44,6 +44,15 @@ uint64_t ct_limit_retry_at(const struct ct_gate *gate, const struct ct_launch_re
  * equal priority. */
 void ct_limit_held(struct ct_gate *gate, uint64_t held_ns, uint64_t now_ns);
 
+/* Returns what a launch counts against the share: its device time times the fraction of the device that it uses. */
+static inline uint64_t ct_limit_use(const struct ct_gate *gate, const struct ct_launch_request *request)
+{
+    const uint64_t part_ppm = sat_sub_u64(CT_LIMIT_WHOLE_PPM, request->free_ppm);
+    return min_u64(weight_of(gate, request->expect_ns), CT_GATE_HORIZON_NS) * part_ppm / CT_LIMIT_WHOLE_PPM;
+}
+
+/* Charges an amount of use. */
+void ct_limit_charge_use(struct ct_gate *gate, uint64_t use_ns, uint64_t now_ns);
 /* Charge the expected use of a launch that passes, unless it is lent, and refund it if the launch does not happen. */
 void ct_limit_charge(struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns);
 void ct_limit_refund(struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns);

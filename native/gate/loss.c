@@ -17,17 +17,6 @@ enum {
     SCALE_MAX_PPM = 4 * PPM, /* and increase them by this factor at most */
 };
 
-void ct_loss_announced(struct ct_gate *gate, uint64_t expect_ns, uint64_t now_ns)
-{
-    struct ct_gate_burst *burst = &gate->burst;
-    if (!burst->begin_ns) {
-        burst->begin_ns = now_ns;
-        burst->has_unknown = 0;
-    }
-    burst->end_ns = sat_add_u64(max_u64(burst->end_ns, now_ns), expect_ns);
-    burst->has_unknown |= !expect_ns;
-}
-
 static int ran_since(const struct ct_gate_page *page, uint64_t begin_ns, uint64_t now_ns)
 {
     return plausible(load_relaxed(&page->admitted_until_ns), now_ns) >= begin_ns;
@@ -88,13 +77,6 @@ void ct_loss_drained(struct ct_gate *gate, uint64_t now_ns)
     add_single_writer(&gate->mine->lost_ns, (uint64_t)delay_ns);
     add_single_writer(&gate->mine->loss_reports, 1);
     measure_wait(gate->mine, delay_ns, span_ns);
-}
-
-void ct_loss_publish(struct ct_gate *gate, uint64_t now_ns)
-{
-    const uint64_t busy_ns = load_relaxed(&gate->mine->busy_ns);
-    if (plausible(load_relaxed(&gate->mine->admitted_until_ns), now_ns) < busy_ns)
-        store_relaxed(&gate->mine->admitted_until_ns, busy_ns);
 }
 
 uint64_t ct_loss_reported(const struct ct_gate_peer *peer)

@@ -1,12 +1,14 @@
 /* After a decision: submission, completion and waiting. */
+#include "gate/submission.h"
+
 #include "gate/debt.h"
+#include "gate/lease.h"
 #include "gate/limit.h"
 #include "gate/internal.h"
 
 enum { PPM = 1000 * 1000, SPIN_BURST_NS = 5 * 1000 * 1000, SPIN_MAX_NS = 200 * 1000 };
 
-/* Removes a launch that was admitted and has completed, or was never submitted. */
-static void remove_submitted(struct ct_gate *gate, uint64_t expect_ns, uint64_t now_ns)
+void ct_submission_remove(struct ct_gate *gate, uint64_t expect_ns, uint64_t now_ns)
 {
     gate->unconfirmed--;
     gate->ended_ns = now_ns;
@@ -28,10 +30,16 @@ void ct_gate_submitted(struct ct_gate *gate, const struct ct_launch_request *req
         return; /* it passed while no higher-priority tenant existed */
     if (!is_submitted) {
         ct_limit_refund(gate, request, now_ns);
-        remove_submitted(gate, request->expect_ns, now_ns);
+        ct_submission_remove(gate, request->expect_ns, now_ns);
         return;
     }
     add_single_writer(&counts->submitted, 1);
+    ct_submission_count_late(gate, now_ns);
+}
+
+void ct_submission_count_late(struct ct_gate *gate, uint64_t now_ns)
+{
+    struct ct_gate_counts *counts = &gate->mine->counts;
     uint64_t first_ns = CT_GATE_NEVER;
     for (uint32_t i = 0; i < gate->higher_count; i++)
         first_ns = min_u64(first_ns, ct_gate_returned_at(gate, &gate->higher[i]));
@@ -46,7 +54,7 @@ void ct_gate_confirmed(struct ct_gate *gate, uint64_t expect_ns, uint64_t now_ns
     if (!gate->unconfirmed)
         return;
     add_single_writer(&gate->mine->counts.confirmed, 1);
-    remove_submitted(gate, expect_ns, now_ns);
+    ct_submission_remove(gate, expect_ns, now_ns);
 }
 
 void ct_gate_prolong(struct ct_gate *gate, uint64_t until_ns)

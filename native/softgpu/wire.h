@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 enum {
-    SG_WIRE_VERSION = 5,
+    SG_WIRE_VERSION = 6,
     SG_RING_SLOTS = 1024, /* a power of two; a real driver's queue holds a similar number of launches */
     /* Ops of one client in the model at a time: 64 clients together stay below the model's limit of 65,535. */
     SG_WINDOW = 1000,
@@ -225,7 +225,7 @@ struct sg_reply {
     uint32_t batch[SG_EVENT_BATCH];
 };
 
-/* Costs of the driver's calls and properties of its clocks; all 0: none. */
+/* Costs of the driver's calls, properties of its clocks, and what durations of kernels depend on; all 0: none. */
 struct sg_costs {
     uint64_t call_ns;             /* shortest duration of a call that reaches the driver's lock */
     uint64_t event_record_ns, event_query_ns;
@@ -233,6 +233,7 @@ struct sg_costs {
     uint64_t clock_drift_ppb;     /* by how much the device's clock is faster than the host's */
     uint64_t nvml_delay_ns;       /* age of the newest sample that NVML shows */
     uint64_t nvml_window_ns;      /* over which NVML averages utilization and power; 0: one sample period */
+    uint64_t data_spread_ppm;     /* standard deviation over mean of durations that depend on a kernel's data */
 };
 
 struct sg_hello {

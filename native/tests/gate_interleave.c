@@ -1,5 +1,6 @@
-/* Model checking of the gate in every order of accesses: an observed launch of a holder is respected, two tenants never
+/* Model checking of the gate in every order of accesses: an observed launch of a holder is respected, with a lease too; two tenants never
  * decide at once, no tenant uses a mixture of two tenant tables, and none waits for a dead one. */
+#include "gate/lease.h"
 #include "tests/expect.h"
 #include "tests/gate_explore.h"
 
@@ -23,12 +24,11 @@ static struct ct_gate_rules rules_of(int middle, int low)
     return rules;
 }
 
-/* Three tenants; the highest-priority one has launched once, so that there is a gap of 100 us from START on. */
-static void set_up_tenants(int middle, int low)
+/* The highest-priority tenant has launched once, so that there is a gap of 100 us from START on. */
+static void set_up(struct ct_gate_rules rules)
 {
     memset(file, 0, page_start(SLOTS));
     EXPECT(ct_tenant_table_init(file, CT_TABLE_BYTES) == 0);
-    struct ct_gate_rules rules = rules_of(middle, low);
     ct_tenant_table_write((struct ct_tenant_table *)file, &rules);
     for (uint32_t i = 0; i < SLOTS; i++)
         open_process(&gates[i], &device, i, 1);
@@ -37,6 +37,20 @@ static void set_up_tenants(int middle, int low)
     ct_gate_announce(&gates[0], &request, START - 10 * US);
     for (int i = 0; i < SLOTS; i++)
         gates[i].duty_from_ns = START; /* the measured activity is a sum of words that need not be of one instant */
+}
+
+static void set_up_tenants(int middle, int low)
+{
+    set_up(rules_of(middle, low));
+}
+
+/* One lower-priority tenant, which needs no claim and gets a lease. */
+static void set_up_pair(void)
+{
+    struct ct_gate_rules rules = rules_of(5, 5);
+    rules.process_count = 2;
+    set_up(rules);
+    EXPECT(!gates[1].must_claim);
 }
 
 /* ---- what the threads do ------------------------------------------------------------------------------------------ */
@@ -82,6 +96,23 @@ static struct ct_gate_answer ask_idle(struct ct_gate *gate)
 {
     struct ct_launch_request request = {.expect_ns = 400 * US, .upper_ns = 400 * US, .may_fill = 1};
     return ct_gate_admit(gate, &request, START + 3000 * US, START + 3000 * US);
+}
+
+/* All is quiet. The first launch is decided on, and the second one passes under its lease or not at all. */
+static struct ct_gate_answer ask_and_use_lease(struct ct_gate *gate)
+{
+    struct ct_launch_request request = {.expect_ns = 10 * US, .upper_ns = 10 * US, .may_fill = 1};
+    struct ct_gate_answer answer = ct_gate_admit(gate, &request, START + 3000 * US, START + 3000 * US);
+    if (answer.pass)
+        answer.pass = (uint32_t)ct_lease_pass(gate, &request, START + 3001 * US);
+    return answer;
+}
+
+/* The holder enters a call that waits for the device, so that it is active without having launched. */
+static struct ct_gate_answer wait_once(struct ct_gate *gate)
+{
+    ct_gate_sync(gate, 500 * US, 600 * US, 0, START + 3000 * US);
+    return no_admission();
 }
 
 static struct ct_gate_rules numbered_rules(uint64_t number)
@@ -261,7 +292,7 @@ static const char *check_step(const struct scenario *scenario, int thread, uint3
     const size_t recent = offsetof(struct ct_gate_page, recent_ns);
     if (page_offset < recent || page_offset >= recent + sizeof(uint64_t) * CT_GATE_RECENT)
         return NULL;
-    if (!holds_claim(scenario, thread, node))
+    if (subject->gate->must_claim && !holds_claim(scenario, thread, node))
         return "a launch passes without the claim";
     uint64_t last_read = 0;
     for (int i = history_of(subject, node, accesses, results) - 1; i >= 0 && !last_read; i--)
@@ -351,6 +382,14 @@ static void invariants_hold_in_every_order(void)
     slow.check_step = check_slow_step;
     slow.check_end = check_slow_end;
     expect_no_violation("two ask, one of them is slow", slow, explore_buffers);
+    set_up_pair();
+    expect_no_violation("one uses a lease, one launches twice",
+                        scenario_of(launch_twice, ask_and_use_lease, NULL), explore_buffers);
+    expect_no_violation("one uses a lease, one launches twice, C11",
+                        scenario_of(launch_twice, ask_and_use_lease, NULL), explore_views);
+    expect_no_violation("one uses a lease, one waits", scenario_of(wait_once, ask_and_use_lease, NULL), explore_buffers);
+    expect_no_violation("one uses a lease, one waits, C11", scenario_of(wait_once, ask_and_use_lease, NULL),
+                        explore_views);
     set_up_tenants(3, 5);
     expect_no_violation("two of unequal priority ask", scenario_of(launch_once, ask_once, ask_once), explore_buffers);
     expect_no_violation("two of unequal priority ask, C11", scenario_of(launch_once, ask_once, ask_once),
@@ -375,6 +414,9 @@ static void each_defect_is_detected(void)
     gates[1].must_claim = gates[2].must_claim = 0;
     three.check_step = NULL;
     expect_violation("without the claim", three, explore_buffers, CORRECT, "two launches passed where only one fits");
+    set_up_pair();
+    expect_violation("a lease without the last check", scenario_of(launch_twice, ask_and_use_lease, NULL),
+                     explore_buffers, NO_RECHECK, missed);
 }
 
 int main(void)

@@ -137,6 +137,47 @@ static void launches_pass_while_the_holder_is_quiet(void)
     EXPECT_EQ(session->gateway->completions.count, 0);
 }
 
+/* Launches a kernel until a launch has passed under a lease: while streams have changed recently, each has an event. */
+static void launch_until_leased(const struct ct_session *session)
+{
+    const struct ct_gate *gate = &session->gateway->gate;
+    for (int i = 0; i < 100 * LAUNCHES; i++) {
+        const uint64_t until_ns = gate->lease.until_ns;
+        const uint32_t outstanding = session->gateway->completions.outstanding;
+        EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
+        if (until_ns && gate->lease.until_ns == until_ns && session->gateway->completions.outstanding == outstanding + 1)
+            return; /* a decision would have granted another lease */
+        if (i % LAUNCHES == 0)
+            usleep(1000);
+    }
+    EXPECT(!"no launch passed under a lease");
+}
+
+/* A launch after a holder's launch is decided on again, and a wait for all work confirms those under a lease too. */
+static void launches_under_a_lease_are_accounted_for(void)
+{
+    struct ct_gate_rules rules = rules_of(2, 7);
+    make_gate(&rules, OFFLINE);
+    page_of(ONLINE)->generation = 1;
+    struct ct_session *session = open_session();
+    struct ct_gate *gate = &session->gateway->gate;
+    const struct ct_gate_counts *counts = &page_of(OFFLINE)->counts;
+    launch_until_leased(session);
+    EXPECT_EQ(counts->submitted, counts->admitted);
+    EXPECT_EQ(counts->submitted, counts->launches);
+    EXPECT_EQ(session->gateway->is_leased, 0);
+    page_of(ONLINE)->at_ns = page_of(ONLINE)->busy_ns = session->gateway->instant.last_ns; /* a launch that is over */
+    page_of(ONLINE)->sequence++;
+    const uint64_t passed = counts->passed[CT_GATE_FREE];
+    EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
+    EXPECT_EQ(gate->higher[0].admission_sequence, 1);
+    EXPECT_EQ(counts->passed[CT_GATE_FREE], passed + 1);
+    EXPECT_EQ(counts->stale, 0);
+    EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
+    EXPECT_EQ(gate->unconfirmed, 0);
+    EXPECT_EQ(session->gateway->completions.outstanding, 0);
+}
+
 /* A profile is used until there are measurements; the key is as hook/kernel_times.py computes it. */
 static void profile_provides_kernel_times(void)
 {
@@ -289,6 +330,7 @@ static void (*const CASES[])(void) = {
     forked_child_does_not_use_the_gate_of_its_parent,
     reattached_process_uses_its_new_entry,
     launches_pass_while_the_holder_is_quiet,
+    launches_under_a_lease_are_accounted_for,
     profile_provides_kernel_times,
     stuck_work_does_not_block_launches_forever,
     changed_rules_apply_at_the_next_launch,

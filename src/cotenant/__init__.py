@@ -5,10 +5,11 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cotenant.api import Model, request
-    from cotenant.operate import AsyncNode, Node, RunningTenant, SoftwareGpus, TenantInfo, TenantTable
+    from cotenant.operate import AsyncNode, AsyncTenant, Node, RunningTenant, SoftwareGpus, TenantInfo, TenantTable
 
 __all__ = [
     "AsyncNode",
+    "AsyncTenant",
     "Model",
     "Node",
     "RunningTenant",

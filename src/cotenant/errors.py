@@ -2,7 +2,8 @@
 
 CotenantError
 ├── ConfigError      the user: a field has an invalid value; the message names a remedy (exit code 2)
-├── WorldError       the operator: something that the machine must provide is missing now (exit code 75)
+├── WorldError       the operator: something that the machine must provide is missing now; try again (exit code 75)
+│   └── SetupError   the operator: it stays missing until somebody installs or permits something (exit code 69)
 ├── PeerError        the peer: a process at the other end broke the protocol (exit code 76)
 └── InvariantError   the developer: an impossible state was reached (exit code 70)
 
@@ -50,6 +51,12 @@ class WorldError(CotenantError):
     """The operator must act, or wait: something that the machine must provide is missing now."""
 
     exit_code = 75
+
+
+class SetupError(WorldError):
+    """The operator must act: something has to be installed, repaired or permitted, before which no try succeeds."""
+
+    exit_code = 69
 
 
 class PeerError(CotenantError):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import html
 import os
 import subprocess
@@ -21,7 +22,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import IO, Any, NamedTuple, Self
 
 from cotenant.errors import WorldError
 from cotenant.node.client.commands import evict, set_paused, set_tenant
@@ -113,9 +114,11 @@ class TenantTable(list[TenantInfo]):
 class RunningTenant:
     """A program that this process started as a tenant; leaving the `with` block ends it."""
 
-    def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
+    def __init__(self, name: str, process: subprocess.Popen[str], errors: IO[str]) -> None:
         self.name = name
         self._process = process
+        self._errors = errors
+        self._error_text = ""
 
     @property
     def returncode(self) -> int | None:
@@ -127,8 +130,14 @@ class RunningTenant:
         return self._process.wait(timeout_s)
 
     def output(self) -> str:
-        """Wait for the end and return what the program wrote to standard output."""
+        """Wait for the end and return what the program wrote to standard output, if it was started with `capture`."""
         return self._process.communicate()[0] or ""
+
+    def errors(self) -> str:
+        """Return what the program has written to standard error so far, and what `cotenant run` reported there."""
+        if not self._errors.closed:
+            self._error_text = _contents(self._errors)
+        return self._error_text
 
     def stop(self) -> int:
         """Ask the program to end, wait, and return its exit code; the node kills it after its grace period."""
@@ -143,8 +152,10 @@ class RunningTenant:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the program."""
+        """End the program; its errors can still be read."""
         self.stop()
+        self.errors()
+        self._errors.close()
         if self._process.stdout is not None:
             self._process.stdout.close()
 
@@ -152,6 +163,11 @@ class RunningTenant:
         """Return the name and the state."""
         code = self.returncode
         return f"<tenant {self.name}: {'running' if code is None else f'exit {code}'}>"
+
+
+def _contents(file: IO[str]) -> str:
+    """Return the contents of a file that another process writes; its own position stays at the end."""
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
 
 
 class Node:
@@ -187,26 +203,27 @@ class Node:
         fields = {"slo": slo, "memory": memory, "share": share, "gpu": gpu}
         words += [word for field, value in fields.items() if value for word in (f"--{field}", value)]
         words += [] if priority is None else ["--priority", str(priority)]
-        with tempfile.TemporaryFile("w+") as errors:
-            process = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-m", "cotenant", *words, "--", *command],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if capture else None,
-                stderr=errors,
-                env={**self._environ, **(environment or {})},
-                text=True,
-            )
-            for _ in range(_JOIN_TRIES):
-                if process.poll() is not None or self._has(name):
-                    break
-                pause(_JOIN_PERIOD_S)
-            if process.poll() not in (None, 0) and not self._ran(name):
-                errors.seek(0)
-                last = (errors.read().strip().splitlines() or ["no message"])[-1]
-                if process.stdout is not None:
-                    process.stdout.close()
-                raise WorldError(f"{name} did not start: {last.removeprefix('cotenant: ')}")
-        return RunningTenant(name, process)
+        errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  the tenant closes it
+        process = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", "cotenant", *words, "--", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if capture else None,
+            stderr=errors,
+            env={**self._environ, **(environment or {})},
+            text=True,
+        )
+        tenant = RunningTenant(name, process, errors)
+        for _ in range(_JOIN_TRIES):
+            if process.poll() is not None or self._has(name):
+                break
+            pause(_JOIN_PERIOD_S)
+        if process.poll() not in (None, 0) and not self._ran(name):
+            last = (tenant.errors().strip().splitlines() or ["no message"])[-1]
+            failure = WorldError(f"{name} did not start: {last.removeprefix('cotenant: ')}")
+            failure.exit_code = process.returncode
+            with tenant:
+                raise failure
+        return tenant
 
     def tenants(self) -> TenantTable:
         """Return the tenants that the caller may see; rates are relative to the previous call."""
@@ -303,19 +320,77 @@ class Node:
         return f"<node at {self.directories.runtime}>"
 
 
+class AsyncTenant:
+    """A program that was started with `AsyncNode`; leaving the `async with` block ends it."""
+
+    def __init__(self, tenant: RunningTenant) -> None:
+        self.tenant = tenant
+
+    @property
+    def name(self) -> str:
+        """Return the name."""
+        return self.tenant.name
+
+    @property
+    def returncode(self) -> int | None:
+        """Return the exit code; None while the program runs."""
+        return self.tenant.returncode
+
+    async def wait(self) -> int:
+        """As `RunningTenant.wait`."""
+        return await asyncio.to_thread(self.tenant.wait)
+
+    async def output(self) -> str:
+        """As `RunningTenant.output`."""
+        return await asyncio.to_thread(self.tenant.output)
+
+    def errors(self) -> str:
+        """As `RunningTenant.errors`."""
+        return self.tenant.errors()
+
+    async def stop(self) -> int:
+        """As `RunningTenant.stop`."""
+        return await asyncio.to_thread(self.tenant.stop)
+
+    async def __aenter__(self) -> Self:
+        """Return the tenant."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the program."""
+        await asyncio.to_thread(self.tenant.__exit__, kind, error, trace)
+
+    def __repr__(self) -> str:
+        """Return the name and the state."""
+        return repr(self.tenant)
+
+
 class AsyncNode:
     """The same for asyncio: every method of `Node` that asks the node, as a coroutine."""
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
         self.node = Node(directory)
 
-    async def run(self, command: Sequence[str], **options: Any) -> RunningTenant:
+    async def run(  # noqa: PLR0913  as `Node.run`
+        self,
+        command: Sequence[str],
+        *,
+        name: str,
+        online: bool = False,
+        slo: str = "",
+        memory: str = "",
+        share: str = "",
+        gpu: str = "",
+        priority: int | None = None,
+        environment: Mapping[str, str] | None = None,
+        capture: bool = False,
+    ) -> AsyncTenant:
         """As `Node.run`."""
-        return await asyncio.to_thread(self.node.run, command, **options)
-
-    async def wait(self, tenant: RunningTenant) -> int:
-        """Wait for the end of a program and return its exit code."""
-        return await asyncio.to_thread(tenant.wait)
+        start = functools.partial(self.node.run, command, name=name, online=online, slo=slo, memory=memory, share=share)
+        start = functools.partial(start, gpu=gpu, priority=priority, environment=environment, capture=capture)
+        return AsyncTenant(await asyncio.to_thread(start))
 
     async def tenants(self) -> TenantTable:
         """As `Node.tenants`."""
@@ -342,15 +417,25 @@ class AsyncNode:
 
     async def evict(self, *names: str, grace: str | None = None) -> list[str]:
         """As `Node.evict`."""
-        return await asyncio.to_thread(lambda: self.node.evict(*names, grace=grace))
+        return await asyncio.to_thread(self.node.evict, *names, grace=grace)
 
-    async def set(self, name: str, **values: Any) -> None:
+    async def set(
+        self,
+        name: str,
+        *,
+        priority: int | None = None,
+        slo: str | None = None,
+        share: str | None = None,
+        limit: str | None = None,
+        memory: str | None = None,
+    ) -> None:
         """As `Node.set`."""
-        await asyncio.to_thread(lambda: self.node.set(name, **values))
+        change = functools.partial(self.node.set, name, priority=priority, slo=slo, share=share)
+        await asyncio.to_thread(change, limit=limit, memory=memory)
 
-    async def events(self, **selection: str) -> list[dict[str, object]]:
+    async def events(self, *, tenant: str = "", since: str = "") -> list[dict[str, object]]:
         """As `Node.events`."""
-        return await asyncio.to_thread(lambda: self.node.events(**selection))
+        return await asyncio.to_thread(self.node.events, tenant=tenant, since=since)
 
     async def explain(self, name: str) -> Explanation:
         """As `Node.explain`."""

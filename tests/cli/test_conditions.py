@@ -142,7 +142,7 @@ def test_command_of_another_user_shows_its_own_tenants_or_one_sentence(
     assert is_clean(done.stderr), done.stderr
     assert command not in ("ps", "top", "events", "explain") or "web" not in done.stdout, done.stdout
     if command in ("pause", "resume", "evict", "set"):
-        assert done.returncode == 75
+        assert done.returncode == 69
         assert "only operators" in done.stderr
     if command in ("run", "ps", "top"):
         assert done.returncode == 0, done.stderr

@@ -90,13 +90,13 @@ def test_watch_refreshes_until_interrupted(gpus: NodeHarness) -> None:
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="this machine has a real NVML")  # noqa: PTH110
 def test_missing_nvml_prints_one_line_with_a_remedy(node_harness: NodeHarness) -> None:
     done = node_harness.run("gpu")
-    assert (done.returncode, done.stdout) == (75, "")
+    assert (done.returncode, done.stdout) == (69, "")
     assert done.stderr.count("\n") == 1
     assert "cotenant softgpu create" in done.stderr
 
 
 def test_directory_without_software_gpus_is_named_in_the_error(node_harness: NodeHarness) -> None:
     done = node_harness.run("gpu", env={**node_harness.environ, "COTENANT_SOFTGPU": str(node_harness.home / "nowhere")})
-    assert done.returncode == 75
+    assert done.returncode == 69
     assert "nowhere" in done.stderr
     assert done.stderr.count("\n") == 1

@@ -54,6 +54,8 @@ def test_unsupported_operators_and_bad_input_are_named(node_harness: NodeHarness
         (("whatif", "--online", path, "--gpu", "t4"), ("rate", "slo")),
         (("whatif", "--online", f"{path}:rate=0,slo=1ms", "--gpu", "t4"), ("rate",)),
         (("whatif", "--gpu", "t4"), ("--online",)),
+        (("whatif", "--offline", f"{path}:rate=5", "--gpu", "t4"), ("no rate", "--online")),
+        (("whatif", "--online", f"{path}:rate=5,slo=1s,dim.n=x", "--gpu", "t4"), ("n=x", "NAME=SIZE")),
         (("play", "nothing"), ("MODEL", "nothing", "profile import")),
         (("profile", "correct", "--gpu", "t4"), ("MEASUREMENT",)),
     ):

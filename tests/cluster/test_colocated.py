@@ -9,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant.cluster.sim.physics import parameters
-from cotenant.cluster.sim.physics.colocated import ABSENT, MODES, ColocationModel, Service, SharingResult, built_in
+from cotenant.cluster.sim.physics.colocated import (
+    ABSENT,
+    MODES,
+    ColocationModel,
+    Contention,
+    Service,
+    SharingResult,
+    built_in,
+)
 from cotenant.cluster.sim.physics.parameters import FittedProgram, fitted_parameters
 from cotenant.errors import InvariantError
 from cotenant.softgpu.sim.device import preset
@@ -33,6 +41,7 @@ def together(load: float, share: float, mode: str = "space") -> SharingResult:
 
 
 PARTS = st.floats(0.0, 1.0)
+GIVEN = st.floats(0.001, 1.0)
 
 
 @settings(max_examples=examples(15, 500))
@@ -55,17 +64,32 @@ def test_no_program_is_faster_than_alone_and_no_gpu_exceeds_its_capacity(load: f
 
 
 @settings(max_examples=examples(15, 500))
-@given(load=st.floats(0.0, 0.5), shares=st.tuples(PARTS, PARTS))
+@given(load=st.floats(0.0, 0.5), shares=st.tuples(GIVEN, GIVEN))
 def test_larger_share_never_slows_a_training_within_bandwidth(load: float, shares: tuple[float, float]) -> None:
     low, high = sorted(shares)
     assert (together(0.0, low).rate <= together(0.0, high).rate + 1e-5).all()
     assert (together(load, low).rate <= together(0.0, low).rate + 1e-5).all()
 
 
-def test_training_without_sms_does_not_run() -> None:
-    reported = together(0.5, 0.0)
-    assert not reported.rate.any()
-    assert (reported.slowdown == 1).all()
+def test_training_without_a_share_runs_while_no_request_is_active() -> None:
+    """Requests wait for the rest of a kernel only, so that the training has the time without requests."""
+    quiet, busy = together(0.1, 0.0), together(0.8, 0.0)
+    assert np.allclose(quiet.rate, 0.9, atol=0.03)
+    assert np.allclose(busy.rate, 0.2, atol=0.03)
+    assert (busy.service >= 1).all()
+    assert busy.service.mean() < 1.02
+    assert (busy.service <= quiet.service).all()  # fewer requests arrive while the training's kernels run
+    assert busy.service.mean() < together(0.8, 0.05).service.mean()
+
+
+def test_mps_priorities_spare_services_a_part_of_their_waits() -> None:
+    plain, prior = together(0.2, 1.0, "mps"), together(0.2, 1.0, "mps-priority")
+    assert (prior.service <= plain.service).all()
+    assert 1.05 < prior.service.mean() < plain.service.mean()
+    without = built_in(Contention(priority_effect=0.0))
+    services, trainings = PAIRS
+    columns = (services, np.full(len(services), 0.2), trainings, np.ones(len(services)))
+    assert (without.evaluate(*columns, "mps-priority").service == plain.service).all()
 
 
 def test_training_on_a_share_has_the_measured_speed() -> None:

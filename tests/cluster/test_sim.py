@@ -11,16 +11,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cotenant.cluster.model.cluster import JobState
+from cotenant.cluster.model.cluster import GpuCondition, JobState
 from cotenant.cluster.model.event import ClusterAction, ClusterEvent, StartJob
 from cotenant.cluster.policy import ROUNDS
+from cotenant.cluster.sim.fleet import USUAL_JOB
 from cotenant.cluster.sim.jobs import GuaranteeViolationError, SimJobState
 from cotenant.cluster.sim.online_load import DAY_NS, OnlineLoad
-from cotenant.cluster.sim.physics.colocated import MODES
-from cotenant.cluster.sim.scenario import ClusterScenario, decode_cluster
+from cotenant.cluster.sim.physics.colocated import MODES, built_in
+from cotenant.cluster.sim.scenario import ClusterScenario, OnlineConfig, decode_cluster
 from cotenant.cluster.state.cluster import ClusterMachine
+from cotenant.predict.queueing import queued_slowdown
+from cotenant.predict.speed import SpeedPredictor
 from cotenant.simulate.cluster import ClusterRun, audit, simulate_cluster
 from cotenant.units.instant import SECOND_NS, Instant
+from cotenant.units.share import WHOLE_PPM
 from tests.support.effort import examples
 from tests.support.tools import ROOT, run_or_fail
 
@@ -239,3 +243,21 @@ def test_offers_follow_the_sharing_mode(mode: str) -> None:
     else:
         assert offers == ({0} if mode == "none" else {1_000_000})
     assert run.outcome.problems == []
+
+
+def test_node_allows_smaller_parts_at_higher_load_and_keeps_its_limit() -> None:
+    """Where a part is left, the latency that is predicted next to the expected job is within the limit."""
+    fleet = CALM_PLAYED.world.fleet
+    limit = 1 + OnlineConfig().slower / WHOLE_PPM
+    parts = fleet.parts
+    assert (parts[0] == 1).all()
+    assert (np.diff(parts[1:], axis=1) <= 0).all()
+    assert (parts[1:, -1] == 0).all()
+    assert (parts[1:, 0] > 0).all()
+    services = built_in().services
+    levels = np.arange(parts.shape[1]) / (parts.shape[1] - 1)
+    for service, row in zip(services, parts[1:], strict=True):
+        contended = SpeedPredictor().interferences([service.use, USUAL_JOB])[0]
+        assert (queued_slowdown(contended, levels)[row > 0] <= limit).all()
+    reports = [fleet.report(code) for code in fleet.changed()[0]]
+    assert all(report.offer_ppm > 0 for report in reports if report.condition is GpuCondition.HEALTHY)

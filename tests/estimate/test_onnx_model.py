@@ -44,7 +44,7 @@ def save(path: Path, nodes: list[Any], inputs: dict[str, list[Any]], weights: di
 @pytest.mark.parametrize("batch", [1, 3])
 def test_shapes_are_those_that_onnxruntime_computes(models: Path, name: str, batch: int) -> None:
     path = models / f"{name}.onnx"
-    rows, _ = infer_shapes(read_onnx(path), batch, {}, name)
+    rows = infer_shapes(read_onnx(path), batch, {}, name).rows
     shapes = {
         output: tensor.shape for row in rows for output, tensor in zip(row.node.outputs, row.outputs, strict=True)
     }
@@ -77,7 +77,7 @@ def test_shapes_that_the_graph_computes_are_followed(tmp_path: Path) -> None:
     constants = {"zero": np.int64(0), "axes": [0], "rest": [-1, 4], "starts": [0], "ends": [-2], "one": [1]}
     weights = {name: np.asarray(value, dtype=np.int64) for name, value in constants.items()}
     path = save(tmp_path / "shapes.onnx", nodes, {"x": ["N", 8, 8]}, weights, "y")
-    rows, _ = infer_shapes(read_onnx(path), 5, {}, "shapes")
+    rows = infer_shapes(read_onnx(path), 5, {}, "shapes").rows
     assert rows[4].outputs[0].shape == (5, 16, 4)
     assert rows[5].outputs[0].shape == (5, 14, 4)
     assert [output.shape for output in rows[6].outputs] == [(5, 7, 4), (5, 7, 4)]
@@ -118,7 +118,7 @@ def test_a_fixed_batch_is_scaled(tmp_path: Path) -> None:
     nodes = [helper.make_node("Reshape", ["x", "to"], ["r"]), helper.make_node("Relu", ["r"], ["y"])]
     weights = {"to": np.array([1, 64], np.int64)}
     path = save(tmp_path / "fixed.onnx", nodes, {"x": [1, 8, 8]}, weights, "y")
-    rows, _ = infer_shapes(read_onnx(path), 6, {}, "fixed")
+    rows = infer_shapes(read_onnx(path), 6, {}, "fixed").rows
     assert rows[-1].outputs[0].shape == (6, 64)
 
 

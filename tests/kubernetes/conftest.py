@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from cotenant_lab.kubernetes.binaries import cache_directory
 from cotenant_lab.kubernetes.cluster import TestCluster
 from cotenant_lab.kubernetes.installation import Installation
 from cotenant_lab.kubernetes.product_images import write_product_images
+from tests.support.kubernetes_parts import Parts
 from tests.support.product import Product
 
 
@@ -21,11 +24,15 @@ def _report(text: str) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add the state of the product to the report of a failed test that uses it."""
+    """Add the state of the product to the report of a failed test that uses it, and repair it for the next attempt."""
     report = yield
     installation = getattr(item, "funcargs", {}).get("installation")
     if report.failed and report.when == "call" and isinstance(installation, Installation):
-        report.sections.append(("state of the product", installation.describe()))
+        # Not `report.sections`: those are not printed for an attempt after which the test is tried again.
+        parts = Parts(installation)
+        if add_section := getattr(report.longrepr, "addsection", None):
+            add_section("state of the product", parts.describe())
+        parts.restore()
     return report
 
 
@@ -40,6 +47,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestCluster]:
     with TestCluster(1, images=[archive], kubelet_config=kubelet, keep_logs=logs, report=_report) as made:
         yield made
     assert made.leftovers() == []
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """Return a directory whose path leaves space for the name of a socket, whatever pytest's own directory is."""
+    with tempfile.TemporaryDirectory(prefix="ck-", dir="/tmp") as directory:
+        yield Path(directory)
 
 
 class SharedInstallation:

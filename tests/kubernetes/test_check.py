@@ -4,8 +4,7 @@ import base64
 import copy
 import json
 import socket
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -230,13 +229,6 @@ def test_an_api_that_does_not_answer_ends_the_check_of_the_cluster(tmp_path: Pat
         ("API access", Level.BAD),
         ("this machine", Level.NOTE),
     ]
-
-
-@pytest.fixture
-def short_path() -> Iterator[Path]:
-    """Return a directory whose path leaves space for the name of a socket."""
-    with tempfile.TemporaryDirectory(prefix="check-", dir="/tmp") as directory:
-        yield Path(directory)
 
 
 def node_results(paths: NodePaths) -> dict[str, list[CheckResult]]:

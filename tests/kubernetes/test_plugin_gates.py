@@ -32,16 +32,16 @@ def command(plane: TestControlPlane, mode: str, directory: Path) -> list[str]:
     return [*words, *(f"--{folder}={directory / folder}" for folder in folders)]
 
 
-def test_the_driver_alone_ends_with_the_names_of_the_gates(plane: TestControlPlane, tmp_path: Path) -> None:
-    done = subprocess.run(command(plane, "dra", tmp_path), capture_output=True, text=True, check=False, timeout=120)
+def test_the_driver_alone_ends_with_the_names_of_the_gates(plane: TestControlPlane, short_path: Path) -> None:
+    done = subprocess.run(command(plane, "dra", short_path), capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode not in (0, 1)
     assert "the DRA driver cannot be used" in done.stderr
     assert all(f"enable the feature gate {gate} on kube-apiserver" in done.stderr for gate in GATES)
     assert "Traceback" not in done.stderr
 
 
-def test_the_device_plugin_serves_where_the_driver_cannot(plane: TestControlPlane, tmp_path: Path) -> None:
-    process = subprocess.Popen(command(plane, "auto", tmp_path), stderr=subprocess.PIPE, text=True)
+def test_the_device_plugin_serves_where_the_driver_cannot(plane: TestControlPlane, short_path: Path) -> None:
+    process = subprocess.Popen(command(plane, "auto", short_path), stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
         first, second = process.stderr.readline(), process.stderr.readline()

@@ -12,7 +12,7 @@ from cotenant_lab.kubernetes.cluster import TestCluster
 from cotenant_lab.kubernetes.control_plane import FEATURE_GATES
 from cotenant_lab.kubernetes.installation import Installation
 from cotenant_lab.kubernetes.product_images import write_product_images
-from tests.support.product import BUSY, PODS, Product, pod_template, train
+from tests.support.product import BUSY, PODS, RESTRICTED, Product, pod_template, train
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
@@ -44,7 +44,8 @@ def test_nodes_and_logs_say_that_the_device_plugin_is_used_and_why(product: Prod
 
 
 def test_pods_run_with_a_warning_and_survive_a_restart_of_the_kubelet(product: Product) -> None:
-    made: dict[str, Any] = pod_template(BUSY, {"kind": "online", "slo": "50ms", "memory": "1GiB"})
+    annotations = {"kind": "online", "slo": "50ms", "memory": "1GiB"}
+    made: dict[str, Any] = pod_template(BUSY, annotations, container={"securityContext": RESTRICTED})
     made["metadata"]["name"] = "placed"
     text = product.create_text({"apiVersion": "v1", "kind": "Pod", **made})
     assert "Warning: the cluster lacks what claims need, so the device plugin allocates the GPU" in text

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 
 from cotenant_lab.kubernetes.images import PAUSE_IMAGE
-from cotenant_lab.kubernetes.installation import EXAMPLES
+from cotenant_lab.kubernetes.installation import CLAIMS, EXAMPLES
+from cotenant_lab.kubernetes.product_images import TRAINING_IMAGE
 from cotenant_lab.kubernetes.request_load import RequestLoad
-from tests.support.product import BUSY, PODS, Product
+from tests.support.product import BUSY, PODS, RESTRICTED, Product
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
@@ -27,14 +29,6 @@ print("within", cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(768 <<
 print("beyond", cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(512 << 20)), flush=True)
 time.sleep(600)
 """
-RESTRICTED = {
-    "runAsUser": 1234,
-    "runAsNonRoot": True,
-    "readOnlyRootFilesystem": True,
-    "allowPrivilegeEscalation": False,
-    "capabilities": {"drop": ["ALL"]},
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
 
 
 def busy_ns(counters: dict[str, Any]) -> dict[int, int]:
@@ -81,6 +75,21 @@ def test_a_claim_template_of_a_user_works_without_annotations(product: Product) 
     assert (tenant["kind"], tenant["memoryBytes"]) == ("online", GIB)
     product.wait("it has allocated", lambda: "beyond 2" in product.logs("own"))
     product.cluster.kubectl("delete", "resourceclaimtemplates", "own")
+
+
+def test_the_example_of_hami_gets_what_its_resource_names_say(product: Product) -> None:
+    [pod] = yaml.safe_load_all((EXAMPLES / "hami-pod.yaml").read_text())
+    container = pod["spec"]["containers"][0]
+    container |= {"image": TRAINING_IMAGE, "imagePullPolicy": "Never", "command": BUSY}
+    product.cluster.apply(pod)
+    name = pod["metadata"]["name"]
+    product.wait_running(name)
+    tenant = product.installation.tenant_of(name)
+    assert tenant is not None
+    assert (tenant["kind"], tenant["memoryBytes"], len(tenant["gpus"])) == ("online", 3000 << 20, 1)
+    [claim] = product.cluster.get(CLAIMS)["items"]
+    [device] = claim["status"]["allocation"]["devices"]["results"]
+    assert (device["consumedCapacity"]["memory"], device["consumedCapacity"]["share"]) == ("3000Mi", "30")
 
 
 def test_the_share_of_an_offline_pod_is_a_cap_on_the_device(product: Product) -> None:

@@ -60,14 +60,14 @@ def test_every_claim_is_counted_with_its_worst_cell(tmp_path: Path) -> None:
     labs = Labs()
     report = study("", labs)
     assert labs.ran == [lab.lab for lab in report.labs] == list(LABS)
-    assert (report.claims_total, report.claims_reached, report.claims_unexplained) == (8, 4, 0)
+    assert (report.claims_total, report.claims_reached, report.claims_unexplained) == (10, 5, 0)
     fast, cheap = report.claims[:2]
     assert (fast.reached, fast.perturbed_worst, fast.perturbed_worst_cell) == (True, 2.0, "durations x2")
     assert (cheap.reached, cheap.perturbed_worst, cheap.perturbed_worst_cell) == (False, 3.0, "contention x2")
     out = io.StringIO()
     show_all(Console(file=out, width=220), report)
     assert "missed: another" in out.getvalue()
-    assert "4 of 8 claims reached" in out.getvalue()
+    assert "5 of 10 claims reached" in out.getvalue()
     write_page(tmp_path / "all.html", report)
     page = (tmp_path / "all.html").read_text()
     assert "2 (durations x2)" in page
@@ -87,7 +87,7 @@ def test_kept_report_is_not_run_again(tmp_path: Path) -> None:
     first, second = Labs(), Labs()
     (tmp_path / "dstack.json").write_text(json.dumps({**report_of("dstack"), "seed": 41}))
     report = study(str(tmp_path), first)
-    assert first.ran == ["fikit", "arkgpu", "muxflow"]
+    assert first.ran == ["baselines", "fikit", "arkgpu", "muxflow"]
     assert {lab.lab: lab.seed for lab in report.labs}["dstack"] == 41
     assert study(str(tmp_path), second) == report
     assert not second.ran

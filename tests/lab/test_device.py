@@ -1,6 +1,7 @@
 """Tests of study `device`: held-out data is not used, results are reproducible, errors are one sentence."""
 
 import importlib.util
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 from rich.console import Console
 
 from cotenant_lab.cli import main
+from cotenant_lab.data.gavel import TrainingPair, TrainingPairs
 from cotenant_lab.data.igniter import SplitPair
+from cotenant_lab.data.miso import Miso
 from cotenant_lab.physics import tenants
 from cotenant_lab.study.data_files import data_directory
 from cotenant_lab.study.device import instances, servers, shares, split_shares, sums
@@ -17,6 +20,7 @@ from cotenant_lab.study.device.measurements import DeviceMeasurements, read_meas
 from cotenant_lab.study.device.plots import plotter
 from cotenant_lab.study.device.run import evaluate_device
 from cotenant_lab.study.device.tables import show_device
+from cotenant_lab.study.device.trainings import evaluate_pairs, evaluate_slices
 from cotenant_lab.study.error import errors_of, halves
 from tests.support.measurements import DATA, needs_data, write_all
 
@@ -230,3 +234,27 @@ def test_published_curves_and_processes_are_predicted_as_documented() -> None:
     quick = [run for run in server.runs if run.name in {"A", "B"}]
     latencies = tenants.predict(quick, tenants.fit_server(quick, {}, tenants.rtx3080()), tenants.rtx3080())
     assert all(0.5 < latency / server.together_ns[cell] < 2 for cell, latency in latencies.items())
+
+
+def test_trainings_on_slices_are_predicted_from_others() -> None:
+    """Steps with a fixed part and a part that scales with the slices."""
+    steps = {
+        (f"model{index}", 32): {count: 0.01 * index + 0.7 / count for count in (1, 2, 3, 4, 7)} for index in (1, 2, 3)
+    }
+    errors = evaluate_slices(Miso(steps, dict.fromkeys(steps, 0.7), dict.fromkeys(steps, 0.4), dict.fromkeys(steps, 1)))
+    assert (errors.n, errors.fitted_n) == (6, 9)
+    assert errors.error_median < 0.05
+    assert 0.95 < errors.bias < 1.05
+
+
+def test_pairs_by_time_slices_share_the_gpu_and_hold_out_families() -> None:
+    """Two trainings that are on the GPU all of the time take twice as long; one that never is does not."""
+    step_s: dict[tuple[str, str], float] = {}
+    for gpu, power in (("k80", 1.0), ("p100", 4.0), ("v100", 6.0)):
+        step_s |= {(gpu, f"{name} (batch size 1)"): 0.6 / power for name in ("A", "B", "C", "D")}
+    jobs = [f"{name} (batch size 1)" for name in ("A", "B", "C", "D")]
+    pairs = [TrainingPair("v100", pair, (2.0, 2.0)) for pair in itertools.combinations_with_replacement(jobs, 2)]
+    found = evaluate_pairs(TrainingPairs(step_s, pairs))
+    assert found.errors.error_median <= 0.06  # a switch of 100 us after each slice of 2 ms
+    assert found.errors.fitted_n == 2 * 3
+    assert found.errors.n == 2 * 3 + 4

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from cotenant.serve.model.goodput import Goodput, GoodputRecorder, RequestOutcome
 from cotenant.units.instant import MILLISECOND_NS, SECOND_NS
+from cotenant_lab.bench.goodput.bench import without
 from cotenant_lab.bench.goodput.metrics import LoadTrial, cells_of, policies_of
 
 MS = MILLISECOND_NS
@@ -71,3 +72,8 @@ def test_hold_is_goodput_at_the_highest_load_over_the_best() -> None:
     (found,) = policies_of(cells)
     assert (found.best_rps, found.goodput_hold, found.goodput_vs_bound) == (100.0, 0.9, 0.8)
     assert found.goodput_vs_default is None  # no load was above what can be answered
+
+
+def test_arrivals_pause_before_the_measured_time() -> None:
+    assert without(range(10), 3, 6) == (0, 1, 2, 6, 7, 8, 9)
+    assert without((), 3, 6) == ()

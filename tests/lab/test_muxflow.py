@@ -8,12 +8,16 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from cotenant.cluster.sim.physics.colocated import built_in
 from cotenant.errors import ConfigError
+from cotenant_lab.study.claim import DURATIONS, Perturbation
+from cotenant_lab.study.muxflow.claims import perturbed_physics
 from cotenant_lab.study.muxflow.plots import plotter
 from cotenant_lab.study.muxflow.run import (
     ALONE,
     OURS,
     PHILLY,
+    PRIORITY,
     UNLIMITED,
     ClusterResult,
     PolicyOutcome,
@@ -37,7 +41,7 @@ def write_jobs(root: Path) -> None:
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[PolicyOutcome]:
     root = tmp_path_factory.mktemp("data")
     write_jobs(root)
-    played = [play(SMALL, policy, root, 0) for policy in (OURS, "time-sharing", ALONE, UNLIMITED)]
+    played = [play(SMALL, policy, root, 0) for policy in (OURS, "time-sharing", ALONE, UNLIMITED, PRIORITY)]
     assert {facts for _, facts in played} == {played[0][1]}
     return [one for one, _ in played]
 
@@ -49,16 +53,16 @@ def test_every_policy_gets_the_same_load_and_loses_no_job(found: list[PolicyOutc
         assert not one.problems
         assert one.utilization[1] >= one.utilization[0]
         assert one.memory[1] >= one.memory[0]
-    assert [one.mode for one in found] == ["space", "time", "none", "mps"]
+    assert [one.mode for one in found] == ["space", "time", "none", "mps", "mps-priority"]
 
 
 def test_sharing_increases_use_and_shares_limit_slowdown(found: list[PolicyOutcome]) -> None:
-    ours, _, alone, unlimited = found
+    ours, _, alone, unlimited, prior = found
     assert ours.done == 1
     assert ours.offline_speed > alone.offline_speed
     assert ours.utilization[1] > alone.utilization[1]
     assert alone.online_slowdown == pytest.approx(1)
-    assert ours.online_slowdown < unlimited.online_slowdown
+    assert ours.online_slowdown < prior.online_slowdown < unlimited.online_slowdown
 
 
 def test_report_names_better_policies(found: list[PolicyOutcome], tmp_path: Path) -> None:
@@ -84,3 +88,16 @@ def test_missing_traces_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="docs/evaluation/data"):
         run_muxflow(tmp_path, 0, Console(quiet=True), text.append, quick=True)
     assert [line.split(":")[1].strip() for line in text] == ["openb", "philly"]
+
+
+def test_wrong_durations_change_the_part_on_the_gpu_that_profiles_state() -> None:
+    true, wrong = built_in(), perturbed_physics(Perturbation(DURATIONS, 2.0))
+    for before, after in zip(true.trainings, wrong.trainings, strict=True):
+        assert after.use.kernel_ns == 2 * before.use.kernel_ns
+        host_ns = before.use.round_ns - before.use.round_device_ns
+        assert after.use.round_ns - after.use.round_device_ns == pytest.approx(host_ns, abs=2)
+        assert after.use.duty_ppm >= before.use.duty_ppm
+    assert any(
+        after.use.duty_ppm > 1.2 * before.use.duty_ppm
+        for before, after in zip(true.services, wrong.services, strict=True)
+    )

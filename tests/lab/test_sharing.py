@@ -200,6 +200,35 @@ def _lived(dues: list[int], ends: list[int]) -> TenantResult:
     )
 
 
+def test_service_time_is_without_the_wait_for_requests_before() -> None:
+    """Two requests are due at once: the second waits for the first and then takes as long."""
+    load = with_arrivals(SERVICE, at_instants([0, 0, SECOND_NS // 2]))
+    run = RunSpec(guests=(Guest(load=load, online=True, priority=1),), setting=SETTING, for_ns=FOR_NS)
+    result = share("exclusive", run).guests[0]
+    first, second, third = result.services_ns()
+    assert second == pytest.approx(first, rel=0.05)
+    assert third == pytest.approx(first, rel=0.05)
+    assert result.latencies_ns()[1] == pytest.approx(2 * first, rel=0.05)
+    assert result.is_bounded()
+
+
+def test_growing_queue_is_not_bounded() -> None:
+    load = with_arrivals(SERVICE, draw_arrivals(constant_rate(2000), FOR_NS, 2))
+    run = RunSpec(guests=(Guest(load=load, online=True, priority=1),), setting=SETTING, for_ns=FOR_NS)
+    assert not share("exclusive", run).guests[0].is_bounded()
+
+
+def test_kernels_of_a_request_depend_on_its_data() -> None:
+    costs = Costs(jitter_ppm=0, data_spread_ppm=100_000)
+    load = msgspec.structs.replace(synthetic("dense", 40, 4_000, BACK_TO_BACK, 0), requests=200)
+    plain = play_alone(load, msgspec.structs.replace(SETTING, costs=Costs(jitter_ppm=0)))
+    varied = play_alone(load, msgspec.structs.replace(SETTING, costs=costs))
+    assert len(set(plain.clients[0].latencies_ns)) == 1
+    assert len(set(varied.clients[0].latencies_ns)) > 100
+    assert varied.clients[0].done_ns == plain.clients[0].done_ns  # by durations alone
+    assert varied.busy_ns == pytest.approx(plain.busy_ns, rel=0.03)
+
+
 def test_waiting_longer_than_the_objective_misses_it() -> None:
     result = _lived([50, 100, 200, 300, 950], [90, 150, 500])
     assert result.latencies_ns() == [50, 300]

@@ -60,9 +60,11 @@ def test_several_values_are_set_at_once_and_the_message_names_them(node: InProce
     assert run_command(*words) == (0, "a has priority 6 and a share of 10% and memory 1GiB\n", "")
     grant = next(view.tenant.grant for view in node.honest().tenants if view.tenant.name == "a")
     assert (grant.priority, grant.share_ppm, grant.memory_bytes) == (6, 100_000, 1 << 30)
+    assert run_command("set", "b", "--memory", "2GiB")[0] == 0
+    code, _, error = run_command("set", "a", "--memory", "16GiB", "--priority", "3")
+    assert (code, "the node refused" in error) == (75, True), "the other tenant may leave"
     code, _, error = run_command("set", "a", "--memory", "32GiB", "--priority", "3")
-    assert code == 75
-    assert "the node refused" in error
+    assert (code, "its GPU has 16GiB; choose less" in error) == (2, True)
     grant = next(view.tenant.grant for view in node.honest().tenants if view.tenant.name == "a")
     assert (grant.priority, grant.memory_bytes) == (6, 1 << 30)
 

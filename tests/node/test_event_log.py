@@ -1,5 +1,7 @@
 """The event log describes every event and action, with the right tenant, device and turn."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -286,3 +288,12 @@ def test_any_journal_yields_printable_lines(record: list[NodeTurn]) -> None:
     for turn in record:
         reported = event_log.record(turn.now, turn.event, turn.actions)
         assert all(log_event.text.isprintable() and log_event.turn == event_log.turn for log_event in reported)
+
+
+@pytest.mark.parametrize("cause", AdjustCause)
+def test_every_cause_of_an_adjustment_has_a_sentence(cause: AdjustCause) -> None:
+    adjustment = Adjustment(0, 620_000, cause, "p99 21ms of 20ms", (), 0, 1)
+    [log_event] = log_with_two_tenants().record(
+        900, OnlineShareProposed(adjustment), [SetOnlineShare(4, adjustment, 640_000)]
+    )
+    assert re.search(r": web \w.*, p99 21ms of 20ms$", log_event.text), log_event.text

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,10 +20,11 @@ from cotenant.gate.process_pages import read_account
 from cotenant.gate.shared_pages import SealedPage
 from cotenant.gate.tenant_table import read_processes
 from cotenant.node.daemon.enforcer import since_boot
-from cotenant.node.daemon.proc import ProcessTree, container_of, parse_numbers, parse_stat
+from cotenant.node.daemon.proc import ProcessTree, TaskCount, container_of, parse_numbers, parse_stat
 from cotenant.node.daemon.processes import ONLINE_RESERVE, RECONNECT_NS, TENANT_PROCESSES
 from cotenant.node.model.admission import Reject
 from cotenant.runner.clock import LiveClock, boot_ns
+from cotenant.units.instant import SECOND_NS
 from tests.support.node_in_process import descriptors, until
 from tests.support.process_pages import HookPages, Registry, peer_of
 
@@ -265,6 +266,57 @@ class FakeProc:
         (directory / "stat").write_text(f"{pid} (a ) b) {' '.join(fields)}\n")
         (directory / "cgroup").write_text(f"0::{cgroup}\n")
         (directory / "task" / str(pid) / "children").write_text("")
+
+
+class CountingTree(ProcessTree):
+    """Counts the searches for descendants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tasks: TaskCount | None = TaskCount(b"1", b"1")
+        self.searches = 0
+
+    def task_count(self) -> TaskCount | None:
+        return self.tasks
+
+    def descendants(self, roots: Iterable[int]) -> list[int]:
+        self.searches += 1
+        return super().descendants(roots)
+
+
+def test_descendants_are_searched_again_when_there_are_new_processes_or_tenants(trees: list[Tree]) -> None:
+    tree = CountingTree()
+    registry = Registry(tree=tree)
+
+    def searches() -> int:
+        before = tree.searches
+        registry.processes.remember_descendants()
+        return tree.searches - before
+
+    try:
+        registry.attach(1, trees[0].root)
+        assert [searches(), searches()] == [1, 0]
+        tree.tasks = TaskCount(b"1", b"2")
+        assert [searches(), searches()] == [1, 0], "a process was created, and another one ended"
+        tree.tasks = TaskCount(b"2", b"2")
+        assert [searches(), searches()] == [1, 0], "a process ended"
+        registry.attach(2, trees[1].root)
+        assert [searches(), searches()] == [1, 0], "it may have had descendants before"
+        assert registry.processes.tenant_of(trees[1].child) == (2, 1)
+        registry.now += SECOND_NS
+        assert [searches(), searches()] == [1, 0], "the count of a container may not be true"
+        tree.tasks = None
+        assert [searches(), searches()] == [1, 1], "the count cannot be read"
+    finally:
+        registry.close()
+
+
+def test_count_of_tasks_changes_with_a_new_process() -> None:
+    tree = ProcessTree()
+    before = tree.task_count()
+    assert before is not None
+    subprocess.run(["true"], check=True)
+    assert tree.task_count() != before
 
 
 def test_reused_number_is_not_an_ancestor(tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +14,9 @@ import pytest
 import cotenant
 from cotenant.errors import ConfigError, WorldError
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "cuda_loop.py"
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "cuda_loop.py"
+PAGE = ROOT / "docs" / "how-to" / "python-api.md"
 
 
 def tenant(name: str, **values: object) -> cotenant.TenantInfo:
@@ -60,3 +65,74 @@ def test_programs_run_on_a_software_gpu_and_are_listed_changed_traced_and_ended(
         assert train.returncode not in (None, 0)
         done = node.run([sys.executable, "-c", "print('here')"], name="short", capture=True)
         assert done.output() == "here\n"
+        assert str(node.explain("short")).startswith("short is gone")
+        with node.run([sys.executable, "-c", "1 / 0"], name="wrong") as wrong:
+            assert wrong.wait() == 1
+            assert "ZeroDivisionError" in wrong.errors()
+        assert "ZeroDivisionError" in wrong.errors(), "it can be read after the end of the block, too"
+
+
+@pytest.mark.live
+def test_tenants_are_run_changed_and_ended_with_asyncio() -> None:
+    async def run(directory: Path) -> tuple[int | None, str, int]:
+        priority = 0
+        node = cotenant.AsyncNode(directory)
+        command = [sys.executable, str(EXAMPLE), "training", "--seconds", "600"]
+        async with await node.run(command, name="train", gpu="soft:0") as train:
+            await node.set("train", priority=9)
+            async for tenants in node.watch(0.05):
+                priority = tenants["train"].priority
+                break
+            assert train.returncode is None
+        short = await node.run([sys.executable, "-c", "print('here')"], name="short", capture=True)
+        return train.returncode, await short.output(), priority
+
+    with cotenant.SoftwareGpus() as gpus:
+        ended, output, priority = asyncio.run(run(gpus.directory))
+    assert ended not in (None, 0)
+    assert (output, priority) == ("here\n", 9)
+
+
+def code_blocks() -> list[str]:
+    """Return the Python examples of the page about the API, in their order."""
+    return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+PROGRAM = f"""
+import runpy, sys
+sys.argv = [{str(EXAMPLE)!r}, "training", "--seconds", "2"]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.live
+def test_examples_of_the_page_run_as_written(tmp_path: Path) -> None:
+    for name in ("serve.py", "train.py"):
+        (tmp_path / name).write_text(PROGRAM)
+    first, concurrent, conftest, test = code_blocks()
+    environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    with cotenant.SoftwareGpus() as gpus:
+        for number, text in enumerate((first, concurrent)):
+            file = tmp_path / f"example{number}.py"
+            file.write_text(text)
+            own = {**environ, "COTENANT_DIRECTORY": str(gpus.directory)}
+            done = subprocess.run(
+                [sys.executable, file.name], cwd=tmp_path, env=own, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stderr
+            assert "web" in done.stdout
+    (tmp_path / "conftest.py").write_text(conftest)
+    (tmp_path / "test_train.py").write_text(test)
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(tmp_path),
+        "test_train.py",
+    ]
+    done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert "1 passed" in done.stdout, done.stdout + done.stderr

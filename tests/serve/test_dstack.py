@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cotenant.predict.slowdown import share_interference
 from cotenant.serve.model.event import ModelReady, ModelSpec, QueuedRequest, RequestArrived, Run, RunFinished
 from cotenant.serve.model.run_times import RunTime, RunTimes
 from cotenant.serve.model.scheduling import ActiveRun, RejectQueued, RunReport, StartRun, View, WaitUntil
@@ -339,3 +340,21 @@ def test_device_time_without_deadlines_is_proportional_to_weight(first: int, sec
         del runs[run.run]
         begin(server.handle(RunFinished(run.run, int(queue(1).expected_ns(run.rows, run.units))), now=now), now)
     assert used_ns[1] / first == pytest.approx(used_ns[2] / second, rel=0.15)
+
+
+def test_plan_and_admission_expect_interference_until_runs_show_another_value() -> None:
+    times = table(100, {(20, 1): 100, (100, 1): 40})
+    factor = share_interference()
+    server = ServerMachine(ServerSettings(100, pinned=False, interference=factor))
+    spec = queue(1, times, max_batch=1).spec
+    server.handle(ModelReady(spec, 1, times), now=0)
+    (planned,) = server.queues()
+    assert planned.expected_ns(1, 20) == pytest.approx(100 * MS * factor, rel=1e-6)
+    assert planned.expected_ns(1, 100) == 40 * MS  # no other run has units meanwhile
+    assert factor > 1.0
+    limit_ns = round(100 * MS * (1 + factor) / 2)  # enough for a run alone, too little next to others
+    plain = ModelQueueState(1, spec, times)
+    assert (plain.expected_ns(1, 20) < limit_ns, planned.expected_ns(1, 20) > limit_ns) == (True, True)
+    for _ in range(200):
+        planned.learn(1, 20, 100 * MS)
+    assert planned.expected_ns(1, 20) == pytest.approx(100 * MS, rel=0.01)

@@ -213,7 +213,7 @@ def test_missing_package_is_reported_by_name(package: str, command: str, argumen
         f"import sys; sys.modules[{package!r}] = None; from {command}.cli import main; sys.exit(main({arguments!r}))"
     )
     process = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=120)
-    assert process.returncode == 75, process.stderr
+    assert process.returncode == 69, process.stderr
     assert package in process.stderr
     assert process.stderr.count("\n") == 1
 

@@ -1,4 +1,4 @@
-"""Stalled gRPC clients are disconnected, and progressing ones are kept."""
+"""Stalled clients are disconnected, and progressing ones are kept."""
 
 import asyncio
 from typing import Any, cast
@@ -9,6 +9,7 @@ pytest.importorskip("google.protobuf")
 from cotenant.serve.frontend.admin import AdminService
 from cotenant.serve.frontend.connections import ClientLimits
 from cotenant.serve.frontend.grpc import GrpcProtocol, GrpcServer
+from cotenant.serve.frontend.http import HttpServer
 from cotenant.serve.protocol.http2 import frames as http2
 from cotenant.serve.protocol.http2.frames import frame
 from cotenant.serve.protocol.http2.hpack import encode_header
@@ -121,3 +122,64 @@ def test_client_whose_reading_is_paused_is_not_stalled() -> None:
     assert not transport.aborted
     server.sweep()
     assert transport.aborted
+
+
+def test_unary_call_without_a_message_ends_the_connection() -> None:
+    server, protocol, transport = connected_server()
+    protocol.data_received(frame(http2.HEADERS, http2.END_HEADERS, 1, HEADERS))
+    server.sweep()
+    assert not transport.aborted
+    server.sweep()
+    assert transport.aborted
+
+
+def test_stream_may_be_silent() -> None:
+    server, protocol, transport = connected_server()
+    path = encode_header(b":path", b"/inference.GRPCInferenceService/ModelStreamInfer")
+    headers = b"\x83\x86" + path + encode_header(b"content-type", b"application/grpc")
+    protocol.data_received(frame(http2.HEADERS, http2.END_HEADERS, 1, headers))
+    for _ in range(5):
+        server.sweep()
+    assert not transport.aborted
+
+
+def test_open_calls_of_all_clients_are_limited_but_each_may_have_some() -> None:
+    server = GrpcServer(cast("AdminService", None), ClientLimits(1 << 20, 1 << 20, 10))
+    server.open_calls.limit = 500
+    protocols = [server() for _ in range(3)]
+    for protocol in protocols:
+        protocol.connection_made(cast("asyncio.Transport", FakeTransport()))
+        calls = b"".join(frame(http2.HEADERS, http2.END_HEADERS, 2 * index + 1, HEADERS) for index in range(1000))
+        protocol.data_received(BEGIN + calls)
+    assert [protocol._connection.calls for protocol in protocols] == [500, 8, 8]
+    for protocol in protocols:
+        protocol.connection_lost(None)
+    assert server.open_calls.count == 0
+
+
+HEAD = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\n"
+
+
+@pytest.mark.parametrize(
+    "begin, more, is_kept",
+    [
+        (HEAD, b"X-A: b\r\n", False),  # a head that grows by a header per check
+        (HEAD[:9], b"", False),
+        (HEAD + b"Content-Length: 90000\r\n\r\n", bytes(100), False),
+        (HEAD + b"Content-Length: 90000\r\n\r\n", bytes(5000), True),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n", False),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1388\r\n" + bytes(5000) + b"\r\n", True),
+        (b"", b"", True),  # idle: the idle timeout closes it
+    ],
+)
+def test_http_request_that_comes_slowly_ends_the_connection(begin: bytes, more: bytes, is_kept: bool) -> None:
+    server = HttpServer(cast("AdminService", None), ClientLimits(1 << 20, 1 << 20, 10), lambda: b"")
+    transport = FakeTransport()
+    connection = server()
+    connection.connection_made(cast("asyncio.Transport", transport))
+    connection.data_received(begin)
+    for _ in range(5):
+        server.sweep()
+        if not transport.aborted:
+            connection.data_received(more)
+    assert transport.aborted != is_kept

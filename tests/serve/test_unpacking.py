@@ -83,7 +83,7 @@ def call(stream: int, method: str, *messages: bytes) -> bytes:
 def test_messages_of_a_stream_stay_in_order(threads: list[threading.Thread], monkeypatch: pytest.MonkeyPatch) -> None:
     plains = [b"a" * 10, b"b" * LARGE_BYTES, b"c" * 10, b"d" * LARGE_BYTES, b"e"]
     messages: list[bytes] = []
-    monkeypatch.setattr(GrpcProtocol, "_infer_on_stream", lambda self, stream, call, message: messages.append(message))
+    monkeypatch.setattr(GrpcProtocol, "_message_received", lambda self, stream, call, message: messages.append(message))
 
     async def main() -> RecordingTransport:
         server, transport = (

@@ -24,6 +24,7 @@ from cotenant.workload.launch_files import script_text
 from cotenant.workload.launch_script import read_script
 from cotenant.workload.load import BACK_TO_BACK, TRAINING, Arrival, Launch, Workload
 from cotenant_lab.bench.goodput.models import make_models
+from tests.support.onnx_models import write_model
 from tests.support.tools import ROOT, run, run_or_fail
 
 V100 = preset("v100")
@@ -314,10 +315,28 @@ def test_models_are_tenants_of_a_scenario(tmp_path: Path) -> None:
     assert json.loads(shown[shown.index("{") :])["online_alone_ms"] == pytest.approx(outcome.online_alone_ms)
 
 
+def test_open_sizes_of_a_model_are_given_in_the_scenario_and_unknown_operators_are_named(tmp_path: Path) -> None:
+    write_model(tmp_path / "resnet.onnx", unknown=True, side="sequence")
+    write_model(tmp_path / "mobilenet.onnx")
+    file = tmp_path / "models.toml"
+    with pytest.raises(ConfigError, match=r"tenant\.sizes = 'sequence'.*sizes = \{ NAME = 128 \}"):
+        simulate_kernels(decode_kernels(MODEL_SCENARIO, str(file)), file, lambda _: None)
+    sized = MODEL_SCENARIO.replace("requests = 3", "requests = 3\nsizes = { sequence = 256 }")
+    said: list[str] = []
+    outcome = simulate_kernels(decode_kernels(sized, str(file)), file, said.append)
+    assert outcome.online_alone_ms > 0
+    assert any(text.startswith("service: 1 x VendorThing is not supported") for text in said)
+
+
 @pytest.mark.parametrize(
     "before, after, texts",
     [
         ("resnet.onnx", "none.onnx", ("tenant.file", "none.onnx")),
+        (
+            'file = "resnet.onnx"',
+            'file = "a.trace"\nsizes = { x = 3 }',
+            ("batch, sizes, mode and train are for models",),
+        ),
         ('preset = "a100"', 'preset = "none"', ("device", "none")),
         ("train = true", 'mode = "quick"', ("mode",)),
     ],

@@ -35,6 +35,7 @@ def test_names_and_files_are_read(tmp_path: Path) -> None:
         ('[device]\nclock_drop = "80%"\n', "device.clock_drop"),
         ('[driver]\ncall = "2ms"\n', "driver.call"),
         ('[driver]\nspeed = "2ms"\n', "speed"),
+        ('[kernels]\ndata_spread = "40%"\n', "kernels.data_spread"),
     ],
 )
 def test_bad_files_are_refused_by_field(text: str, field: str, tmp_path: Path) -> None:
@@ -55,8 +56,9 @@ def test_every_cost_is_packed_for_the_server() -> None:
         *(100 * US, 2000 * US, 3 * US, 500_000, 70_000, 30_000, 100_000, 500_000),
         *(2 * US, 2 * US, US, 500, 20_000),
         *(300_000 * US, 1_000_000 * US),
+        20_000,
     ]
-    assert memoryview(IDEAL.packed()).cast("Q").tolist() == [10 * US, 2000 * US, *(0,) * 5, 1_000_000, *(0,) * 7]
+    assert memoryview(IDEAL.packed()).cast("Q").tolist() == [10 * US, 2000 * US, *(0,) * 5, 1_000_000, *(0,) * 8]
 
 
 def latency(launch_ns: int) -> tuple[Device, int]:

@@ -9,8 +9,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 
-def write_model(path: Path, *, width: int = 256, layers: int = 3, unknown: bool = False) -> Path:
-    """Write a small perceptron; `unknown`: with an operator of a vendor that no rule covers."""
+def write_model(path: Path, *, width: int = 256, layers: int = 3, unknown: bool = False, side: str = "") -> Path:
+    """Write a small perceptron; `unknown`: with an operator of a vendor that no rule covers; `side`: its open size."""
     nodes, weights, name = [], [], "x"
     for layer in range(layers):
         weight = np.zeros((width, width), np.float32)
@@ -25,7 +25,7 @@ def write_model(path: Path, *, width: int = 256, layers: int = 3, unknown: bool 
     graph = helper.make_graph(
         nodes,
         "perceptron",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", width])],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", side or width])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", width])],
         weights,
     )

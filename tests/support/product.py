@@ -24,6 +24,15 @@ def train(steps: int, *more: str) -> list[str]:
 
 BUSY = train(10**9, "--kernel-us", "1000")
 """A program that always has work for the GPU."""
+RESTRICTED = {
+    "runAsUser": 1234,
+    "runAsNonRoot": True,
+    "readOnlyRootFilesystem": True,
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+"""The security context of a container with the fewest rights."""
 
 
 def pod_template(command: Sequence[str], annotations: dict[str, str], **spec: Any) -> dict[str, Any]:

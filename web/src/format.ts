@@ -39,6 +39,10 @@ export function digits(value: number): string {
   return value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2);
 }
 
+export function count(number: number, noun: string): string {
+  return `${number} ${noun}${number === 1 ? "" : "s"}`;
+}
+
 export function clock(ms: number): string {
   return new Date(ms).toLocaleTimeString("en-GB");
 }

@@ -3,6 +3,7 @@ import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { fetchJson, send, useStream } from "./data";
 import type { About, Topics } from "./data";
+import { count } from "./format";
 import { Notice } from "./parts";
 import { ClusterPage } from "./pages/cluster";
 import { DecisionsPage } from "./pages/decisions";
@@ -41,11 +42,20 @@ function useRoute(): [string, string] {
 }
 
 function useTheme(): [string, () => void] {
-  const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
-  const [theme, setTheme] = useState(localStorage.getItem("theme") ?? system);
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const [theme, setTheme] = useState(localStorage.getItem("theme") ?? (system.matches ? "dark" : "light"));
   useEffect(() => {
     document.documentElement.dataset.theme = theme;
   }, [theme]);
+  useEffect(() => {
+    const changed = () => {
+      if (localStorage.getItem("theme")) return; // the reader chose one
+      document.documentElement.dataset.theme = system.matches ? "dark" : "light";
+      setTheme(system.matches ? "dark" : "light");
+    };
+    system.addEventListener("change", changed);
+    return () => system.removeEventListener("change", changed);
+  }, []);
   const next = theme === "dark" ? "light" : "dark";
   return [
     theme,
@@ -94,7 +104,7 @@ function Content({ about, page, detail, theme }: { about: About; page: string; d
       <p class="link" role="status">
         <span class={`dot ${state}`} aria-hidden="true" />
         {state === "live" && node && !node.problem
-          ? `node ${node.node.version}, ${node.tenants.length} tenants, ${node.gpus.length} GPUs`
+          ? `node ${node.node.version}, ${count(node.tenants.length, "tenant")}, ${count(node.gpus.length, "GPU")}`
           : state === "lost"
             ? "The connection is lost; trying again."
             : "Connecting…"}

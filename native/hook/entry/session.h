@@ -198,12 +198,19 @@ struct ct_step *ct_step_after(struct ct_session *session, struct ct_step *from, 
 uint64_t ct_random(struct ct_session *session);
 void ct_sample_next(struct ct_session *session);
 
-/* Counts a launch. Called with the lock held. */
-static inline void ct_advance(struct ct_session *session, struct ct_identity *identity, uint64_t ticks)
+/* Returns the time since the last counted launch. Called with the lock held. */
+static inline uint64_t ct_interval_ns(const struct ct_session *session, uint64_t ticks)
+{
+    return ct_clock_between_ns(&session->clock, session->last_ticks, ticks);
+}
+
+/* Counts a launch, `interval_ns` after the previous one. Called with the lock held. */
+static inline void ct_advance(struct ct_session *session, struct ct_identity *identity, uint64_t ticks,
+                              uint64_t interval_ns)
 {
     struct ct_step *step = session->step;
     if (step->interval)
-        ct_histogram_add(&step->interval->host, ct_clock_between_ns(&session->clock, session->last_ticks, ticks));
+        ct_histogram_add(&step->interval->host, interval_ns);
     session->last_ticks = ticks;
     if (CT_UNLIKELY(!identity->kernel)) {
         fetch_add_relaxed(&session->record.header->uncounted, 1);

@@ -8,10 +8,6 @@
 #include "hook/launch/capture_mode.h"
 #include "hook/launch/gateway.h"
 
-/* A kernel of LONG_NS or more gets its own event; at most SHARED_MAX short ones share one. Less than an eighth of the
- * bound that was launched into a stream no longer in use is assumed to have ended after EXPIRY_NS. */
-enum { LONG_NS = 50 * 1000, SHARED_MAX = 64, BOUND_DIVISOR = 8, EXPIRY_NS = 20 * 1000 * 1000 };
-
 static int has_launches(const struct ct_batch *batch)
 {
     return batch->launches || batch->unknown;
@@ -49,6 +45,18 @@ static struct ct_stream_state *find_stream_state(struct ct_completions *completi
         return NULL;
     *oldest = (struct ct_stream_state){.stream = stream, .is_per_thread = is_per_thread, .thread = thread, .is_used = 1, .used_ns = now_ns};
     return oldest;
+}
+
+int ct_completions_take_back(struct ct_session *session, const struct ct_launch_request *request)
+{
+    struct ct_completions *completions = &session->gateway->completions;
+    struct ct_batch *open = &completions->streams[completions->last_stream_index].open;
+    if (!open->launches || open->expect_ns < request->expect_ns)
+        return 0;
+    open->expect_ns -= request->expect_ns;
+    open->launches--;
+    completions->outstanding--;
+    return 1;
 }
 
 /* Returns an entry for this context, with its event if it has one. If all entries belong to other contexts, one of
@@ -140,7 +148,7 @@ void ct_completions_note(struct ct_session *session, const struct ct_launch_requ
     struct ct_completions *completions = &gateway->completions;
     const struct ct_gate *gate = &gateway->gate;
     ct_lock(session);
-    const uint64_t now_ns = gateway->instant.last_ns, part_ns = gate->bound_ns / BOUND_DIVISOR;
+    const uint64_t now_ns = gateway->instant.last_ns, part_ns = gate->bound_ns / CT_COMPLETION_BOUND_DIVISOR;
     struct ct_stream_state *stream_state = find_stream_state(completions, stream, is_per_thread, now_ns);
     if (CT_UNLIKELY(gate->unconfirmed <= 1 && completions->outstanding))
         clear_batches(completions); /* the gate has reset its count, because for a while there was no higher-priority
@@ -162,12 +170,13 @@ void ct_completions_note(struct ct_session *session, const struct ct_launch_requ
     stream_state->open.unknown += request->expect_ns == 0;
     completions->outstanding++;
     int is_due = stream_state->open.expect_ns >= part_ns || stream_state->open.unknown ||
-        request->expect_ns >= LONG_NS ||
-                 stream_state->open.launches >= SHARED_MAX ||
+        request->expect_ns >= CT_COMPLETION_LONG_NS ||
+                 stream_state->open.launches >= CT_COMPLETION_SHARED_MAX ||
                      gate->unconfirmed_ns + request->expect_ns > gate->bound_ns ||
-                 gate->is_ending || now_ns - completions->switched_ns < EXPIRY_NS;
+                 gate->is_ending || now_ns - completions->switched_ns < CT_COMPLETION_EXPIRY_NS;
     ct_unlock(session);
-    if (is_due && may_record_event && !load_relaxed(&session->captures))
+    /* An event must not show the completion of a launch that another thread has not submitted yet. */
+    if (is_due && may_record_event && !load_relaxed(&session->captures) && !load_acquire(&gateway->is_leased))
         record_event_after(session, stream_state);
 }
 
@@ -196,7 +205,7 @@ void ct_completions_close(struct ct_session *session, CUstream stream, int is_pe
     ct_lock(session);
     struct ct_stream_state *stream_state = find_stream_state(completions, stream, is_per_thread,
                                                              session->gateway->instant.last_ns);
-    int has_open = stream_state && has_launches(&stream_state->open);
+    int has_open = stream_state && has_launches(&stream_state->open) && !load_acquire(&session->gateway->is_leased);
     ct_unlock(session);
     if (has_open)
         record_event_after(session, stream_state);
@@ -219,7 +228,7 @@ static void expire_old(struct ct_session *session, uint64_t now_ns)
     struct ct_gateway *gateway = session->gateway;
     for (int i = 0; i < CT_TRACKED_STREAMS; i++) {
         struct ct_stream_state *stream_state = &gateway->completions.streams[i];
-        if (has_launches(&stream_state->open) && now_ns - stream_state->used_ns > EXPIRY_NS)
+        if (has_launches(&stream_state->open) && now_ns - stream_state->used_ns > CT_COMPLETION_EXPIRY_NS)
             confirm(session, &stream_state->open, now_ns);
     }
 }

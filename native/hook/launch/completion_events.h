@@ -11,6 +11,15 @@
 struct ct_session;
 
 enum { CT_COMPLETIONS = 64, CT_TRACKED_STREAMS = 8 };
+/* A kernel of CT_COMPLETION_LONG_NS or more gets its own event; at most CT_COMPLETION_SHARED_MAX short ones share one. Less
+ * than an eighth of the bound that was launched into a stream no longer in use is assumed to have ended after
+ * CT_COMPLETION_EXPIRY_NS. */
+enum {
+    CT_COMPLETION_LONG_NS = 50 * 1000,
+    CT_COMPLETION_SHARED_MAX = 64,
+    CT_COMPLETION_BOUND_DIVISOR = 8,
+    CT_COMPLETION_EXPIRY_NS = 20 * 1000 * 1000,
+};
 
 enum ct_completion_state { CT_COMPLETION_EMPTY = 0, CT_COMPLETION_SPARE = 1, CT_COMPLETION_TAKEN = 2,
                           CT_COMPLETION_WAITING = 3, CT_COMPLETION_DONE = 4 };
@@ -57,6 +66,34 @@ struct ct_completions {
 void ct_completions_note(struct ct_session *session, const struct ct_launch_request *request, CUstream stream,
                          int is_per_thread,
                    int may_record_event);
+
+/* The same for a launch under a lease, before it is submitted. Called with the lock held. Returns whether no event is due
+ * after it; then it is counted by ct_completions_add(). */
+static inline int ct_completions_may_add(const struct ct_completions *completions, const struct ct_gate *gate,
+                                         uint64_t expect_ns, CUstream stream, int is_per_thread, uint64_t now_ns)
+{
+    const struct ct_stream_state *latest = &completions->streams[completions->last_stream_index];
+    const uintptr_t thread = is_per_thread && !stream ? (uintptr_t)__builtin_thread_pointer() : 0;
+    return latest->is_used && latest->stream == stream && latest->is_per_thread == is_per_thread &&
+           latest->thread == thread && completions->outstanding && gate->unconfirmed && !latest->open.unknown &&
+           expect_ns < CT_COMPLETION_LONG_NS &&
+           latest->open.expect_ns + expect_ns < gate->bound_ns / CT_COMPLETION_BOUND_DIVISOR &&
+           latest->open.launches + 1 < CT_COMPLETION_SHARED_MAX &&
+           gate->unconfirmed_ns + 2 * expect_ns <= gate->bound_ns &&
+           now_ns - completions->switched_ns >= CT_COMPLETION_EXPIRY_NS;
+}
+
+static inline void ct_completions_add(struct ct_completions *completions, uint64_t expect_ns, uint64_t now_ns)
+{
+    struct ct_stream_state *latest = &completions->streams[completions->last_stream_index];
+    latest->used_ns = now_ns;
+    latest->open.expect_ns += expect_ns;
+    latest->open.launches++;
+    completions->outstanding++;
+}
+
+/* Takes back a launch that was counted so; returns 0 if an event was recorded after it meanwhile. */
+int ct_completions_take_back(struct ct_session *session, const struct ct_launch_request *request);
 
 /* Called after a launch of unknown or doubtful length that need not ask: records an event, so that its completion can be
  * seen although the program does not wait for it. */

@@ -16,7 +16,7 @@
  * longer: less than the work submitted ahead, so that this alone delays nothing while no higher-priority tenant is
  * active. */
 enum { ASK_NS = 500, COLLECT_NS = 100 * 1000, EXTENSION_NS = CT_GATE_LEAD_NS / 2 };
-enum { SEVERAL_THREADS_NS = 1000 * 1000 * 1000, LATE_MAX_NS = 1000 * 1000 };
+enum { LATE_MAX_NS = 1000 * 1000 };
 
 static uint64_t current_ns(struct ct_session *session)
 {
@@ -146,12 +146,12 @@ static int begin_parts(struct ct_session *session)
     struct ct_gateway *gateway = session->gateway;
     const uint64_t from_ns = current_ns(session);
     gateway->parts_thread = (uintptr_t)__builtin_thread_pointer();
-    while (gateway->admitted_count > 1 && current_ns(session) - from_ns < CT_GATE_STUCK_NS) {
+    while ((gateway->admitted_count > 1 || load_acquire(&gateway->is_leased)) && current_ns(session) - from_ns < CT_GATE_STUCK_NS) {
         ct_unlock(session);
         sched_yield();
         ct_lock(session);
     }
-    return gateway->admitted_count <= 1;
+    return gateway->admitted_count <= 1 && !load_acquire(&gateway->is_leased);
 }
 
 void ct_gate_end_parts(struct ct_session *session)
@@ -314,14 +314,6 @@ void ct_gate_wait(struct ct_session *session, struct ct_launch *launch, uint64_t
 
 /* ---- synchronization ---------------------------------------------------------------------------------------------- */
 
-/* Returns whether only this thread launches. With several launching threads a wait of one predicts nothing, because
- * another may launch at any instant. */
-static int is_sole_thread(const struct ct_gateway *gateway, uint64_t now_ns)
-{
-    return gateway->thread == (uintptr_t)__builtin_thread_pointer() &&
-           (!gateway->thread_changed_ns || now_ns - gateway->thread_changed_ns > SEVERAL_THREADS_NS);
-}
-
 /* Kernels have gaps between them and do not start at once, so work rarely ends as early as predicted. Extends the
  * prediction, so that lower-priority tenants do not start too early. */
 static void extend_busy(struct ct_gateway *gateway, uint64_t now_ns)
@@ -347,7 +339,7 @@ uint64_t ct_sync_begin(void)
     ct_lock(session);
     uint64_t now_ns = ct_gateway_now(session, ticks);
     const struct ct_forecast *after_sync = &session->step->after_sync;
-    if (is_sole_thread(gateway, now_ns)) {
+    if (ct_gateway_is_sole_thread(gateway, now_ns)) {
         extend_busy(gateway, now_ns);
         ct_gate_sync(&gateway->gate, after_sync->low_ns, after_sync->high_ns, 0, now_ns);
     }
@@ -387,7 +379,7 @@ void ct_sync_end(uint64_t began_ticks, enum ct_awaited awaited, CUstream stream,
         return;
     ct_lock(session);
     const uint64_t ticks = ct_clock_ticks(&session->clock), now_ns = ct_gateway_now(session, ticks);
-    int is_sole = is_sole_thread(gateway, now_ns);
+    int is_sole = ct_gateway_is_sole_thread(gateway, now_ns);
     if (result == CUDA_SUCCESS)
         ct_requests_waited(session, ct_clock_between_ns(&session->clock, began_ticks, ticks), now_ns);
     if (is_sole) {

@@ -11,6 +11,9 @@
 
 struct ct_launch;
 
+enum { CT_SEVERAL_THREADS_NS = 1000 * 1000 * 1000 }; /* for so long after a change the process has several launching
+                                                        * threads */
+
 /* Accessed with the session's lock held. */
 struct ct_gateway {
     /* The gate and the process's gate page both begin at a page boundary. A processor takes a load from one for a load of
@@ -35,6 +38,7 @@ struct ct_gateway {
     /* The thread that launches a kernel in parts; 0: none does. The parts are one launch for the program, so other threads'
      * launches wait meanwhile. */
     uintptr_t parts_thread;
+    _Atomic uint32_t is_leased; /* a launch under a lease is not yet submitted to the driver; cleared without the lock */
     uint32_t admitted_count; /* launches that were admitted and are not submitted to the driver yet */
     _Atomic uint32_t parts_ended; /* a futex: how many kernels were launched in parts */
     uint32_t sm_step_ppm; /* launches of a kernel can be limited to multiples of this part of the SMs; 0: they cannot */
@@ -49,6 +53,14 @@ void ct_gateway_reattached(struct ct_session *session);
 static inline uint64_t ct_gateway_now(struct ct_session *session, uint64_t ticks)
 {
     return ct_instant_ns(&session->gateway->instant, &session->clock, ticks);
+}
+
+/* Returns whether only this thread launches. With several launching threads a wait of one predicts nothing, because
+ * another may launch at any instant. */
+static inline int ct_gateway_is_sole_thread(const struct ct_gateway *gateway, uint64_t now_ns)
+{
+    return gateway->thread == (uintptr_t)__builtin_thread_pointer() &&
+           (!gateway->thread_changed_ns || now_ns - gateway->thread_changed_ns > CT_SEVERAL_THREADS_NS);
 }
 
 /* Called when all parts of a kernel have been submitted: other threads may launch again. */

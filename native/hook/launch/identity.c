@@ -386,7 +386,7 @@ void ct_count_launch(struct ct_session *session, struct ct_identity *identity, u
         fetch_add_relaxed(&session->record.header->uncounted, 1);
         return;
     }
-    ct_advance(session, identity, ticks);
+    ct_advance(session, identity, ticks, ct_interval_ns(session, ticks));
     if (session->trace.header)
         ct_trace_launch(&session->trace, &session->record, ct_trace_instant(&session->trace, &session->clock, ticks),
                         identity->record_number, stream, session->kernel_times[identity->number].expect_ns, 0);

@@ -1,6 +1,8 @@
 /* The rare parts of a launch, and its passage through the gate. */
 #include "hook/launch/work.h"
 
+#include "gate/announce.h"
+#include "gate/lease.h"
 #include "hook/timing/pairs.h"
 
 /* Launches that are timed only because the kernel's time is unknown. */
@@ -59,15 +61,18 @@ static int is_captured(const struct ct_launch *launch)
 /* ---- admission ---------------------------------------------------------------------------------------------------- */
 
 /* Adds the interval that ends with this launch to the forecast of the previous step. */
-static inline void learn_interval(struct ct_session *session, struct ct_gateway *gateway, uint64_t ticks)
+static inline void learn_interval(struct ct_session *session, struct ct_gateway *gateway, uint64_t ticks,
+                                  uint64_t interval_ns)
 {
     struct ct_step *step = session->step;
-    if (CT_UNLIKELY(step == &session->step_storage[0])) /* before the first launch */
+    const int is_first = step == &session->step_storage[0]; /* the first launch of all ends no interval */
+    if (CT_UNLIKELY(gateway->has_synced | is_first)) {
+        if (!is_first)
+            ct_forecast_learn(&step->after_sync, ct_clock_between_ns(&session->clock, gateway->synced_ticks, ticks));
+        gateway->has_synced = 0;
         return;
-    if (CT_UNLIKELY(gateway->has_synced))
-        ct_forecast_learn(&step->after_sync, ct_clock_between_ns(&session->clock, gateway->synced_ticks, ticks));
-    else
-        ct_forecast_learn(&step->next, ct_clock_between_ns(&session->clock, session->last_ticks, ticks));
+    }
+    ct_forecast_learn(&step->next, interval_ns);
 }
 
 /* Returns whether the launch may wait for kernels of other processes. Among the ranks of a job, a cooperative one may. */
@@ -77,27 +82,38 @@ static inline int is_collective(const struct ct_launch *launch)
            (launch->is_cooperative && launch->session->gateway->gate.gang.page);
 }
 
+/* Decides whether the launch is timed because the kernel's time is unknown. */
+static inline void decide_timing(struct ct_launch *launch, struct ct_kernel_time *kernel_time)
+{
+    if (CT_UNLIKELY((!kernel_time->is_known || kernel_time->is_doubtful) && kernel_time->tries < TRIES)) /* if
+                                                                            * neighbours are never quiescent, not every
+                                                                            * launch tries */
+        launch->must_time = kernel_time->attempts++ < ATTEMPTS || kernel_time->attempts % ATTEMPTS == 0;
+}
+
+/* The request is written one field after the other: a processor takes longer to begin clearing a structure than to store
+ * its words. */
 void ct_launch_predict(struct ct_launch *launch)
 {
     struct ct_kernel_time *kernel_time = &launch->session->kernel_times[launch->identity->number];
     const struct ct_gate *gate = &launch->session->gateway->gate;
     const struct ct_forecast *next = &launch->session->step->next;
     const uint64_t clock_ppm = ct_gate_clock_ppm(gate);
-    launch->request = (struct ct_launch_request){.expect_ns = ct_duration_at_clock(kernel_time->expect_ns, clock_ppm),
-                                        .upper_ns = ct_duration_at_clock(kernel_time->upper_ns, clock_ppm),
-                                        .low_ns = next->low_ns,
-                                        .high_ns = next->high_ns,
-                                        .may_fill = kernel_time->may_fill,
-                                        .kernel_count = kernel_time->kernel_count,
-                                        .granularity_ns = ct_kernel_time_granularity(kernel_time),
-                                        .free_ppm = kernel_time->free_ppm,
-                                        .is_doubtful = kernel_time->is_doubtful,
-                                        .is_collective = is_collective(launch)};
+    struct ct_launch_request *request = &launch->request;
+    request->expect_ns = ct_duration_at_clock(kernel_time->expect_ns, clock_ppm);
+    request->upper_ns = ct_duration_at_clock(kernel_time->upper_ns, clock_ppm);
+    request->low_ns = next->low_ns;
+    request->high_ns = next->high_ns;
+    request->may_fill = kernel_time->may_fill;
+    request->kernel_count = kernel_time->kernel_count;
+    request->granularity_ns = ct_kernel_time_granularity(kernel_time);
+    request->free_ppm = kernel_time->free_ppm;
+    request->is_doubtful = kernel_time->is_doubtful;
+    request->blocks = request->wave_blocks = request->part_blocks = 0;
+    request->is_collective = (uint32_t)is_collective(launch);
+    request->sm_ppm = 0;
     launch->must_check = CT_UNLIKELY(gate->limit_ppm && gate->must_ask) && ct_kernel_time_must_check(kernel_time);
-    if (CT_UNLIKELY((!kernel_time->is_known || kernel_time->is_doubtful) && kernel_time->tries < TRIES)) /* if
-                                                                            * neighbours are never quiescent, not every
-                                                                            * launch tries */
-        launch->must_time = kernel_time->attempts++ < ATTEMPTS || kernel_time->attempts % ATTEMPTS == 0;
+    decide_timing(launch, kernel_time);
 }
 
 /* Records the stream and the thread, which decide whether a wait for one stream is a wait for all work. */
@@ -117,7 +133,6 @@ static inline void note_origin(struct ct_gateway *gateway, const struct ct_launc
     } else if (CT_UNLIKELY(gateway->stream != stream || gateway->stream_is_per_thread != launch->is_per_thread)) {
         gateway->has_several_streams = 1;
     }
-    gateway->has_synced = 0;
 }
 
 /* Every driver refuses an empty grid or block. */
@@ -153,40 +168,123 @@ static void watch(struct ct_launch *launch, uint64_t now_ns)
                          now_ns - gateway->drained_ns > WATCH_AFTER_NS;
 }
 
-void ct_launch_admit(struct ct_launch *launch)
+/* Passes a launch under the gate's lease, if that permits it. Only launches of a sole thread pass: they are counted before
+ * they are submitted, so an event of another thread could show their completion too early. Called with the lock held,
+ * which it releases if the launch passes. */
+static inline int pass_under_lease(struct ct_launch *launch, uint64_t now_ns)
 {
     struct ct_session *session = launch->session;
     struct ct_gateway *gateway = session->gateway;
-    if (CT_UNLIKELY(is_captured(launch)))
-        return;
-    const uint64_t ticks = ct_clock_ticks(&session->clock); /* before the lock, which delays everything after it */
-    ct_lock(session);
-    const uint64_t now_ns = ct_gateway_now(session, ticks);
-    if (CT_UNLIKELY(!launch->identity)) {
-        launch->request = (struct ct_launch_request){0};
-    } else {
-        learn_interval(session, gateway, ticks);
-        ct_advance(session, launch->identity, ticks);
-        ct_launch_predict(launch);
-        launch->is_counted = 1;
-        launch->ticks = ticks;
+    struct ct_gate *gate = &gateway->gate;
+    struct ct_kernel_time *kernel_time = &session->kernel_times[launch->identity->number];
+    const struct ct_forecast *next = &session->step->next;
+    /* Launches that are timed, possibly cut, or waited for within the call are decided on one by one. */
+    if (now_ns >= gate->lease.until_ns || launch->stream == CT_NO_STREAM || gate->higher_count > CT_LEASE_HOLDERS || !kernel_time->is_known ||
+        kernel_time->is_doubtful || launch->slice || gateway->parts_thread || load_relaxed(&gateway->is_leased) ||
+        !ct_gateway_is_sole_thread(gateway, now_ns) || (gate->limit_ppm && ct_kernel_time_must_check(kernel_time)))
+        return 0;
+    const struct ct_launch_request request = {
+        .expect_ns = ct_duration_at_clock(kernel_time->expect_ns, ct_gate_clock_ppm(gate)),
+        .low_ns = next->low_ns,
+        .high_ns = next->high_ns,
+        .kernel_count = kernel_time->kernel_count,
+        .granularity_ns = ct_kernel_time_granularity(kernel_time),
+        .free_ppm = kernel_time->free_ppm,
+        .is_collective = (uint32_t)is_collective(launch)};
+    if (!ct_completions_may_add(&gateway->completions, gate, request.expect_ns, stream_of(launch),
+                                launch->is_per_thread, now_ns) ||
+        !ct_lease_pass(gate, &request, now_ns))
+        return 0;
+    ct_completions_add(&gateway->completions, request.expect_ns, now_ns);
+    launch->request.expect_ns = request.expect_ns;
+    launch->request.free_ppm = request.free_ppm;
+    launch->holder_count = gate->higher_count;
+    for (uint32_t i = 0; i < gate->higher_count; i++) {
+        launch->holders[i].sequence = &gate->higher[i].page->sequence;
+        launch->holders[i].seen = gate->higher[i].admission_sequence;
     }
-    note_origin(gateway, launch, now_ns);
-    const uint32_t number = launch->is_counted ? launch->identity->number : UINT32_MAX;
-    if (CT_UNLIKELY(!ct_burst_continues(&gateway->requests.bursts, number)))
-        ct_requests_resume(session, number, now_ns);
-    if (CT_UNLIKELY(ct_gate_must_ask(&gateway->gate) || gateway->parts_thread ||
-                    (launch->request.is_collective && gateway->gate.gang.page))) {
+    if (gate->lease.is_charged)
+        ct_kernel_time_charge(kernel_time, gate->bound_ns);
+    store_relaxed(&gateway->is_leased, 1);
+    launch->passed = CT_PASSED_LEASED;
+    ct_launch_trace(launch, now_ns, gate->lease.reason);
+    ct_unlock(session);
+    return 1;
+}
+
+/* Admits a launch that must ask, or that is not merely announced for another reason. Called with the lock held, which it
+ * releases. */
+static __attribute__((noinline)) void admit_by_request(struct ct_launch *launch, uint64_t now_ns)
+{
+    struct ct_session *session = launch->session;
+    struct ct_gateway *gateway = session->gateway;
+    if (launch->is_counted && pass_under_lease(launch, now_ns))
+        return;
+    if (launch->is_counted)
+        ct_launch_predict(launch);
+    else
+        launch->request = (struct ct_launch_request){0};
+    if (gateway->gate.must_ask || gateway->parts_thread ||
+        (launch->request.is_collective && gateway->gate.gang.page)) {
         if (launch->slice && launch->is_counted)
             ct_parts_request(launch, session->kernel_times[launch->identity->number].blocks);
         ct_gate_wait(session, launch, now_ns);
         return;
     }
-    if (CT_UNLIKELY(gateway->gate.policy == CT_GATE_OPEN))
+    if (gateway->gate.policy == CT_GATE_OPEN)
         ct_gate_limit_open(session, launch);
     ct_gate_announce(&gateway->gate, &launch->request, now_ns);
     ct_launch_trace(launch, now_ns, CT_GATE_TOP);
-    if (CT_UNLIKELY(launch->request.is_doubtful || !launch->request.expect_ns || gateway->completions.outstanding))
+    if (launch->request.is_doubtful || !launch->request.expect_ns || gateway->completions.outstanding)
+        watch(launch, now_ns);
+    ct_unlock(session);
+    launch->passed = CT_PASSED_ANNOUNCED;
+}
+
+void ct_launch_admit(struct ct_launch *launch)
+{
+    struct ct_session *session = launch->session;
+    struct ct_gateway *gateway = session->gateway;
+    struct ct_identity *identity = launch->identity;
+    if (CT_UNLIKELY(load_relaxed(&session->captures)) && is_captured(launch))
+        return;
+    const uint64_t ticks = launch->ticks;
+    ct_lock(session);
+    const uint64_t now_ns = ct_gateway_now(session, ticks);
+    note_origin(gateway, launch, now_ns);
+    const uint32_t number = CT_UNLIKELY(!identity) ? UINT32_MAX : identity->number;
+    if (CT_UNLIKELY(!ct_burst_continues(&gateway->requests.bursts, number)))
+        ct_requests_resume(session, number, now_ns);
+    const int must_ask = ct_gate_must_ask(&gateway->gate);
+    if (CT_UNLIKELY(!identity)) {
+        gateway->has_synced = 0;
+        admit_by_request(launch, now_ns);
+        return;
+    }
+    const uint64_t interval_ns = ct_interval_ns(session, ticks);
+    learn_interval(session, gateway, ticks, interval_ns);
+    ct_advance(session, identity, ticks, interval_ns);
+    launch->is_counted = 1;
+    if (CT_UNLIKELY(must_ask || gateway->parts_thread || gateway->gate.policy == CT_GATE_OPEN ||
+                    gateway->gate.gang.page)) {
+        admit_by_request(launch, now_ns);
+        return;
+    }
+    struct ct_kernel_time *kernel_time = &session->kernel_times[identity->number];
+    decide_timing(launch, kernel_time);
+    const struct ct_forecast *next = &session->step->next;
+    const struct ct_announcement announcement = {
+        .expect_ns = ct_duration_at_clock(kernel_time->expect_ns, ct_gate_clock_ppm(&gateway->gate)),
+        .low_ns = next->low_ns,
+        .high_ns = next->high_ns,
+        .kernel_count = kernel_time->kernel_count,
+        .is_doubtful = kernel_time->is_doubtful};
+    launch->request.expect_ns = announcement.expect_ns;
+    launch->request.kernel_count = announcement.kernel_count;
+    launch->request.is_doubtful = announcement.is_doubtful;
+    ct_announce(&gateway->gate, announcement, 0, now_ns);
+    ct_launch_trace(launch, now_ns, CT_GATE_TOP);
+    if (CT_UNLIKELY(announcement.is_doubtful || !announcement.expect_ns || gateway->completions.outstanding))
         watch(launch, now_ns);
     ct_unlock(session);
     launch->passed = CT_PASSED_ANNOUNCED;
@@ -206,10 +304,18 @@ void ct_launch_report(struct ct_launch *launch, CUresult result)
     }
     ct_lock(session);
     uint64_t now_ns = ct_gateway_now(session, ct_clock_ticks(&session->clock));
-    if (launch->passed == CT_PASSED_ANNOUNCED)
+    if (launch->passed == CT_PASSED_LEASED) {
+        store_release(&gateway->is_leased, 0);
+        if (result == CUDA_SUCCESS)
+            ct_lease_late(&gateway->gate, now_ns);
+        else
+            ct_lease_refused(&gateway->gate, &launch->request, !ct_completions_take_back(session, &launch->request),
+                             now_ns);
+    } else if (launch->passed == CT_PASSED_ANNOUNCED) {
         ct_gate_withdrawn(&gateway->gate, &launch->request, now_ns);
-    else
+    } else {
         ct_gate_submitted(&gateway->gate, &launch->request, result == CUDA_SUCCESS, now_ns);
+    }
     gateway->admitted_count -= launch->passed == CT_PASSED_ADMITTED;
     ct_unlock(session);
     if (launch->passed == CT_PASSED_ADMITTED && result == CUDA_SUCCESS)
@@ -220,8 +326,10 @@ void ct_launch_report(struct ct_launch *launch, CUresult result)
 void ct_unidentified_begin(struct ct_launch *launch)
 {
     *launch = (struct ct_launch){.session = ct_session()};
-    if (launch->session && launch->session->gateway)
+    if (launch->session && launch->session->gateway) {
+        launch->ticks = ct_clock_ticks(&launch->session->clock);
         ct_launch_admit(launch);
+    }
 }
 
 void ct_unidentified_end(struct ct_launch *launch, CUresult result)

@@ -10,9 +10,13 @@
 /* The call waits for its own completion, or uses the default stream: no events are recorded around it. */
 #define CT_NO_STREAM ((CUstream)-1)
 
+/* With more tenants of higher priority no launch passes under a lease. */
+enum { CT_LEASE_HOLDERS = 4 };
+
 enum ct_passed {
     CT_PASSED_UNGATED = 0, /* there is no gate, or the launch is captured */
     CT_PASSED_ANNOUNCED,   /* announced; admission was not required */
+    CT_PASSED_LEASED,      /* passed under a lease; reported only if that no longer holds, or the driver refuses it */
     CT_PASSED_ADMITTED,    /* admitted by the gate; the outcome must be reported to it */
 };
 
@@ -20,7 +24,7 @@ struct ct_launch {
     struct ct_session *session;
     struct ct_identity *identity;
     struct ct_pair *pair;
-    uint64_t ticks;
+    uint64_t ticks;       /* the instant of the launch */
     CUstream stream;
     int is_per_thread;
     int is_counted;       /* counted already */
@@ -39,6 +43,12 @@ struct ct_launch {
     enum ct_passed passed;
     uint64_t sync_ticks; /* when it began to wait for its own completion, if it does */
     struct ct_launch_request request;
+    /* under a lease: the sequence words of the holders, and their values when it passed */
+    uint32_t holder_count;
+    struct {
+        const _Atomic uint64_t *sequence;
+        uint64_t seen;
+    } holders[CT_LEASE_HOLDERS];
 };
 
 /* Traces a counted launch that is now passed to the driver. Called with the lock held. */
@@ -51,7 +61,7 @@ static inline void ct_launch_trace(struct ct_launch *launch, uint64_t now_ns, ui
                             (uint8_t)reason);
 }
 
-/* Counts the launch, announces it, and waits until it is admitted. Requires a gate. */
+/* Counts the launch, announces it, and waits until it is admitted. Requires a gate, and the present instant in `ticks`. */
 void ct_launch_admit(struct ct_launch *launch);
 
 /* Called for launches that are not only counted: the first of its kind, timed, captured, failed, or admitted ones. */
@@ -94,6 +104,9 @@ static inline void ct_launch_begin(struct ct_launch *launch, enum ct_work work, 
     launch->pair = NULL;
     if (CT_UNLIKELY(!session))
         return;
+    /* Read early, so that the processor looks up the identity meanwhile; and before the lock, which delays everything after
+     * it. */
+    launch->ticks = ct_clock_ticks(&session->clock);
     launch->identity = ct_identity(session, handle, shape);
     launch->stream = stream;
     launch->is_per_thread = is_per_thread;
@@ -107,13 +120,19 @@ static inline void ct_launch_begin(struct ct_launch *launch, enum ct_work work, 
     launch->slice = NULL;
     launch->may_record_event = may_time || stream == CT_NO_STREAM;
     launch->passed = CT_PASSED_UNGATED;
-    if (CT_UNLIKELY(session->is_measuring) && may_time)
+    if (CT_UNLIKELY(session->is_measuring) && may_time) {
         ct_timing_await_pair(session);
+        launch->ticks = ct_clock_ticks(&session->clock);
+    }
     if (session->gateway) {
-        if (CT_UNLIKELY(!launch->identity))
+        if (CT_UNLIKELY(!launch->identity)) {
             ct_launch_identify(launch, work, handle, shape);
-        if (launch->identity && CT_UNLIKELY(load_relaxed(&launch->identity->function->slice)) && launch->may_limit)
+            launch->ticks = ct_clock_ticks(&session->clock);
+        }
+        if (launch->identity && CT_UNLIKELY(load_relaxed(&launch->identity->function->slice)) && launch->may_limit) {
             ct_parts_prepare(launch);
+            launch->ticks = ct_clock_ticks(&session->clock);
+        }
         ct_launch_admit(launch);
     }
     /* On a part of the SMs it takes longer than its profile says. */
@@ -122,8 +141,21 @@ static inline void ct_launch_begin(struct ct_launch *launch, enum ct_work work, 
         ct_launch_time(launch);
         launch->runs_variant = CT_UNLIKELY(launch->slice) && ct_parts_measures_variant(launch);
     }
-    if (!launch->is_counted || launch->pair)
+    if (CT_UNLIKELY(launch->pair))
         launch->ticks = ct_clock_ticks(&session->clock);
+}
+
+/* Called when a launch under a lease was submitted. Returns 0 if its outcome must be reported: a holder has launched
+ * before. */
+static inline int ct_launch_end_lease(const struct ct_launch *launch)
+{
+    if (launch->passed != CT_PASSED_LEASED)
+        return 0;
+    store_release(&launch->session->gateway->is_leased, 0);
+    for (uint32_t i = 0; i < launch->holder_count; i++)
+        if (load_acquire(launch->holders[i].sequence) != launch->holders[i].seen)
+            return 0;
+    return 1;
 }
 
 static inline CUresult ct_launch_end(struct ct_launch *launch, enum ct_work work, uintptr_t handle,
@@ -134,7 +166,7 @@ static inline CUresult ct_launch_end(struct ct_launch *launch, enum ct_work work
     if (CT_UNLIKELY(!session))
         return result;
     if (CT_UNLIKELY(result != CUDA_SUCCESS || !launch->identity || launch->pair || session->is_measuring ||
-                    launch->passed == CT_PASSED_ADMITTED ||
+                    (launch->passed >= CT_PASSED_LEASED && !ct_launch_end_lease(launch)) ||
                     launch->must_watch || load_relaxed(&session->captures)))
         ct_launch_settle(launch, work, handle, shape, result);
     else if (!launch->is_counted)

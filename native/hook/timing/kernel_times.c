@@ -18,6 +18,8 @@ enum { STRONG_VARIATION = 4, PATH_BYTES = 1024 };
 enum { ESTIMATE_MAX = 64 };
 /* A measured launch represents at most this many launches of its kernel, and this much of their time. */
 enum { LAUNCHES_PER_CHECK = 16, TIME_PER_CHECK_NS = 2 * 1000 * 1000, PPM = 1000 * 1000 };
+/* And at least this much time, so that the two events of a measurement cost little compared with what they measure. */
+enum { TIME_PER_CHECK_MIN_NS = 100 * 1000 };
 /* For a kernel that varies, a measurement represents fewer launches. */
 enum { VARYING_FACTOR = 8 };
 /* A measurement may be postponed by this factor until a more informative launch. */
@@ -218,10 +220,12 @@ int ct_kernel_time_must_check(const struct ct_kernel_time *kernel_time)
 {
     const uint64_t spacing = kernel_time->spacing ? kernel_time->spacing : USUAL_SPACING,
         divisor = USUAL_SPACING * (kernel_time->varies ? VARYING_FACTOR : 1);
+    const uint64_t charged_ns = kernel_time->charged_ns + use_of(kernel_time, 0);
     return kernel_time->free_ppm < PPM &&
            (!kernel_time->is_known ||
-            kernel_time->charges + UINT64_C(1) >= LAUNCHES_PER_CHECK * spacing / divisor ||
-            kernel_time->charged_ns + use_of(kernel_time, 0) >= TIME_PER_CHECK_NS * spacing / divisor);
+            (kernel_time->charges + UINT64_C(1) >= LAUNCHES_PER_CHECK * spacing / divisor &&
+             charged_ns >= TIME_PER_CHECK_MIN_NS * spacing / divisor) ||
+            charged_ns >= TIME_PER_CHECK_NS * spacing / divisor);
 }
 
 void ct_kernel_time_checked(struct ct_kernel_time *kernel_time, uint64_t random)

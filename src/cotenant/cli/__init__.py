@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import importlib
 import os
 import signal
@@ -13,11 +14,14 @@ from typing import Final, NamedTuple
 
 from cotenant import __version__
 from cotenant.cli.parser import Parser
-from cotenant.errors import CotenantError, WorldError
+from cotenant.errors import CotenantError, SetupError, WorldError
 
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-_MACHINE_ERRORS: Final = (*_NO_SPACE, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.EIO)
+_NOT_PERMITTED: Final = (errno.EACCES, errno.EPERM)
+_MACHINE_ERRORS: Final = (*_NO_SPACE, *_NOT_PERMITTED, errno.EMFILE, errno.ENFILE, errno.EIO)
 """Errors that the user's machine causes, in whatever command."""
+_OBJECTS_PER_COLLECTION: Final = 20_000
+"""More than the modules have that a command imports when it begins."""
 
 
 class CommandEntry(NamedTuple):
@@ -94,6 +98,9 @@ def run_command(parser: Parser, words: Sequence[str]) -> int:
     """Parse the words, run the command they name, and return the exit code."""
     options = parser.parse_args(words)
     options.command_line = list(words)
+    gc.freeze()  # collections need not look at the modules, and children share their memory
+    gc.set_threshold(_OBJECTS_PER_COLLECTION)
+    gc.enable()
     try:
         with _interruptible():
             code: int = options.command(options)
@@ -114,7 +121,7 @@ def run_command(parser: Parser, words: Sequence[str]) -> int:
         where = "" if error.filename is None else f": {os.fsdecode(error.filename)}"
         remedy = "free some space, or make it writable" if error.errno in _NO_SPACE else "check who may use it"
         _report(f"{error.strerror}{where}; {remedy}")
-        return WorldError.exit_code
+        return SetupError.exit_code if error.errno in _NOT_PERMITTED else WorldError.exit_code
     return code
 
 
@@ -170,6 +177,20 @@ class RootParser(Parser):
         return "\n".join([*lines, "", self.epilog or "", ""])
 
 
+def _import_msgspec() -> None:
+    """Import msgspec without typing_extensions, which takes longer to import than msgspec itself.
+
+    msgspec uses that package only where it is installed, for functions that `typing` has as well.
+    """
+    if "msgspec" in sys.modules or "typing_extensions" in sys.modules:
+        return
+    sys.modules["typing_extensions"] = None  # type: ignore[assignment]  # the import fails
+    try:
+        importlib.import_module("msgspec")
+    finally:
+        del sys.modules["typing_extensions"]
+
+
 def _parser(known: Sequence[str], named: Sequence[str]) -> Parser:
     """Return the parser that knows these commands by name and summary, and those in `named` with their flags."""
     parser = RootParser(
@@ -182,6 +203,7 @@ def _parser(known: Sequence[str], named: Sequence[str]) -> Parser:
     for entry in map(ENTRIES.__getitem__, known):
         command = commands.add_parser(entry.name, help=entry.summary, description=entry.summary)
         if entry.name in named:
+            _import_msgspec()
             configure: Callable[[Parser], None] = getattr(
                 importlib.import_module(f"cotenant.cli.{entry.module}"), f"configure_{entry.name}"
             )

@@ -51,6 +51,7 @@ def _plan_on_kubernetes(options: argparse.Namespace) -> PlanReport:
     from cotenant.cluster.kubernetes.controller.live_state import read_state
     from cotenant.cluster.plan import plan_on_state
     from cotenant.cluster.snapshot import encode_snapshot
+    from cotenant.runner.atomic_file import replace_file
     from cotenant.runner.clock import unix_ns
 
     with closing(api_client(options)) as client:
@@ -59,7 +60,7 @@ def _plan_on_kubernetes(options: argparse.Namespace) -> PlanReport:
         server = client.config.server
     if options.save:
         try:
-            Path(options.save).write_bytes(encode_snapshot(state, now))
+            replace_file(Path(options.save), encode_snapshot(state, now))
         except OSError as error:
             remedy = f"cannot be written: {error.strerror}; choose another file"
             raise ConfigError("--save", options.save, remedy) from None

@@ -14,7 +14,7 @@ import msgspec
 
 from cotenant.cli.flags import SECTION_TITLES, FieldName, flags_of, overlay
 from cotenant.cli.parser import Parser
-from cotenant.errors import ConfigError, WorldError
+from cotenant.errors import ConfigError, SetupError
 from cotenant.node.config.file import Config, validate
 from cotenant.node.directories import (
     Directories,
@@ -201,4 +201,4 @@ def need_packages(command: str, remedy: str, *packages: str) -> None:
     """Raise WorldError if an optional package that a command needs is not installed."""
     for name in packages:
         if importlib.util.find_spec(name) is None:
-            raise WorldError(f"{command} needs the package {name}, which is not installed: {remedy}")
+            raise SetupError(f"{command} needs the package {name}, which is not installed: {remedy}")

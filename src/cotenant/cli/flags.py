@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import tomllib
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -153,6 +152,8 @@ def overlay(config: Config, flags: Mapping[FieldName, Any], gpus: Sequence[str] 
 def sources(text: str, where: str, flags: Mapping[FieldName, Any]) -> dict[str, str]:
     """Return the source of each value for `config show`: a flag, a line of the file, or the default."""
     source = {}
+    import tomllib  # only if there is a config file
+
     document = tomllib.loads(text)
     for section, kind in SECTIONS.items():
         for field in kind.__struct_fields__:

@@ -9,7 +9,7 @@ from typing import Final
 
 from cotenant import __version__
 from cotenant.cli.parser import Parser, subcommands, suggestion
-from cotenant.errors import ConfigError, WorldError
+from cotenant.errors import ConfigError
 
 SHELLS: Final = ("bash", "zsh", "fish")
 _INSTALL: Final = """Load it in the running shell, or install it for new ones:
@@ -74,12 +74,14 @@ def _completion(options: argparse.Namespace) -> int:
 def _man(options: argparse.Namespace) -> int:
     from cotenant.cli import full_parser
     from cotenant.cli.render.man import manual_pages
+    from cotenant.runner.atomic_file import replace_file
 
     folder = Path(options.output)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, page in manual_pages(full_parser(), __version__).items():
-            (folder / name).write_text(page, encoding="utf-8")
+            replace_file(folder / name, page.encode())
     except OSError as error:
-        raise WorldError(f"cannot write to {options.output}: {error.strerror}; choose another directory") from None
+        remedy = f"cannot be written: {error.strerror}; choose another directory"
+        raise ConfigError("--output", options.output, remedy) from None
     return 0

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import argparse
 
+from rich.console import Console
+
 from cotenant.cli.command import configure, group, need_packages, output, print_json, print_line
 from cotenant.cli.parser import Parser
+from cotenant.cli.render.countdown import bar_of_seconds
+from cotenant.units.instant import SECOND_NS
+from cotenant.units.text import parse_duration
 
 
 def configure_load(parser: Parser) -> None:
@@ -52,7 +57,12 @@ def _load(options: argparse.Namespace) -> int:
     fields = {name: getattr(options, name) for name in LoadArguments.__struct_fields__ if name != "models"}
     lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
     arguments = LoadArguments(**(fields | lists), models=tuple(options.model))
-    report = offer_load(arguments, lambda seconds: print_line(f"{seconds:.0f} s of load sent"))
+    times = parse_duration(options.warm_up, field="--warm-up"), parse_duration(options.duration, field="--duration")
+    seconds, console = sum(times) / SECOND_NS, Console(stderr=True)
+    with bar_of_seconds(console, "sending requests", seconds) as passed:
+        is_bar = console.is_terminal
+        show = passed if is_bar else lambda done_s: print_line(f"{done_s:.0f} of {seconds:.0f} s of load sent")
+        report = offer_load(arguments, show)
     if options.json:
         print_json(report)
     else:

@@ -6,7 +6,7 @@ import argparse
 
 from cotenant.cli.command import configure, group, load_own, output, print_json, print_line, whole_number
 from cotenant.cli.parser import Parser
-from cotenant.errors import ConfigError, WorldError
+from cotenant.errors import ConfigError, SetupError
 from cotenant.profile.commands import write_file
 from cotenant.profile.estimate.commands import (
     ModelRequest,
@@ -161,7 +161,7 @@ def _play(options: argparse.Namespace) -> int:
     try:
         summary = play_script(script, image, schedule)
     except (OSError, ValueError) as error:
-        raise WorldError(
+        raise SetupError(
             f"{error}; start a software GPU and run: cotenant run --gpu soft:0 -- cotenant play ..."
         ) from None
     if options.json:

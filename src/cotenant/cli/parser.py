@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import difflib
+import contextlib
+import os
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 _NEGATIVE_VALUE: Final = re.compile(r"^-\.?\d\S*$")
 """A word such as -1, -5% or -50ms is the value of a flag; no flag begins with a digit."""
+
+
+_COLUMNS: Final = 80
+"""The width of help that goes to no terminal."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -46,12 +52,22 @@ class Parser(argparse.ArgumentParser):
         super()._check_value(action, value)
 
 
+def _terminal_columns() -> int:
+    """Return the width of the terminal, as `shutil.get_terminal_size` does; that module takes longer to import."""
+    with contextlib.suppress(KeyError, ValueError):
+        if (columns := int(os.environ["COLUMNS"])) > 0:
+            return columns
+    with contextlib.suppress(AttributeError, ValueError, OSError):
+        return os.get_terminal_size(sys.__stdout__.fileno()).columns or _COLUMNS  # type: ignore[union-attr]
+    return _COLUMNS
+
+
 class HelpFormatter(argparse.HelpFormatter):
     """Help with a short usage line, and a column of flags in which most flags fit on the line of their text."""
 
     def __init__(self, prog: str) -> None:
         """Take the name of the program."""
-        super().__init__(prog, max_help_position=30)
+        super().__init__(prog, max_help_position=30, width=_terminal_columns() - 2)
 
     def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any = None) -> None:
         """Add the usage line without the flags, which are listed under their headings.
@@ -77,6 +93,8 @@ def synopsis(actions: Iterable[argparse.Action]) -> str:
 
 def suggestion(word: str, known: Iterable[str]) -> str:
     """Return ", did you mean ...?" with the nearest known word; empty if none is near."""
+    import difflib  # only for what is misspelt
+
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f", did you mean {matches[0]}?" if matches else ""
 

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from rich.console import Console
 from rich.text import Text
 
 from cotenant.cli.command import OUTPUT, configure, group, output, print_json, print_line
 from cotenant.cli.parser import Parser
+from cotenant.cli.render.countdown import bar_of_steps
 from cotenant.cli.render.tables import table
 from cotenant.errors import ConfigError
 from cotenant.selftest.checks import CHECKS, run_checks
@@ -34,9 +36,11 @@ def _selftest(options: argparse.Namespace) -> int:
     with SelftestSite(options.gpu) as site:
         gpu = site.run("describe")
         print_line(f"testing {gpu['name']}; driver version {_version(gpu)}")
-        for result in run_checks(site, CHECKS):
-            results.append(result)
-            print_line(f"{len(results)} of {len(CHECKS)}, {result.name}: {result.status.value}")
+        with bar_of_steps(Console(stderr=True), print_line) as progress:
+            for result in run_checks(site, CHECKS):
+                results.append(result)
+                line = f"{len(results)} of {len(CHECKS)}, {result.name}: {result.status.value}"
+                progress(len(results), len(CHECKS), line)
         report = make_report(results, gpu, is_software_gpu=site.is_software_gpu)
     if path is not None:
         write_report(path, report)

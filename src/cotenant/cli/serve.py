@@ -139,8 +139,8 @@ def _add_runtime_flags(parser: Parser) -> None:
     runtime.add_argument("--tenants", default="auto", metavar="WHEN", help=about)
     about = "Worker processes on the GPU at the same time (default 44)."
     runtime.add_argument("--workers", type=int, default=44, metavar="N", help=about)
-    about = "Time after which a run on the GPU is abandoned (default 30s)."
-    runtime.add_argument("--run-limit", default="30s", metavar="DURATION", help=about)
+    about = "Time after which a run is abandoned (default 30s on a GPU, 5min on cores)."
+    runtime.add_argument("--run-limit", default="", metavar="DURATION", help=about)
     about = "Folder of model profiles (default: below the state directory)."
     runtime.add_argument("--profiles", default="", metavar="DIR", help=about)
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from cotenant.cli.command import add_command, add_verbs, group, load, output, print_json, print_line
 from cotenant.cli.parser import Parser
-from cotenant.errors import ConfigError, WorldError
+from cotenant.errors import ConfigError
 
 _MPS_DEATH: Final = "Whether an MPS client that dies with work in flight also kills its co-clients (default on)."
 _DATA_VARIABLE: Final = "COTENANT_DATA"
@@ -234,7 +234,7 @@ def write_models(
             )
             paths.append(path)
     except OSError as error:
-        raise WorldError(f"cannot write to {folder}: {error.strerror}; choose another folder") from None
+        raise ConfigError("DIR", str(folder), f"cannot be written: {error.strerror}; choose another folder") from None
     return paths
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
+import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -26,12 +26,13 @@ from cotenant.cli.command import (
     program_of,
     refresh,
 )
-from cotenant.cli.kubernetes import add_cluster, show_pods
 from cotenant.cli.parser import Parser
 from cotenant.errors import ConfigError
 from cotenant.gate.grant import Kind
 from cotenant.node.config.file import validate_limit
-from cotenant.profile.profile import Profile
+
+if TYPE_CHECKING:
+    from cotenant.profile.profile import Profile
 
 _SET_USAGE: Final = (
     "give NAME and at least one of --priority, --slo, --share, --limit and --memory, or rules of the gate without "
@@ -61,6 +62,8 @@ def add_kind(parser: Parser) -> None:
 
 
 def configure_ps(parser: Parser) -> None:
+    from cotenant.cli.kubernetes import add_cluster
+
     configure(parser, _ps, "directories", json=True)
     about = "Include tenants that have left, and how they ended."
     group(parser, "Output").add_argument("-a", "--all", action="store_true", help=about)
@@ -115,17 +118,20 @@ def configure_self(parser: Parser) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     example = "cotenant run --online --slo 50ms -- python serve.py"
-    if options.detach and shutil.which(program_of(options, example)[0]):  # otherwise it fails here, at once
+    if options.detach:
+        import shutil
+
         from cotenant.cli.logs import start_detached
 
-        return start_detached(options, find(options)[0].run.name)
+        if shutil.which(program_of(options, example)[0]):  # otherwise it fails here, at once
+            return start_detached(options, find(options)[0].run.name)
     return run_program(options, example)[0]
 
 
 def run_program(options: argparse.Namespace, example: str) -> tuple[int, list[Profile]]:
     """Run a program as a tenant, with the hook loaded; return its exit code and the profiles of its GPU work."""
     from cotenant.node.client.hami import apply_hami_limits
-    from cotenant.node.client.hook_setup import hooked_program, profiles_of, store_profiles, with_known_use
+    from cotenant.node.client.hook_setup import NO_DRIVER, hooked_program, profiles_of, store_profiles, with_known_use
     from cotenant.node.client.outcome import outcome_file
     from cotenant.node.client.run import TenantRun, spec_of
     from cotenant.node.client.variables import read_variables
@@ -157,11 +163,15 @@ def run_program(options: argparse.Namespace, example: str) -> tuple[int, list[Pr
             outcomes.append(tenant_run.outcome)
             profiles = [] if hooked is None else profiles_of(hooked.collect(spec.task), spec.task)
         store_profiles(profiles, store, print_line)
+    if code and hooked is None and config.run.hook != "off" and sys.stderr.isatty():
+        print_line(f"{NO_DRIVER}, then cotenant run --gpu soft:0 -- COMMAND")
     return code, profiles
 
 
 def _ps(options: argparse.Namespace) -> int:
     if options.all_nodes:
+        from cotenant.cli.kubernetes import show_pods
+
         return show_pods(options)
     return refresh(lambda: _show_tenants(options)) if options.watch else _show_tenants(options)
 

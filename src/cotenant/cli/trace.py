@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cotenant.cli.command import configure, group, load_own, output, print_json, print_line
 from cotenant.cli.parser import Parser
+from cotenant.cli.render.countdown import bar_of_seconds
 from cotenant.errors import ConfigError
 from cotenant.node.directories import Directories
 from cotenant.timeline.recorder import reads_for, record, write
@@ -85,8 +85,6 @@ def check_output(output: str) -> None:
 
 def record_with_bar(directories: Directories, seconds: float, console: Console) -> Recording:
     """Record for some seconds, with a bar on a terminal."""
-    columns = (TextColumn("recording"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not (seconds and console.is_terminal)) as bars:
-        task = bars.add_task("", total=seconds)
-        reads = reads_for(seconds, lambda passed_s: bars.update(task, completed=passed_s))
+    with bar_of_seconds(console, "recording", seconds) as passed:
+        reads = reads_for(seconds, passed)
         return record(directories, seconds, print_line, reads)

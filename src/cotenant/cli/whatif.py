@@ -6,13 +6,18 @@ import argparse
 import os
 from pathlib import Path
 
+from rich.console import Console
+
 from cotenant.cli.command import OUTPUT, configure, group, load_own, output, print_json, print_line
 from cotenant.cli.model_flags import MODELS
 from cotenant.cli.parser import Parser
 from cotenant.errors import ConfigError
 from cotenant.units.text import parse_duration
 
-_KEYS = ("rate", "slo", "batch", "mode", "precision", "graph", "name", "train")
+_ONLINE_KEYS = ("rate", "slo")
+_KEYS = (*_ONLINE_KEYS, "batch", "mode", "precision", "graph", "name", "train")
+_SIZE = "dim."
+"""What the name of a setting begins with that is a size of this model."""
 
 
 def configure_whatif(parser: Parser) -> None:
@@ -21,7 +26,7 @@ def configure_whatif(parser: Parser) -> None:
     tenants = group(parser, "Tenants")
     about = (
         "An online tenant: FILE.onnx, FILE.py or a task of the profile store, then :rate=PER_SECOND,slo=DURATION, and "
-        "optionally batch=N, mode=fused, precision=NAME, graph=1, name=NAME; repeatable."
+        "optionally batch=N, mode=fused, precision=NAME, graph=1, name=NAME, dim.SIZE=N; repeatable."
     )
     tenants.add_argument("--online", action="append", default=[], metavar="MODEL:...", help=about)
     about = "An offline tenant: a model as above; it trains unless train=0 is given; repeatable."
@@ -40,6 +45,7 @@ def configure_whatif(parser: Parser) -> None:
 
 
 def _whatif(options: argparse.Namespace) -> int:
+    from cotenant.cli.render.countdown import bar_of_steps
     from cotenant.cli.render.html.page import check_report, write_report
     from cotenant.cli.render.html.whatif import whatif_page
     from cotenant.cli.render.whatif import show_whatif
@@ -64,18 +70,20 @@ def _whatif(options: argparse.Namespace) -> int:
     for flag, words in (("--online", options.online), ("--offline", options.offline)):
         for word in words:
             source, fields = parse_tenant(flag, word)
+            sizes = [f"{name.removeprefix(_SIZE)}={size}" for name, size in fields.items() if name.startswith(_SIZE)]
             request = TenantRequest(
                 source=source,
                 fields=fields,
                 flag=flag,
                 gpu=gpu,
-                dimensions=dimensions,
+                dimensions=dimensions | parse_dimensions(sizes),
                 host_ns=float(host_ns),
             )
             tenants.append(whatif_tenant(request, store, directories.state, print_line))
     if options.html:
         check_report("--html", options.html)
-    report = answer(tenants, gpu, options.seed, os.cpu_count() or 1, print_line, options.seconds)
+    with bar_of_steps(Console(stderr=True), print_line) as progress:
+        report = answer(tenants, gpu, options.seed, os.cpu_count() or 1, progress, options.seconds)
     if options.html:
         write_report("--html", Path(options.html), whatif_page(report, machine))
         print_line(f"written: {options.html}")
@@ -94,9 +102,12 @@ def parse_tenant(flag: str, word: str) -> tuple[str, dict[str, str]]:
     fields: dict[str, str] = {}
     for part in settings.split(",") if settings else ():
         name, equals, value = part.partition("=")
-        if not equals or name not in _KEYS or not value:
-            raise ConfigError(flag, word, f"write MODEL:NAME=VALUE,... with names among {', '.join(_KEYS)}")
+        if not equals or not (name in _KEYS or name.startswith(_SIZE)) or not value:
+            names = ", ".join([*_KEYS, f"{_SIZE}SIZE"])
+            raise ConfigError(flag, word, f"write MODEL:NAME=VALUE,... with names among {names}")
         fields[name] = value
+    if flag == "--offline" and (wrong := [name for name in _ONLINE_KEYS if name in fields]):
+        raise ConfigError(flag, word, f"an offline tenant has no {' and no '.join(wrong)}; use --online for a service")
     if flag == "--online" and not {"rate", "slo"} <= set(fields):
         raise ConfigError(flag, word, "an online tenant needs rate and slo, as in bert.onnx:rate=20,slo=50ms")
     if not source:

@@ -38,6 +38,9 @@ def combine(pages: Iterable[Page], generation: int) -> dict[str, int | list[int]
     """
     combined: dict[str, int | list[int]] = {}
     for page in pages:
+        if not combined:
+            combined.update(page)
+            continue
         for name, value in page.items():
             combined[name] = _join(name, combined[name], value) if name in combined else value
     if combined:

@@ -102,6 +102,7 @@ class _Device:
         self.exporters: dict[int, tuple[int, int]] = {}  # by key: index and generation of the process that exported it
         self.foreign_bytes = 0
         self.unmatched_bytes = 0
+        self.version = 0  # increases with every change of what a tenant holds
 
     def account(self, tenant: Tenant) -> _Account | None:
         account = self.accounts.get(tenant[0])
@@ -153,6 +154,7 @@ class LiveLedgers:
             device = self._device(gpu)
             if device.account((slot, generation)) is None:
                 account = device.accounts[slot] = _Account(generation)
+                device.version += 1
                 # Only online tenants wait for it; one that has just joined must not have to wait for the monitor.
                 account.reclaimable_bytes = device.reclaimable_bytes
             self.write(gpu)
@@ -179,6 +181,7 @@ class LiveLedgers:
     def end(self, gpu: int, index: int, pages: bytes) -> None:
         """End the line of a process: its memory counts as unattached until the device has released it."""
         device = self._device(gpu)
+        device.version += 1
         line = device.lines.get(index)
         if line is None:
             return
@@ -207,6 +210,7 @@ class LiveLedgers:
         device = self._device(gpu)
         line = device.lines[index]
         line.ledger = ledger
+        device.version += 1
         for key, _ in line.shares(*_OWNED):  # it may have exported and freed the memory since the last reading
             device.exporters.setdefault(key, (index, line.generation))
 
@@ -249,8 +253,10 @@ class LiveLedgers:
             return True
         if unattributed_bytes and not is_known and lower_bytes < ledger.own_bytes:
             lower_bytes = min(ledger.own_bytes, beyond_bytes)
-        line.excess_bytes = lower_bytes - ledger.own_bytes
-        line.measured_version = ledger.own_version + 1
+        measured = (lower_bytes - ledger.own_bytes, ledger.own_version + 1)
+        if measured != (line.excess_bytes, line.measured_version):
+            line.excess_bytes, line.measured_version = measured
+            device.version += 1
         return True
 
     def recorded_bytes(self, gpu: int, index: int) -> int:
@@ -273,6 +279,7 @@ class LiveLedgers:
                 if not is_released(process.pid):
                     kept.append(process)
                     continue
+                device.version += 1
                 for key, size_bytes in process.exports.items():
                     if key in importers:
                         device.orphans[key] = _Orphan((slot, account.generation), size_bytes)
@@ -286,9 +293,12 @@ class LiveLedgers:
         self, gpu: int, slot: int, measured_bytes: int | None, unhooked_bytes: int, unseen_bytes: int, over_bytes: int
     ) -> None:
         """Store what the device attributes to a tenant; `unhooked_bytes` is the part of processes without pages."""
-        account = self._device(gpu).accounts.get(slot)
+        device = self._device(gpu)
+        account = device.accounts.get(slot)
         if account is not None:
-            account.measured_bytes, account.unhooked_bytes = measured_bytes, min(unhooked_bytes, MAX_BYTES)
+            unhooked_bytes = min(unhooked_bytes, MAX_BYTES)
+            device.version += (account.measured_bytes, account.unhooked_bytes) != (measured_bytes, unhooked_bytes)
+            account.measured_bytes, account.unhooked_bytes = measured_bytes, unhooked_bytes
             account.unseen_bytes, account.over_bytes = unseen_bytes, over_bytes
 
     def set_foreign(self, gpu: int, foreign_bytes: int, unmatched_bytes: int) -> None:
@@ -321,6 +331,10 @@ class LiveLedgers:
         """Return the size of a context on this device; 0: unknown."""
         return self._device(gpu).context_bytes
 
+    def version(self, gpu: int) -> int:
+        """Return a number that changes with what a tenant of a device holds."""
+        return self._device(gpu).version
+
     def has_ended(self, gpu: int) -> bool:
         """Return whether an ended process may still hold memory of a device."""
         return any(account.ended for account in self._device(gpu).accounts.values())
@@ -337,19 +351,21 @@ class LiveLedgers:
     def keep_only(self, gpu: int, tenants: Mapping[int, int]) -> None:
         """Drop the accounts of other tenants than these, by slot and generation."""
         device = self._device(gpu)
-        device.accounts = {
-            slot: account for slot, account in device.accounts.items() if tenants.get(slot) == account.generation
-        }
+        others = [slot for slot, account in device.accounts.items() if tenants.get(slot) != account.generation]
+        for slot in others:
+            del device.accounts[slot]
+        device.version += bool(others)
 
     def write(self, gpu: int) -> None:
         """Write the accounts of a device that changed."""
         device = self._device(gpu)
+        measured: dict[Tenant, dict[int, Measurement]] = {}
+        for index, line in device.lines.items():
+            if line.measured_version:
+                measurement = Measurement(line.generation, line.excess_bytes, line.measured_version)
+                measured.setdefault(line.tenant, {})[index] = measurement
         for slot, account in device.accounts.items():
-            measurements = {
-                index: Measurement(line.generation, line.excess_bytes, line.measured_version)
-                for index, line in device.lines.items()
-                if line.tenant == (slot, account.generation) and line.measured_version
-            }
+            measurements = measured.get((slot, account.generation), {})
             amounts = device.context_bytes, account.unattached_bytes, account.reclaimable_bytes
             if account.written != (amounts, measurements):
                 account.written = (amounts, measurements)
@@ -394,6 +410,8 @@ class LiveLedgers:
     def _held_bytes(self, device: _Device, tenant: Tenant, account: _Account) -> int:
         """Return what counts for a tenant; as ct_ledger_held() in native/ledger/line.c."""
         own = [line for line in device.lines.values() if line.tenant == tenant]
+        if not any(line.ledger is not None and line.ledger.shares for line in own):
+            return min(sum(line.held_bytes for line in own) + account.unattached_bytes, MAX_BYTES)
         opened = {key for line in own for key, _ in line.shares(ShareRole.IMPORT)}
         orphaned = sum(size for line in own for key, size in line.shares(ShareRole.ORPHANED) if key in opened)
         return min(sum(line.held_bytes for line in own) + orphaned + account.unattached_bytes, MAX_BYTES)
@@ -402,6 +420,8 @@ class LiveLedgers:
         opened = {
             key for line in device.lines.values() if line.tenant[0] == slot for key, _ in line.shares(ShareRole.IMPORT)
         }
+        if not opened:
+            return 0
         of_others = {key: size for key, size, line, _ in device.owned() if line.tenant[0] != slot}
         of_ended = {key: orphan.bytes for key, orphan in device.left_behind().items() if orphan.tenant[0] != slot}
         return min(sum(({**of_others, **of_ended}).get(key, 0) for key in opened), MAX_BYTES)
@@ -413,6 +433,8 @@ class LiveLedgers:
         """
         if line.ledger is None:
             return 0
+        if not line.ledger.shares:  # as of most programs
+            return min(line.ledger.managed_bytes, MAX_BYTES)
         sizes = {key: orphan.bytes for key, orphan in device.left_behind().items()}
         sizes |= {key: size for key, size, _, _ in device.owned()}
         opened = {key for key, _ in line.shares(ShareRole.IMPORT)}
@@ -433,10 +455,15 @@ class LiveLedgers:
             if role is ShareRole.ORPHANED and users and line.tenant not in users:
                 charged[min(users)] += size_bytes
         for slot, account in device.accounts.items():
-            account.orphaned_bytes = min(charged[slot, account.generation], MAX_BYTES)
+            orphaned_bytes = min(charged[slot, account.generation], MAX_BYTES)
+            device.version += account.orphaned_bytes != orphaned_bytes
+            account.orphaned_bytes = orphaned_bytes
 
     def _device(self, gpu: int) -> _Device:
-        return self._devices.setdefault(gpu, _Device())
+        device = self._devices.get(gpu)
+        if device is None:
+            device = self._devices[gpu] = _Device()
+        return device
 
 
 def _payer(owner: Tenant, users: set[Tenant]) -> Tenant:

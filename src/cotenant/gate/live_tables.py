@@ -98,6 +98,12 @@ class LiveTenantTables:
         entries = tuple(device.entries[slot] for slot in sorted(device.entries))
         return msgspec.structs.replace(device.rules, entries=entries)
 
+    def generation_of(self, gpu: int, slot: int) -> int | None:
+        """Return the generation of the tenant in a slot of a device; None if there is none."""
+        device = self._devices.get(gpu)
+        entry = None if device is None or device.rules is None else device.entries.get(slot)
+        return None if entry is None else entry.generation
+
     def copy(self, gpu: int) -> bytes | None:
         """Return a copy of the tenant table of a device; None if it has none."""
         device = self._devices.get(gpu)

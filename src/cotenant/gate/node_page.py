@@ -36,7 +36,7 @@ class NodePage:
 
     def repair(self) -> bool:
         """Make the page equal to the copy again; return whether they differed."""
-        if memoryview(self._page.memory) == memoryview(self._copy):
+        if self._page.memory[:] == self._copy[:]:  # bytes: memoryviews are compared item by item
             return False
         memoryview(self._page.memory)[:] = memoryview(self._copy)
         return True

@@ -15,10 +15,12 @@ import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from cotenant.hook.record import Record, decode_record
 from cotenant.hook.records import is_sealed_record, reader
+
+if TYPE_CHECKING:
+    from cotenant.hook.record import Record
 
 RECORDS_LIMIT: Final = 1024
 """Records that are kept; further ones are dropped."""
@@ -128,6 +130,8 @@ class RecordSocket:
 
     def read(self, task: str) -> Iterator[Record]:
         """Yield every record in the order of names, whatever became of the links."""
+        from cotenant.hook.record import decode_record  # noqa: PLC0415  slow to import; before the program, it is not needed
+
         self.receive()
         for _, descriptor in sorted(self._descriptors.items()):
             record = decode_record(reader(descriptor), task)

@@ -9,11 +9,10 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from cotenant.gate.shared_pages import ONE_WRITER
-from cotenant.hook.record import ReadAt, Record, decode_record
-from cotenant.hook.ring_format import RECORD_BYTES
+if TYPE_CHECKING:
+    from cotenant.hook.record import ReadAt, Record
 
 _RECORDS_LIMIT: Final = 4096
 _PROCESSES_LIMIT: Final = 4096
@@ -24,6 +23,8 @@ TASK_FILE: Final = "task"
 
 def read_records(directory: Path, task: str) -> Iterator[Record]:
     """Yield every record of a directory in the order of names; other files are skipped."""
+    from cotenant.hook.record import decode_record  # noqa: PLC0415  slow to import; before a program starts, it is not needed
+
     for path in sorted(directory.glob("record-*"))[:_RECORDS_LIMIT]:
         with contextlib.suppress(OSError):
             descriptor = open_record(path)
@@ -56,6 +57,9 @@ def open_record(path: Path) -> int:
 
 def is_sealed_record(descriptor: int) -> bool:
     """Return whether this is a memory file of the size of a record that only its creator can write."""
+    from cotenant.gate.shared_pages import ONE_WRITER  # noqa: PLC0415  as above
+    from cotenant.hook.ring_format import RECORD_BYTES  # noqa: PLC0415  as above
+
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
     except OSError:  # it is no memory file

@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from cotenant import __version__, _native
-from cotenant.errors import WorldError
+from cotenant import __version__
+from cotenant.errors import SetupError, WorldError
 from cotenant.runner.process import run_and_capture
 
 DRIVER_NAME: Final = "libcuda.so.1"
@@ -22,6 +20,7 @@ RECORD_VARIABLE: Final = "COTENANT_RECORD"
 SEALED_VARIABLE: Final = "COTENANT_RECORD_SEALED"
 """If it is 1, the hook sends its record to the socket in the record directory, and creates no file there."""
 _PREFIX: Final = "libcotenant-"
+_CACHE_FILE: Final = Path("/etc/ld.so.cache")
 _DEFAULT_DIRECTORIES: Final = (
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
@@ -62,9 +61,11 @@ def image_check() -> Path:
 
 
 def _installed(name: str) -> Path:
+    from cotenant import _native  # noqa: PLC0415  loaded only where there is a driver
+
     path = Path(_native.__file__).parent / "_hook" / name
     if not path.exists():
-        raise WorldError(f"{path} is missing: cotenant was installed without its hook; reinstall it")
+        raise SetupError(f"{path} is missing: cotenant was installed without its hook; reinstall it")
     return path
 
 
@@ -96,6 +97,8 @@ def _search_path(name: str, environ: Mapping[str, str]) -> Iterator[str]:
 
 def _cached(library_name: str) -> Iterator[str]:
     """Yield the directories of a library in the linker's cache."""
+    if not _may_be_cached(library_name):
+        return
     for line in _linker_cache().splitlines():
         if library_name not in line:
             continue
@@ -104,9 +107,20 @@ def _cached(library_name: str) -> Iterator[str]:
             yield str(Path(path.strip()).parent)
 
 
+def _may_be_cached(library_name: str) -> bool:
+    """Return whether the linker's cache contains the name at all; if not, `ldconfig` need not be started."""
+    try:
+        return library_name.encode() in _CACHE_FILE.read_bytes()
+    except OSError:
+        return True
+
+
 @functools.cache
 def _linker_cache() -> str:
     """Return the list that `ldconfig -p` prints, once per process; `ldconfig` is often not on a user's PATH."""
+    import shutil  # noqa: PLC0415  slow to import
+    import subprocess  # noqa: PLC0415  as above
+
     tool = shutil.which("ldconfig", path=os.environ.get("PATH", "") + ":/sbin:/usr/sbin")
     if tool is None:
         return ""

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pynvml
 
-from cotenant.errors import PeerError, WorldError
+from cotenant.errors import PeerError, SetupError, WorldError
 from cotenant.softgpu import manage
 
 _COMPUTE_MODES: Final = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
@@ -82,11 +82,12 @@ def nvml(soft: Path | None) -> Iterator[None]:
         try:
             ctypes.CDLL(str(library))  # NVIDIA's package then finds this library under its name
         except OSError as error:
-            raise WorldError(f"the NVML of the software GPUs cannot be loaded: {error}; {_REMEDY}") from error
+            raise SetupError(f"the NVML of the software GPUs cannot be loaded: {error}; {_REMEDY}") from error
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        raise WorldError(f"NVML is not available ({error}); {_REMEDY}") from error
+        is_installed = error.value != pynvml.NVML_ERROR_LIBRARY_NOT_FOUND  # then the driver may be about to be loaded
+        raise (WorldError if is_installed else SetupError)(f"NVML is not available ({error}); {_REMEDY}") from error
     try:
         yield
     finally:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import struct
+import typing
 from typing import Annotated, Final, TypeAlias
 
 import msgspec
@@ -479,8 +481,21 @@ class _AnyVersion(msgspec.Struct, frozen=True):
 
 _versions = msgspec.msgpack.Decoder(_AnyVersion)
 _encoder = msgspec.msgpack.Encoder()
-_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
-_answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+
+
+@functools.cache
+def _requests() -> msgspec.msgpack.Decoder[Request]:
+    """Return the decoder of requests, whose construction takes milliseconds: clients need only that of answers."""
+    return msgspec.msgpack.Decoder(Request)
+
+
+_ANSWER_TYPES: Final = {kind.__struct_config__.tag: kind for kind in typing.get_args(Answer)}
+
+
+@functools.cache
+def _answers(kind: type[Answer] | None) -> msgspec.msgpack.Decoder[Answer]:
+    """Return the decoder of one type of answers, or of all: that takes milliseconds, and a client needs few types."""
+    return msgspec.msgpack.Decoder(Answer if kind is None else kind)
 
 
 def encode(message: Request | Answer) -> bytes:
@@ -492,7 +507,7 @@ def encode(message: Request | Answer) -> bytes:
 def decode_request(payload: bytes) -> Request:
     """Decode a peer's request; raise `PeerError` that names the wrong field."""
     try:
-        return _requests.decode(payload)
+        return _requests().decode(payload)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise PeerError(_version_error(payload) or f"this message cannot be read: {error}") from None
 
@@ -516,7 +531,7 @@ def version_error(version: int, *, is_hook: bool) -> str:
 def decode_answer(payload: bytes) -> Answer:
     """Decode the node's answer."""
     try:
-        return _answers.decode(payload)
+        return _answers(_ANSWER_TYPES.get(_versions.decode(payload).type)).decode(payload)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise PeerError(f"the node's answer cannot be read: {error}") from None
 

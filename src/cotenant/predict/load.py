@@ -33,6 +33,9 @@ class LoadRules(Value, frozen=True):
     """Smallest weight of the latest day in a bin."""
 
 
+_RULES: Final = LoadRules()
+
+
 class Bin(Value, frozen=True):
     """A bin of the day: mean requests per window on earlier days, and the sum of the present day."""
 
@@ -70,23 +73,24 @@ class Load(Value, frozen=True):
 
     def next_window(self, at_ns: int, watch: LoadRules | None = None) -> Estimate | None:
         """Return the requests in the window that begins at this instant; None: there was no window yet."""
-        rules = watch or LoadRules()
+        rules = watch or _RULES
         if not self.windows:
             return None
-        point = self._mixed(at_ns, rules)
+        point = self._mixed(self._predictions(at_ns, rules))
         spread = math.sqrt(max(self.mixed_error, 1.0) * max(point, 1.0))
         return Estimate(max(0.0, point - _Z_90 * spread), point, point + _Z_90 * spread, COVERAGE)
 
     def after(self, requests: int, at_ns: int, watch: LoadRules | None = None) -> Load:
         """Return the load with the window that began at this instant."""
-        rules = watch or LoadRules()
+        rules = watch or _RULES
         bins = self.day or (Bin(),) * rules.bins
         index, day = _bin_and_day(at_ns, len(bins))
         updated = (*bins[:index], bins[index].after(day, float(requests), rules.day_weight), *bins[index + 1 :])
         if not self.windows:
             first = (float(requests),) * len(rules.rates)
             return Load(1, first, (0.0,) * (len(rules.rates) + 1), 1.0, updated)
-        predictions, point = self._predictions(at_ns, rules), self._mixed(at_ns, rules)
+        predictions = self._predictions(at_ns, rules)
+        point = self._mixed(predictions)
         forget = _weight(rules.forget, self.windows)
         errors = tuple(
             old if prediction is None else old + forget * ((requests - prediction) ** 2 - old)
@@ -108,13 +112,15 @@ class Load(Value, frozen=True):
             usual = mean if days >= rules.days else None
         return (*self.means, usual)
 
-    def _mixed(self, at_ns: int, rules: LoadRules) -> float:
-        weighted = [
-            (prediction, 1 / max(error, 1e-3) ** 2)
-            for prediction, error in zip(self._predictions(at_ns, rules), self.errors, strict=True)
-            if prediction is not None
-        ]
-        return sum(prediction * weight for prediction, weight in weighted) / sum(weight for _, weight in weighted)
+    def _mixed(self, predictions: tuple[float | None, ...]) -> float:
+        """Return the mean of these predictions, weighted by the recent errors of their predictors."""
+        weighted_sum = weights = 0.0
+        for prediction, error in zip(predictions, self.errors, strict=True):
+            if prediction is not None:
+                weight = 1 / max(error, 1e-3) ** 2
+                weighted_sum += prediction * weight
+                weights += weight
+        return weighted_sum / weights
 
 
 def _bin_and_day(at_ns: int, bins: int) -> tuple[int, int]:

@@ -42,6 +42,13 @@ def interferences(uses: Sequence[TaskUse | None], *, is_mps: bool = True) -> lis
     return [1.0] * len(uses) if len(uses) < 2 else _predictor(is_mps=is_mps).interferences(uses)
 
 
+def share_interference() -> float:
+    """Return the slowdown of work on a part of the SMs while other work, of unknown use, has others."""
+    from cotenant.predict.speed_parameters import load_parameters  # loads numpy and the fitted parameters
+
+    return 1 + load_parameters().modes["mps"].law.interference
+
+
 @functools.cache
 def _predictor(*, is_mps: bool) -> SpeedPredictor:
     from cotenant.predict.speed import SpeedPredictor  # loads numpy and the fitted parameters

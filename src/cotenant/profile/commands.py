@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from cotenant.errors import ConfigError, WorldError
+from cotenant.errors import ConfigError, SetupError
 from cotenant.predict.gap_fill import NEIGHBOUR_NS, Fill, predict_fill
 from cotenant.profile.import_files import as_profile, read_recordings
 from cotenant.profile.profile import KernelTiming, Profile
@@ -38,7 +38,7 @@ def find_profile(store: ProfileStore, task: str, device: str) -> StoredProfile:
     """Return the one profile whose task, or a unique part of it, is given; `device` selects among several."""
     keys = store.keys()
     if not keys:
-        raise WorldError(f"{store.path} holds no profile yet; record one with: cotenant profile record -- COMMAND")
+        raise SetupError(f"{store.path} holds no profile yet; record one with: cotenant profile record -- COMMAND")
     exact = [key for key in keys if key.task == task]
     matches = [key for key in exact or keys if task in key.task and device in key.device]
     if not matches:
@@ -50,7 +50,7 @@ def find_profile(store: ProfileStore, task: str, device: str) -> StoredProfile:
         )
     stored = store.get(matches[0])
     if stored is None:
-        raise WorldError(f"every recording of {matches[0].task!r} is damaged; record it again")
+        raise SetupError(f"every recording of {matches[0].task!r} is damaged; record it again")
     return stored
 
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import sqlite3
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from cotenant.errors import ConfigError, WorldError
+from cotenant.errors import ConfigError, SetupError, WorldError
 from cotenant.node.directories import Directories
-from cotenant.profile.profile import Profile, merge
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from cotenant.profile.profile import Profile
 
 RECORDINGS_KEPT: Final = 16
 """The number of recordings kept per task and device."""
@@ -79,6 +81,8 @@ class ProfileStore:
 
     def add(self, profile: Profile, at_ns: int) -> None:
         """Store one more recording of a task."""
+        import zlib  # noqa: PLC0415  only if there are profiles
+
         body = msgspec.msgpack.encode(profile)
 
         def insert(database: sqlite3.Connection) -> None:
@@ -116,6 +120,8 @@ class ProfileStore:
         recordings = self.recordings(key)
         if not recordings:
             return None
+        from cotenant.profile.profile import merge  # noqa: PLC0415  only if there are profiles
+
         return StoredProfile(
             merge((recording.profile for recording in recordings), key.task, key.device), recordings[-1].recorded_ns
         )
@@ -138,6 +144,10 @@ class ProfileStore:
         return self._run_transaction(delete)
 
     def _decode_rows(self, rows: list[tuple[int, int, bytes, int]]) -> Iterator[StoredProfile]:
+        import zlib  # noqa: PLC0415  as above
+
+        from cotenant.profile.profile import Profile  # noqa: PLC0415  as above
+
         for number, at_ns, body, crc in rows:
             try:
                 if zlib.crc32(body) != crc:
@@ -148,6 +158,8 @@ class ProfileStore:
 
     def _run_transaction(self, work: Callable[[sqlite3.Connection], _T], *, writing: bool = True) -> _T:
         """Run one transaction; if the file is damaged, rename it once and run on a new file."""
+        import sqlite3  # noqa: PLC0415  only if there are profiles
+
         try:
             return self._transact(work, writing=writing)
         except sqlite3.DatabaseError as error:
@@ -157,7 +169,7 @@ class ProfileStore:
         try:
             return self._transact(work, writing=writing)
         except sqlite3.DatabaseError as error:
-            raise WorldError(f"{self.path}: {error}; move it away manually") from None
+            raise SetupError(f"{self.path}: {error}; move it away manually") from None
 
     def _transact(self, work: Callable[[sqlite3.Connection], _T], *, writing: bool) -> _T:
         with self._open() as database, database:
@@ -169,6 +181,8 @@ class ProfileStore:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
+        import sqlite3  # noqa: PLC0415  as above
+
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             database = sqlite3.connect(self.path, timeout=_PATIENCE_MS / 1000, isolation_level=None)
@@ -219,6 +233,8 @@ class ProfileStore:
             os.close(lock)
 
     def _is_sound(self) -> bool:
+        import sqlite3  # noqa: PLC0415  as above
+
         if not self.path.exists():
             return True
         try:

@@ -6,12 +6,13 @@ import contextlib
 import errno
 import os
 import stat
-import tempfile
 from pathlib import Path
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Replace a file by a synced temporary file of the same directory, so that also a power loss leaves one of both."""
+    import tempfile  # noqa: PLC0415  slow to import
+
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -55,6 +56,8 @@ def check_replaceable(path: Path) -> None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if target.exists() and not target.is_file():
         return
+    import tempfile  # noqa: PLC0415  as above
+
     descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
     os.close(descriptor)
     os.unlink(temporary)  # noqa: PTH108  a name that mkstemp made

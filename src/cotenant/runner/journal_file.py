@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Generic
 
-from cotenant.errors import WorldError
+from cotenant.errors import SetupError, WorldError
 from cotenant.runner.atomic_file import sync_directory
 from cotenant.runner.journal import (
     BEGINNING_BYTES,
@@ -172,7 +172,7 @@ class Recovery(Generic[AnyTurn]):
         except FileNotFoundError:
             return
         except OSError as error:
-            raise WorldError(
+            raise SetupError(
                 f"cannot read the journal {self._path}: {error.strerror}; correct its permissions"
             ) from None
         with file:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import struct
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cotenant.errors import WorldError
+
+if TYPE_CHECKING:
+    import subprocess
 
 _FORWARDED: Final = (
     signal.SIGHUP,
@@ -70,6 +71,8 @@ class Signals:
 
 def signal_descriptor(numbers: Iterable[int]) -> int:
     """Return a descriptor from which these signals, which must be blocked, are read (signalfd(2))."""
+    import ctypes  # noqa: PLC0415  slow to import
+
     libc = ctypes.CDLL(None, use_errno=True)
     signal_set = ctypes.create_string_buffer(_SIGSET_BYTES)
     libc.sigemptyset(signal_set)
@@ -98,6 +101,8 @@ def exec_failure_code(error: OSError) -> int:
 
 def start_in_background(arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
     """Start a cotenant command in a session of its own, with its output in a log file."""
+    import subprocess  # noqa: PLC0415  slow to import
+
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if log.exists() and log.stat().st_size > 1 << 20:
         log.replace(log.with_name(log.name + ".1"))
@@ -113,11 +118,15 @@ def start_in_background(arguments: Sequence[str], log: Path) -> subprocess.Popen
 
 def name_process(name: str) -> None:
     """Set the process name that `ps` and `top` show."""
+    import ctypes  # noqa: PLC0415  slow to import
+
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
 def protect_process() -> None:
     """Prevent other processes of the same user from opening this process's descriptors and memory through /proc."""
+    import ctypes  # noqa: PLC0415  slow to import
+
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
@@ -137,6 +146,8 @@ def start_with_pipes(
     command: Sequence[str], environ: Mapping[str, str] | None = None, *, keep_input: bool = False
 ) -> subprocess.Popen[str]:
     """Start a process with its output in pipes; its input is a pipe only if `keep_input`."""
+    import subprocess  # noqa: PLC0415  slow to import
+
     return subprocess.Popen(
         list(command),
         env=environ,

@@ -80,6 +80,8 @@ class TenantConfig(Section, frozen=True):
     graph: bool = False
     batch: Count = Count(1)
     """Batch size of a model; so are the following, which recordings do not have."""
+    sizes: dict[str, Count] = msgspec.field(default_factory=dict)
+    """Sizes that the model leaves open, by name."""
     mode: Literal["eager", "fused"] = "eager"
     train: bool = False
     arrival: ArrivalName = "back-to-back"
@@ -139,8 +141,9 @@ def decode_kernels(text: str, where: str) -> KernelScenario:
         if has_period != bool(tenant.period):
             remedy = "periodic and poisson arrivals need a period, others have none"
             raise refuse([*tenant_path, "period"], f"{field}.period", int(tenant.period), remedy)
-        if not tenant.file.endswith(".onnx") and (tenant.train or tenant.mode != "eager" or int(tenant.batch) != 1):
-            remedy = "batch, mode and train are for models: name an .onnx file, or omit them"
+        is_model = tenant.file.endswith(".onnx")
+        if not is_model and (tenant.train or tenant.sizes or tenant.mode != "eager" or int(tenant.batch) != 1):
+            remedy = "batch, sizes, mode and train are for models: name an .onnx file, or omit them"
             raise refuse([*tenant_path, "batch"], f"{field}.batch", int(tenant.batch), remedy)
         if tenant.generator is not None and not (tenant.generator.kernels and tenant.generator.kernel):
             remedy = "a load has at least one kernel, of at least a nanosecond"

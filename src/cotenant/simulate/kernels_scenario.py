@@ -79,7 +79,7 @@ def simulate_kernels_file(path: Path, seed: int | None, report: Report, data: st
 def simulate_kernels(scenario: KernelScenario, where: Path, report: Report, data: str = "") -> KernelOutcome:
     """Run every policy of the scenario; data files are found by `find_data_file`."""
     setting = _setting(scenario)
-    loads = [_load(config, scenario, where, data) for config in scenario.tenant]
+    loads = [_load(config, scenario, where, data, report) for config in scenario.tenant]
     tenants = [
         Tenant(
             load=load,
@@ -175,11 +175,11 @@ def _oracle(policy: str, alone: DeviceRun, fill: DeviceRun, offline: Workload, s
 # ---- loads ----------------------------------------------------------------------------------------------------------
 
 
-def _load(config: TenantConfig, scenario: KernelScenario, where: Path, data: str) -> Workload:
+def _load(config: TenantConfig, scenario: KernelScenario, where: Path, data: str, report: Report) -> Workload:
     if config.generator:
         launches = _generate_launches(config.generator)
     elif config.file.endswith(".onnx"):
-        launches = _estimate_launches(config, scenario.device.preset, where, data)
+        launches = _estimate_launches(config, scenario.device.preset, where, data, report)
     else:
         launches = _read(config, where, data)
     host_ns, scale = int(config.host), int(config.scale) / 1e6
@@ -203,12 +203,23 @@ def _generate_launches(config: GeneratorConfig) -> tuple[Launch, ...]:
     return (Launch(kernel, int(config.kernel), int(config.interval), registers=64),) * int(config.kernels)
 
 
-def _estimate_launches(config: TenantConfig, device: str, where: Path, data: str) -> tuple[Launch, ...]:
+def _estimate_launches(config: TenantConfig, device: str, where: Path, data: str, report: Report) -> tuple[Launch, ...]:
     """Return the estimated launches of a model on the scenario's device."""
     path = find_data_file(config.file, "tenant.file", where, data)
-    model = onnx_operators(path, max(int(config.batch), 1), {})
+    try:
+        model = onnx_operators(
+            path, max(int(config.batch), 1), {name: int(size) for name, size in config.sizes.items()}
+        )
+    except ConfigError as error:
+        if error.field != "--dim":
+            raise
+        remedy = "the model leaves this open; give it as in sizes = { NAME = 128 }"
+        raise ConfigError("tenant.sizes", error.value, remedy, where=str(where)) from None
     options = StreamOptions(mode=config.mode, train=config.train, graph=config.graph)
-    return launches_of_stream(estimate_stream(config.name, model, find_gpu(device, "device.preset"), options))
+    stream = estimate_stream(config.name, model, find_gpu(device, "device.preset"), options)
+    for remark in stream.remarks:
+        report(f"{config.name}: {remark}")
+    return launches_of_stream(stream)
 
 
 def _read(config: TenantConfig, where: Path, data: str) -> tuple[Launch, ...]:

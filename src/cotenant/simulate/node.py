@@ -16,6 +16,7 @@ from cotenant.node.sim.node import SimNode
 from cotenant.node.sim.scenario import Scenario, decode_scenario
 from cotenant.node.sim.traffic import Traffic
 from cotenant.node.state.node import NodeMachine
+from cotenant.runner.atomic_file import replace_file
 from cotenant.runner.journal_memory import SimJournal
 from cotenant.runner.sim_loop import SimLoop
 from cotenant.units.instant import Instant
@@ -100,7 +101,7 @@ def simulate_file(path: Path, seed: int | None, journal: str, report: Callable[[
     outcome, content = simulate(scenario, report)
     if journal:
         try:
-            Path(journal).write_bytes(content)
+            replace_file(Path(journal), content)
         except OSError as error:
             raise ConfigError("--journal", journal, f"cannot be written: {error.strerror}; choose another") from None
     return outcome

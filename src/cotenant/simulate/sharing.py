@@ -18,6 +18,9 @@ from cotenant.units.instant import MILLISECOND_NS, SECOND_NS
 from cotenant.workload.load import Workload
 
 WHOLE: Final = 100
+_PENDING_LEAST: Final = 3
+_PENDING_PART: Final = 0.05
+"""A queue counts as growing if more than this part of the requests in the window have not ended at its end."""
 SAMPLE_NS: Final = 100 * MILLISECOND_NS
 
 
@@ -54,6 +57,8 @@ class TenantResult(msgspec.Struct, frozen=True, kw_only=True):
     """Due instants of every request before the end, in order, whether it was started or not; empty for a training."""
     ends_ns: array[int]
     """End instants in the same order; shorter by the requests that had not ended."""
+    starts_ns: array[int] = msgspec.field(default_factory=lambda: array("q"))
+    """When they began, in the same order and number as their ends: a request waits for those before it."""
     done_ns: int
     """Kernel time completed in the window, by the duration of these kernels alone."""
     progress_ns: array[int]
@@ -70,6 +75,17 @@ class TenantResult(msgspec.Struct, frozen=True, kw_only=True):
         """Return latencies of requests that were due in the window, or between two instants, and ended in the run."""
         first, last = self._span(begin_ns, end_ns)
         return [end - due for due, end in zip(self.dues_ns[first:last], self.ends_ns[first:last], strict=False)]
+
+    def services_ns(self) -> list[int]:
+        """Return how long requests in the window took from their begin on, without the wait for those before."""
+        first, last = self._span(None, None)
+        return [end - start for start, end in zip(self.starts_ns[first:last], self.ends_ns[first:last], strict=False)]
+
+    def is_bounded(self) -> bool:
+        """Return whether the queue did not grow over the window: nearly all requests ended that were due."""
+        first, last = self._span(None, None)
+        due, pending = last - first, last - len(self.ends_ns)
+        return pending <= max(_PENDING_LEAST, _PENDING_PART * due)
 
     def count_within(self, slo_ns: int, begin_ns: int | None = None, end_ns: int | None = None) -> tuple[int, int]:
         """Return the number of requests within the objective, and of those whose result is known."""
@@ -93,7 +109,7 @@ class TenantResult(msgspec.Struct, frozen=True, kw_only=True):
         latencies = self.latencies_ns()
         pending = (self.end_ns - due for due in self.dues_ns[first + len(latencies) : last])
         ordered = sorted([*latencies, *pending])
-        return ordered[min(math.ceil(fraction * len(ordered)), len(ordered)) - 1] if ordered else 0
+        return ordered[min(max(math.ceil(fraction * len(ordered)), 1), len(ordered)) - 1] if ordered else 0
 
     def _span(self, begin_ns: int | None, end_ns: int | None) -> tuple[int, int]:
         begin_ns = self.begin_ns if begin_ns is None else begin_ns
@@ -170,6 +186,7 @@ def simulate_run(
                 end_ns=run.for_ns,
                 dues_ns=_dues_ns(guest.load, begun_ns, run.for_ns),
                 ends_ns=ends_ns,
+                starts_ns=simulation.starts_of(index),
                 done_ns=tally.done_ns,
                 progress_ns=progress[index],
                 delayed_ns=tally.delayed_ns,

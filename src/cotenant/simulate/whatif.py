@@ -16,18 +16,29 @@ from cotenant.simulate.kernels import RunSettings
 from cotenant.simulate.sharing import RunSpec, SharingOutcome
 from cotenant.simulate.sharing_modes import exclusive, mps, mps_priority, slices
 from cotenant.simulate.steering import cotenant
-from cotenant.simulate.whatif_tenants import WhatIfTenant, fits_memory, guest_of, share_need
+from cotenant.simulate.whatif_placement import Group, OutOfReachError, least_at_edge, place
+from cotenant.simulate.whatif_tenants import (
+    WhatIfTenant,
+    fits_memory,
+    guest_of,
+    overload,
+    share_need,
+    simulated_rate,
+)
 from cotenant.units.instant import MILLISECOND_NS, SECOND_NS
 from cotenant.units.share import WHOLE_PPM
 
 LAUNCH_BUDGET: Final = 250_000
 """Launches of one simulated run: it bounds the time of the command."""
+_MOST_LAUNCHES: Final = 2 * LAUNCH_BUDGET
+"""Launches of a run that would otherwise be too short to say anything."""
+_FEW_REQUESTS: Final = 50
+"""With fewer requests, a 99th percentile is their longest latency."""
 _LONGEST_S: Final = 60.0
 _SHORTEST_S: Final = 2.0
 _REQUESTS: Final = 400
 """Requests of the slowest service that the run should contain, within the budget."""
 _POINTS: Final = 100
-_MOST_REPLICAS: Final = 64
 _MODES: Final[dict[str, Callable[[RunSpec], SharingOutcome]]] = {
     "alone": exclusive,
     "cotenant": cotenant,
@@ -35,7 +46,10 @@ _MODES: Final[dict[str, Callable[[RunSpec], SharingOutcome]]] = {
     "mps-priority": mps_priority,
     "slices": slices,
 }
-Report = Callable[[str], None]
+_CONCURRENT: Final = frozenset(["alone", "mps", "mps-priority"])
+"""Modes in which kernels of several tenants run at the same time, so that their times need not add up."""
+Report = Callable[[int, int, str], None]
+"""Receives how many of how many simulations are done, and what was simulated."""
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -99,7 +113,9 @@ class WhatIfReport(msgspec.Struct, frozen=True, kw_only=True):
     is_likely: bool
     """The answer is the same at both edges of the durations."""
     gpus_needed: Interval | None
-    """None: an objective cannot be met on this GPU at any load."""
+    """None: no number of these GPUs is enough."""
+    why_none: str
+    """Why no number is enough; empty if one is."""
     placement: list[list[str]]
     memory_bytes: int
     memory_fits: bool
@@ -124,15 +140,20 @@ def answer(
         ]
     for_s = seconds or run_seconds(tenants)
     edge = math.exp(max(tenant.doubt for tenant in tenants))
-    tasks = [_Task(mode, _run(tenants, gpu, for_s, seed, 1.0)) for mode in _MODES]
-    tasks += [_Task("cotenant", _run(tenants, gpu, for_s, seed, scale)) for scale in (1 / edge, edge)]
+    scales = [*(1.0 for _ in _MODES), 1 / edge, edge]
+    tasks = [
+        _Task(mode, _run(tenants, gpu, for_s, seed, scale))
+        for mode, scale in zip([*_MODES, "cotenant", "cotenant"], scales, strict=True)
+    ]
     outcomes = _simulated(tasks, workers, report)
-    modes = [_mode(task.mode, outcome, tenants) for task, outcome in zip(tasks, outcomes, strict=True)]
+    modes = [
+        _mode(task.mode, outcome, tenants, scale) for task, outcome, scale in zip(tasks, outcomes, scales, strict=True)
+    ]
     point, low, high = modes[1], modes[-2], modes[-1]
     forecasts = [_forecast(tenant, (low, point, high), edge) for tenant in tenants]
     memory = fits_memory(list(tenants), gpu)
     met = [all(mode.met.values()) and memory for mode in (low, point, high)]
-    needed, placement = _gpus_needed(tenants, gpu, (for_s, seed, workers), met, report)
+    found = _gpus_needed(tenants, gpu, (for_s, seed, workers), met, report)
     return WhatIfReport(
         gpu=gpu.key,
         gpu_name=gpu.name,
@@ -142,11 +163,12 @@ def answer(
         modes=modes[: len(_MODES)],
         one_gpu_is_enough=met[1],
         is_likely=met[0] == met[1] == met[2],
-        gpus_needed=needed,
-        placement=placement,
+        gpus_needed=found.needed,
+        why_none=found.why,
+        placement=found.placement,
         memory_bytes=sum(tenant.memory_bytes for tenant in tenants),
         memory_fits=memory,
-        warnings=_warnings(tenants, gpu, memory=memory),
+        warnings=[*_warnings(tenants, gpu, for_s, memory=memory), *found.warnings],
     )
 
 
@@ -158,7 +180,9 @@ def run_seconds(tenants: Sequence[WhatIfTenant]) -> float:
         per_s += count * (tenant.rate_per_s if tenant.online else tenant.steps_per_s)
     slowest = min((tenant.rate_per_s for tenant in tenants if tenant.online), default=100.0)
     wanted = max(_REQUESTS / slowest, _SHORTEST_S)
-    return min(max(LAUNCH_BUDGET / max(per_s, 1.0), _SHORTEST_S), wanted, _LONGEST_S)
+    budget_s = LAUNCH_BUDGET / max(per_s, 1.0)
+    shortest_s = min(max(_SHORTEST_S, _FEW_REQUESTS / slowest), _MOST_LAUNCHES / max(per_s, 1.0))
+    return min(max(budget_s, shortest_s), wanted, _LONGEST_S)
 
 
 def _run(tenants: Sequence[WhatIfTenant], gpu: Gpu, for_s: float, seed: int, scale: float) -> RunSpec:
@@ -169,15 +193,18 @@ def _run(tenants: Sequence[WhatIfTenant], gpu: Gpu, for_s: float, seed: int, sca
 
 
 def _simulated(tasks: Sequence[_Task], workers: int, report: Report) -> list[SharingOutcome]:
+    outcomes: list[SharingOutcome] = []
     if workers < 2 or len(tasks) < 2:
-        return [_simulate(task) for task in tasks]
-    outcomes = []
+        for task in tasks:
+            outcomes.append(_simulate(task))
+            report(len(outcomes), len(tasks), f"simulated: {task.mode}")
+        return outcomes
     count = min(workers, len(tasks))
     with concurrent.futures.ProcessPoolExecutor(count, initializer=_ignore_interrupts) as pool:
         try:
             for task, outcome in zip(tasks, pool.map(_simulate, tasks), strict=True):
-                report(f"simulated: {task.mode}")
                 outcomes.append(outcome)
+                report(len(outcomes), len(tasks), f"simulated: {task.mode}")
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -193,13 +220,16 @@ def _simulate(task: _Task) -> SharingOutcome:
     return _MODES[task.mode](task.run)
 
 
-def _mode(mode: str, outcome: SharingOutcome, tenants: Sequence[WhatIfTenant]) -> ModeForecast:
+def _mode(mode: str, outcome: SharingOutcome, tenants: Sequence[WhatIfTenant], scale: float = 1.0) -> ModeForecast:
+    """Return the results of one mode. An objective that holds only until the end of the run is not met."""
     p99_ms, met, progress, curves = {}, {}, {}, {}
+    is_shared = mode not in _CONCURRENT
     for tenant, result in zip(tenants, outcome.guests, strict=True):
         if tenant.online:
             p99_ns = result.quantile_ns(0.99)
             p99_ms[tenant.name] = p99_ns / MILLISECOND_NS
-            met[tenant.name] = p99_ns <= tenant.slo_ns
+            is_overloaded = bool(overload(tenants if is_shared else [tenant], scale))
+            met[tenant.name] = 0 < p99_ns <= tenant.slo_ns and not is_overloaded
             curves[tenant.name] = [result.quantile_ns(step / _POINTS) / MILLISECOND_NS for step in range(_POINTS + 1)]
         else:
             alone_ns = tenant.busy * (result.end_ns - result.begin_ns)
@@ -250,100 +280,54 @@ def _forecast(
     )
 
 
+class _Answer(msgspec.Struct, frozen=True):
+    """How many GPUs are needed, and who shares them; or why no number is enough."""
+
+    needed: Interval | None
+    placement: list[list[str]]
+    why: str = ""
+    warnings: tuple[str, ...] = ()
+
+
 def _gpus_needed(
     tenants: Sequence[WhatIfTenant], gpu: Gpu, run: tuple[float, int, int], met: Sequence[bool], report: Report
-) -> tuple[Interval | None, list[list[str]]]:
-    """Return how many GPUs meet all objectives, and which tenants share each.
-
-    One GPU is enough if the simulation says so. Otherwise tenants are packed by the share that they need, and each GPU
-    of the packing is simulated; a GPU whose objectives are not met loses its last tenant to another one.
-    """
+) -> _Answer:
+    """Return how many GPUs meet all objectives: one if the simulation says so, or else those of a placement."""
     if met[1]:
-        return Interval(1, 1, 1 if met[2] else max(_packed(tenants, gpu, "high"), 2)), [[t.name for t in tenants]]
-    replicas = [_replicas(tenant) for tenant in tenants]
-    if any(count is None for count in replicas):
-        return None, []
-    copies = [
-        msgspec.structs.replace(
-            tenant,
-            name=f"{tenant.name}/{number + 1}" if count > 1 else tenant.name,
-            rate_per_s=tenant.rate_per_s / count,
-        )
-        for tenant, count in zip(tenants, replicas, strict=True)
-        if count is not None
-        for number in range(count)
-    ]
-    groups = _pack(copies, gpu, "point")
+        return _Answer(Interval(1, 1, 1 if met[2] else least_at_edge(tenants, gpu)), [[each.name for each in tenants]])
     for_s, seed, workers = run
-    for _ in range(len(copies)):
+
+    def simulate(groups: Sequence[Group]) -> list[bool]:
         tasks = [_Task("cotenant", _run(group, gpu, for_s, seed, 1.0)) for group in groups]
-        report(f"simulated: {len(groups)} GPUs")
-        outcomes = _simulated(tasks, workers, lambda _line: None)
-        bad = [
-            index
-            for index, (group, outcome) in enumerate(zip(groups, outcomes, strict=True))
-            if len(group) > 1 and not all(_mode("cotenant", outcome, group).met.values())
-        ]
-        if not bad:
-            break
-        for index in reversed(bad):
-            groups.append([groups[index].pop()])
-    point = len(groups)
-    low = 1 if met[0] else min(_packed(copies, gpu, "low"), point)
-    high = max(_packed(copies, gpu, "high"), point)
-    return Interval(low, point, high), [[tenant.name for tenant in group] for group in groups]
+        report(0, len(groups), f"simulating {len(groups)} different GPUs of a placement")
+        outcomes = _simulated(tasks, workers, lambda done, total, _: report(done, total, ""))
+        modes = [_mode("cotenant", outcome, group) for group, outcome in zip(groups, outcomes, strict=True)]
+        return [all(mode.met.values()) for mode in modes]
+
+    try:
+        placed = place(tenants, gpu, simulate)
+    except OutOfReachError as error:
+        return _Answer(None, [], str(error))
+    low = 1 if met[0] else placed.low
+    return _Answer(Interval(low, placed.point, placed.high), placed.groups, warnings=tuple(placed.warnings))
 
 
-def _replicas(tenant: WhatIfTenant) -> int | None:
-    """Return over how many GPUs the requests of a tenant must be spread; None if its objective is out of reach."""
-    if not tenant.online:
-        return 1
-    for count in range(1, _MOST_REPLICAS + 1):
-        if share_need(tenant, tenant.rate_per_s / count).is_within_reach:
-            return count
-    return None
-
-
-def _packed(tenants: Sequence[WhatIfTenant], gpu: Gpu, edge: str) -> int:
-    return len(_pack(tenants, gpu, edge))
-
-
-def _pack(tenants: Sequence[WhatIfTenant], gpu: Gpu, edge: str) -> list[list[WhatIfTenant]]:
-    """Return groups by first fit, the largest share first; offline tenants go where most of the device is left."""
-    needs = {
-        tenant.name: min(getattr(share_need(tenant).share, edge) / WHOLE_PPM, 1.0)
-        for tenant in tenants
-        if tenant.online
-    }
-    groups: list[list[WhatIfTenant]] = []
-    for tenant in sorted((each for each in tenants if each.online), key=lambda each: -needs[each.name]):
-        for group in groups:
-            used = sum(needs[other.name] for other in group)
-            if used + needs[tenant.name] <= 1.0 and fits_memory([*group, tenant], gpu):
-                group.append(tenant)
-                break
-        else:
-            groups.append([tenant])
-    for tenant in (each for each in tenants if not each.online):
-        free = [group for group in groups if fits_memory([*group, tenant], gpu)]
-        least = min(free, key=lambda group: sum(needs.get(each.name, 0.5) for each in group), default=None)
-        if least is None:
-            groups.append([tenant])
-        else:
-            least.append(tenant)
-    return groups
-
-
-def _warnings(tenants: Sequence[WhatIfTenant], gpu: Gpu, *, memory: bool) -> list[str]:
-    lines = []
+def _warnings(tenants: Sequence[WhatIfTenant], gpu: Gpu, for_s: float, *, memory: bool) -> list[str]:
+    lines = [text for text in [overload(tenants)] if text]
     for tenant in tenants:
-        for name, count, share in tenant.unsupported:
-            lines.append(
-                f"{tenant.name}: {count} x {name} is not supported: its tensors count as moved once, "
-                f"{share:.1%} of the estimated device time"
-            )
+        lines += [f"{tenant.name}: {remark}" for remark in tenant.remarks]
         if tenant.online and tenant.latency_ns.point > tenant.slo_ns:
             lines.append(f"{tenant.name}: one request alone takes longer than its objective on {gpu.name}")
+        rate = simulated_rate(tenant, round(for_s * SECOND_NS)) if tenant.online else 0.0
+        if rate > tenant.rate_per_s:
+            lines.append(
+                f"{tenant.name}: its rate is {rate:.3g} per second in the simulation, to contain more requests"
+            )
+        if tenant.online and rate * for_s < _FEW_REQUESTS:
+            few = (
+                f"about {rate * for_s:.0f} requests in {for_s:.3g} simulated seconds say little about a 99th percentile"
+            )
+            lines.append(f"{tenant.name}: {few}; --seconds simulates longer")
     if not memory:
         lines.append(f"the tenants need more memory than {gpu.name} has ({gpu.memory_bytes >> 30} GiB)")
     return lines

@@ -55,6 +55,9 @@ def whatif_tenant(
         if launches is None:
             remedy = f"is neither a model file nor a task with a measured profile on {request.gpu.name}"
             raise ConfigError(request.flag, request.source, remedy)
+        if unused := sorted(set(fields) - {"rate", "slo", "name"}):
+            remedy = "is a setting of model files; a task was measured as it ran"
+            raise ConfigError(unused[0], fields[unused[0]], remedy)
         return tenant_of_launches(fields.get("name", request.source), request.source, launches, **load)  # type: ignore[arg-type]
     options = _options(request)
     batches = parse_batches(fields.get("batch", "1"))

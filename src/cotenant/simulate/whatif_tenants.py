@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -13,6 +14,7 @@ from cotenant.profile.estimate.duration import kernel_time
 from cotenant.profile.estimate.stream import EstimatedStream, StreamOptions, latency_of
 from cotenant.simulate.sharing import Guest
 from cotenant.units.estimate import Estimate, around
+from cotenant.units.instant import SECOND_NS
 from cotenant.workload.arrivals import draw_instants
 from cotenant.workload.load import TRAINING, Launch, Workload, at_instants
 from cotenant.workload.rates import constant_rate
@@ -23,6 +25,10 @@ _TAIL: Final = 1.1
 _ONLINE_PRIORITY: Final = 1
 _OFFLINE_PRIORITY: Final = 7
 _MEASURED_DOUBT: Final = 0.05
+_LEAST_REQUESTS: Final = 60
+"""Requests that a simulated run should contain at least, so that its longest latencies are found."""
+_RAISED_LOAD: Final = 0.05
+"""Part of the time in which a service computes at most, after its rate was raised to contain enough requests."""
 _RATE_DOUBT: Final = 0.05
 
 
@@ -43,7 +49,8 @@ class WhatIfTenant(msgspec.Struct, frozen=True, kw_only=True):
     measured: bool = False
     curve: tuple[tuple[float, float], ...] = ()
     """Share of the SMs, and latency relative to the whole device."""
-    unsupported: tuple[tuple[str, int, float], ...] = ()
+    remarks: tuple[str, ...] = ()
+    """What a user must know of the estimate of this tenant, in sentences."""
 
     @property
     def doubt(self) -> float:
@@ -78,7 +85,7 @@ def tenant_of_stream(
         slo_ns=slo_ns,
         graph=stream.options.graph,
         curve=share_curve(stream),
-        unsupported=tuple((row.type, row.count, row.share) for row in stream.unsupported),
+        remarks=tuple(stream.remarks),
     )
 
 
@@ -99,6 +106,7 @@ def tenant_of_launches(
         rate_per_s=rate_per_s,
         slo_ns=slo_ns,
         measured=True,
+        remarks=("the memory that it needs is not part of a measured profile, and counts as 0",),
     )
 
 
@@ -121,6 +129,25 @@ def share_need(tenant: WhatIfTenant, rate_per_s: float | None = None) -> Need:
     return need_ppm(alone, tenant.slo_ns, around(rate, _RATE_DOUBT))
 
 
+def simulated_rate(tenant: WhatIfTenant, for_ns: int) -> float:
+    """Return the rate in a simulated run: a rare service gets more requests, as long as it hardly queues by itself."""
+    enough = _LEAST_REQUESTS * SECOND_NS / for_ns
+    return max(tenant.rate_per_s, min(enough, _RAISED_LOAD * SECOND_NS / max(tenant.latency_ns.point, 1.0)))
+
+
+def overload(tenants: Sequence[WhatIfTenant], scale: float = 1.0) -> str:
+    """Return why queues of services on one GPU grow without end, with durations this many times as long; or nothing."""
+    online = [tenant for tenant in tenants if tenant.online]
+    for tenant in online:
+        own = tenant.rate_per_s * tenant.latency_ns.point * scale / SECOND_NS
+        if own >= 1:
+            return f"{tenant.name}: its requests alone take {own:.0%} of the time, so that its queue grows without end"
+    device = sum(tenant.rate_per_s * tenant.device_ns for tenant in online) * scale / SECOND_NS
+    if device >= 1:
+        return f"the online tenants take {device:.0%} of the device's time, so that their queues grow without end"
+    return ""
+
+
 def guest_of(tenant: WhatIfTenant, for_ns: int, seed: int, scale: float) -> Guest:
     """Return the tenant on a simulated device, with its durations scaled by a factor."""
     launches = tenant.launches
@@ -131,7 +158,7 @@ def guest_of(tenant: WhatIfTenant, for_ns: int, seed: int, scale: float) -> Gues
     if not tenant.online:
         load = Workload(tenant.name, launches, TRAINING, 1, tenant.graph)
         return Guest(load=load, online=False, priority=_OFFLINE_PRIORITY)
-    instants = draw_instants(constant_rate(tenant.rate_per_s), for_ns, seed)
+    instants = draw_instants(constant_rate(simulated_rate(tenant, for_ns)), for_ns, seed)
     load = Workload(tenant.name, launches, at_instants(instants), len(instants), tenant.graph)
     return Guest(load=load, online=True, priority=_ONLINE_PRIORITY, slo_ns=tenant.slo_ns)
 

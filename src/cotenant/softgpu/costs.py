@@ -15,6 +15,9 @@ Sources of `hardware`:
   cuEventElapsedTime), a clock drift of 20 ppm, NVML values 300 ms old and averaged over a second: our choices, of the
   size that users report.
 
+- durations that depend on data: a spread of 2 %, our choice; programs whose inputs differ in size have much more,
+  which their images and workloads state themselves.
+
 Only the device model, the software driver and its NVML receive these values. Hook, gate and node do not.
 """
 
@@ -28,6 +31,7 @@ import msgspec
 
 from cotenant.errors import ConfigError
 from cotenant.softgpu.sim.device import DeviceConfig, preset
+from cotenant.softgpu.sim.host import Costs
 from cotenant.units.instant import MICROSECOND_NS, MILLISECOND_NS
 from cotenant.units.toml import Count, DurationNs, Section, ShareOfWhole, decode_toml
 
@@ -36,6 +40,7 @@ _MAX_CALL_NS: Final = MILLISECOND_NS
 _MIN_SLICE_NS: Final = 10 * MICROSECOND_NS
 _MAX_CONTENTION_PPM: Final = 4_000_000
 _MAX_CLOCK_DROP_PPM: Final = 500_000
+_MAX_DATA_SPREAD_PPM: Final = 300_000
 _WHOLE_PPM: Final = 1_000_000
 
 
@@ -95,12 +100,20 @@ class NvmlCosts(Section, frozen=True, kw_only=True):
     """Over which utilization and power are averaged; 0: one sample period."""
 
 
+class KernelCosts(Section, frozen=True, kw_only=True):
+    """What durations of kernels depend on, beyond their grid."""
+
+    data_spread: ShareOfWhole = ShareOfWhole(0)
+    """Standard deviation over mean of durations that depend on the data; 0: every launch takes as long as the last."""
+
+
 class GpuCosts(Section, frozen=True, kw_only=True):
     """All costs of a software GPU; a costs file has the same tables and keys."""
 
     device: DeviceCosts = DeviceCosts()
     driver: DriverCosts = DriverCosts()
     nvml: NvmlCosts = NvmlCosts()
+    kernels: KernelCosts = KernelCosts()
 
     def with_slice(self, slice_ns: int) -> GpuCosts:
         """Return the same with another time slice."""
@@ -108,7 +121,7 @@ class GpuCosts(Section, frozen=True, kw_only=True):
 
     def packed(self) -> bytes:
         """Return the words that the device server takes (native/python/softgpu.c)."""
-        sections = (self.device, self.driver, self.nvml)
+        sections = (self.device, self.driver, self.nvml, self.kernels)
         return array("Q", [int(value) for section in sections for value in msgspec.structs.astuple(section)]).tobytes()
 
 
@@ -131,6 +144,7 @@ HARDWARE: Final = GpuCosts(
         clock_drift_ppb=Count(20_000),
     ),
     nvml=NvmlCosts(delay=DurationNs(300 * MILLISECOND_NS), window=DurationNs(1000 * MILLISECOND_NS)),
+    kernels=KernelCosts(data_spread=ShareOfWhole(20_000)),
 )
 NAMED: Final = {"ideal": IDEAL, "hardware": HARDWARE}
 
@@ -138,6 +152,11 @@ NAMED: Final = {"ideal": IDEAL, "hardware": HARDWARE}
 def hardware(key: str) -> DeviceConfig:
     """Return a preset with the `hardware` costs."""
     return HARDWARE.device.applied(preset(key))
+
+
+def hardware_hosts() -> Costs:
+    """Return simulated hosts whose kernels depend on the data of their requests, as with the `hardware` costs."""
+    return Costs(data_spread_ppm=int(HARDWARE.kernels.data_spread))
 
 
 def read_costs(named: str) -> GpuCosts:
@@ -168,6 +187,7 @@ def _check(costs: GpuCosts, where: str) -> None:
         ("driver.call", driver.call, 0, _MAX_CALL_NS, "at most 1ms"),
         ("driver.event_record", driver.event_record, 0, _MAX_CALL_NS, "at most 1ms"),
         ("driver.event_query", driver.event_query, 0, _MAX_CALL_NS, "at most 1ms"),
+        ("kernels.data_spread", costs.kernels.data_spread, 0, _MAX_DATA_SPREAD_PPM, "at most 30%"),
         ("driver.event_resolution", driver.event_resolution, 0, _MAX_CALL_NS, "at most 1ms"),
     )
     for field, value, least, most, remedy in limits:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cotenant import _native
-from cotenant.errors import ConfigError, PeerError, WorldError
+from cotenant.errors import ConfigError, PeerError, SetupError, WorldError
 from cotenant.softgpu import wire
 from cotenant.softgpu.costs import IDEAL, GpuCosts
 from cotenant.softgpu.mps.programs import PROGRAMS, make_programs
@@ -51,7 +51,7 @@ def library(name: str = "libcuda.so.1") -> Path:
     """Return one of the libraries, as installed next to the extension."""
     path = Path(_native.__file__).parent / "_softgpu" / LIBRARY_NAMES[name]
     if not path.exists():
-        raise WorldError(f"{path} is missing: cotenant was installed without its software GPU")
+        raise SetupError(f"{path} is missing: cotenant was installed without its software GPU")
     return path
 
 

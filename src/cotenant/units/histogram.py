@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from fractions import Fraction
 from typing import Final
 
 from cotenant.units.value import Value
@@ -70,6 +69,8 @@ class Histogram(Value, frozen=True):
         """Return the nearest-rank quantile within `RELATIVE_ERROR`; 0 for an empty histogram."""
         if not self.count:
             return 0
+        from fractions import Fraction  # noqa: PLC0415  slow to import
+
         rank = max(1, math.ceil(Fraction(str(fraction)) * self.count))  # 0.55 * 100 is more than 55 in floats
         cumulative = 0
         for bucket, times in self.buckets:

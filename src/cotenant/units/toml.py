@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import re
-import tomllib
 import typing
 from typing import Any, Final, TypeVar
 
@@ -31,19 +30,20 @@ class Count(int):
 
 
 _COUNT_LIMIT: Final = 1_000_000
-_PATH: Final = re.compile(r"`\$(?P<path>[^`]*)`")
-_UNKNOWN: Final = re.compile(r"unknown field `(?P<field>.*?)`(?: - at `\$|$)", re.DOTALL)
-_MISSING: Final = re.compile(r"missing required field `(?P<field>[^`]*)`")
-_SYNTAX_POSITION: Final = re.compile(r"\(at line (?P<line>\d+), column \d+\)$")
+# These are compiled when an error is explained, which few commands do.
+_PATH: Final = r"`\$(?P<path>[^`]*)`"
+_UNKNOWN: Final = r"(?s)unknown field `(?P<field>.*?)`(?: - at `\$|$)"
+_MISSING: Final = r"missing required field `(?P<field>[^`]*)`"
+_SYNTAX_POSITION: Final = r"\(at line (?P<line>\d+), column \d+\)$"
 _PART: Final = r"""(?:[A-Za-z0-9_-]+|"(?:\\.|[^"\\])*"|'[^']*')"""
 _DOTTED: Final = rf"{_PART}(?:\s*\.\s*{_PART})*"
-_KEY: Final = re.compile(rf"\s*(?P<key>{_DOTTED})\s*=")
-_HEADER: Final = re.compile(rf"\s*(?P<open>\[{{1,2}})\s*(?P<name>{_DOTTED})\s*\]{{1,2}}\s*(?:#.*)?$")
-_TEXT_OR_COMMENT: Final = re.compile(
-    r"""(?P<long>\"{3}(?:\\.|[^\\])*?\"{3,5}|'{3}.*?'{3,5})|"(?:\\.|[^"\\\n])*"|'[^'\n]*'|\#[^\n]*""", re.DOTALL
+_KEY: Final = rf"\s*(?P<key>{_DOTTED})\s*="
+_HEADER: Final = rf"\s*(?P<open>\[{{1,2}})\s*(?P<name>{_DOTTED})\s*\]{{1,2}}\s*(?:#.*)?$"
+_TEXT_OR_COMMENT: Final = (
+    r"""(?s)(?P<long>\"{3}(?:\\.|[^\\])*?\"{3,5}|'{3}.*?'{3,5})|"(?:\\.|[^"\\\n])*"|'[^'\n]*'|\#[^\n]*"""
 )
 
-_ALTERNATIVES: Final = re.compile(r"\^\((?P<words>[a-z|-]+)\)\\Z")
+_ALTERNATIVES: Final = r"\^\((?P<words>[a-z|-]+)\)\\Z"
 _TYPE_NAMES: Final = {
     "`int`": "an integer",
     "`int | null`": "an integer",
@@ -64,6 +64,8 @@ AnySection = TypeVar("AnySection", bound=Section)
 
 def decode_toml(text: str, section: type[AnySection], where: str) -> AnySection:
     """Return the checked value of a TOML text; `where` names the file in errors."""
+    import tomllib  # noqa: PLC0415  only if there is a file
+
     try:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -103,7 +105,7 @@ def decode_quantity(kind: type, value: object) -> object:
 
 def explain_value(message: str, section: type[Section], field: str) -> str:
     """Return the error of one value, and the description of its field."""
-    match = _PATH.search(message)
+    match = re.search(_PATH, message)
     reason = message[: match.start()].removesuffix(" - at ") if match else message
     # The value of a flag is always text, so the type that msgspec "got" is no information.
     remedy = _plain_message(reason.removesuffix(", got `str`"), section, [field])
@@ -117,8 +119,8 @@ def line_of(text: str, path: list[str | int]) -> int | None:
     table: list[str | int] = []
     best, best_length = None, 0
     # Lines end where TOML says they do: str.splitlines would also cut at U+2028 and others inside a comment.
-    for number, line in enumerate(_TEXT_OR_COMMENT.sub(_without_long_text, text).split("\n"), 1):
-        if header := _HEADER.match(line):
+    for number, line in enumerate(re.sub(_TEXT_OR_COMMENT, _without_long_text, text).split("\n"), 1):
+        if header := re.match(_HEADER, line):
             *parents, last = _split_key(header["name"])
             table = []
             for name in parents:
@@ -130,7 +132,7 @@ def line_of(text: str, path: list[str | int]) -> int | None:
                 arrays[tuple(table)] = arrays.get(tuple(table), -1) + 1
                 table.append(arrays[tuple(table)])
             key_path = table
-        elif key := _KEY.match(line):
+        elif key := re.match(_KEY, line):
             key_path = [*table, *_split_key(key["key"])]
         else:
             continue
@@ -146,6 +148,8 @@ def _without_long_text(match: re.Match[str]) -> str:
 
 def _split_key(text: str) -> list[str]:
     """Return the parts of a dotted key, by TOML's rules for quotes and escapes."""
+    import tomllib  # noqa: PLC0415  as above
+
     parts = []
     tree: Any = tomllib.loads(f"{text} = 0")
     while isinstance(tree, dict):
@@ -156,24 +160,24 @@ def _split_key(text: str) -> list[str]:
 
 
 def _syntax_error(message: str, where: str) -> ConfigError:
-    position = _SYNTAX_POSITION.search(message)
+    position = re.search(_SYNTAX_POSITION, message)
     at = f"{where}:{position['line']}" if position else where
     detail = message[: position.start()].strip() if position else message
     return ConfigError("TOML", detail, "is not valid TOML; correct the line", where=at)
 
 
 def _explain(message: str, text: str, section: type, tree: dict[str, Any], where: str) -> ConfigError:
-    match = _PATH.search(message)
+    match = re.search(_PATH, message)
     path: list[str | int] = []
     for part in re.findall(r"[^.\[\]]+", match["path"] if match else ""):
         path.append(int(part) if part.isdigit() else part)
-    if unknown := _UNKNOWN.search(message):
+    if unknown := re.search(_UNKNOWN, message):
         path.append(unknown["field"])
         known = _fields_of(_kind_at(section, path[:-1]))
         remedy = (
             f"no such field, remove it or choose one of {', '.join(known)}" if known else "no such field, remove it"
         )
-    elif missing := _MISSING.search(message):
+    elif missing := re.search(_MISSING, message):
         path.append(missing["field"])
         remedy = "this field is required, add it"
     else:
@@ -230,7 +234,7 @@ def _words_of(kind: Any) -> list[str]:
     if typing.get_origin(kind) is typing.Literal:
         return [str(argument) for argument in typing.get_args(kind)]
     for meta in getattr(kind, "__metadata__", ()):
-        if match := _ALTERNATIVES.fullmatch(getattr(meta, "pattern", None) or ""):
+        if match := re.fullmatch(_ALTERNATIVES, getattr(meta, "pattern", None) or ""):
             return match["words"].split("|")
     return next((words for argument in typing.get_args(kind) if (words := _words_of(argument))), [])
 

@@ -1,6 +1,6 @@
 // A Kubernetes cluster: GPUs as a heat map, waiting Jobs with reasons, and pairs that share a GPU.
 import type { ClusterData, ClusterGpu } from "../data";
-import { age, percent, size } from "../format";
+import { age, count, percent, size } from "../format";
 import { Badge, Notice, Table } from "../parts";
 
 function usedPpm(gpu: ClusterGpu): number {
@@ -12,7 +12,7 @@ function Heat({ gpus }: { gpus: ClusterGpu[] }) {
   return (
     <section class="card" aria-label="GPUs of the cluster">
       <h2>
-        {gpus.length} GPUs on {nodes.length} nodes
+        {count(gpus.length, "GPU")} on {count(nodes.length, "node")}
       </h2>
       <ul class="nodes">
         {nodes.map((node) => (
@@ -71,7 +71,7 @@ export function ClusterPage({ cluster }: { cluster: ClusterData | undefined }) {
                   <Badge tone="warn">{pod.phase}</Badge>
                 </td>
                 <td class="number">{age(pod.age_s)}</td>
-                <td>{pod.reason || "no reason yet"}</td>
+                <td class="text">{pod.reason || "no reason yet"}</td>
               </tr>
             ))}
           </Table>
@@ -104,26 +104,30 @@ export function ClusterPage({ cluster }: { cluster: ClusterData | undefined }) {
       </section>
       <section class="card" aria-label="Jobs">
         <h2>Jobs</h2>
-        <Table label="Jobs" head={["Job", "Done", "Failed", "Pods", "Age", "Reason"]}>
-          {cluster.jobs.map((job) => (
-            <tr key={`${job.namespace}/${job.name}`}>
-              <th scope="row">
-                {job.namespace}/{job.name}
-              </th>
-              <td class="number">
-                {job.succeeded}/{job.completions}
-              </td>
-              <td class="number">{job.failed}</td>
-              <td>
-                {Object.entries(job.counts)
-                  .map(([phase, count]) => `${count} ${phase}`)
-                  .join(", ")}
-              </td>
-              <td class="number">{age(job.age_s)}</td>
-              <td>{job.reason || "-"}</td>
-            </tr>
-          ))}
-        </Table>
+        {cluster.jobs.length ? (
+          <Table label="Jobs" head={["Job", "Done", "Failed", "Pods", "Age", "Reason"]}>
+            {cluster.jobs.map((job) => (
+              <tr key={`${job.namespace}/${job.name}`}>
+                <th scope="row">
+                  {job.namespace}/{job.name}
+                </th>
+                <td class="number">
+                  {job.succeeded}/{job.completions}
+                </td>
+                <td class="number">{job.failed}</td>
+                <td>
+                  {Object.entries(job.counts)
+                    .map(([phase, pods]) => `${pods} ${phase}`)
+                    .join(", ")}
+                </td>
+                <td class="number">{age(job.age_s)}</td>
+                <td class="text">{job.reason || "-"}</td>
+              </tr>
+            ))}
+          </Table>
+        ) : (
+          <p class="muted">The cluster has no offline Job.</p>
+        )}
       </section>
     </>
   );

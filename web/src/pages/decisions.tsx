@@ -51,7 +51,7 @@ export function DecisionsPage(props: { node: NodeData | undefined; events: Event
                 <td>
                   <Badge tone={one.level === "info" ? "info" : "warn"}>{one.why}</Badge>
                 </td>
-                <td>{one.text}</td>
+                <td class="text">{one.text}</td>
               </tr>
             ))}
         </Table>

@@ -4,7 +4,19 @@ import type { Delay, DelayData, NodeData } from "../data";
 import { percent } from "../format";
 import { Notice } from "../parts";
 
-function Matrix({ title, about, delays }: { title: string; about: string; delays: Delay[] }) {
+function Matrices({ title, about, parts }: { title: string; about: string; parts: [string, Delay[]][] }) {
+  return (
+    <section class="card" aria-label={title}>
+      <h2>{title}</h2>
+      <p class="muted">{about}</p>
+      {parts.map(([gpu, delays]) => (
+        <Matrix key={gpu} title={`${title}, ${gpu}`} gpu={gpu} delays={delays} />
+      ))}
+    </section>
+  );
+}
+
+function Matrix({ title, gpu, delays }: { title: string; gpu: string; delays: Delay[] }) {
   const names = [...new Set(delays.flatMap((delay) => [delay.delayed, delay.by]))].sort();
   const sums = new Map<string, number>();
   for (const delay of delays) {
@@ -15,9 +27,8 @@ function Matrix({ title, about, delays }: { title: string; about: string; delays
   const sumOf = (match: (delay: Delay) => boolean) =>
     delays.filter(match).reduce((sum, delay) => sum + delay.ppm, 0);
   return (
-    <section class="card" aria-label={title}>
-      <h2>{title}</h2>
-      <p class="muted">{about}</p>
+    <>
+      {gpu ? <h3>{gpu}</h3> : null}
       {names.length ? (
         <div class="scroll" role="region" aria-label={`${title}, table`} tabIndex={0}>
           <table class="matrix">
@@ -67,7 +78,7 @@ function Matrix({ title, about, delays }: { title: string; about: string; delays
       ) : (
         <p class="muted">No tenant was delayed in the last second.</p>
       )}
-    </section>
+    </>
   );
 }
 
@@ -75,7 +86,12 @@ export function DelaysPage({ node, delays }: { node: NodeData | undefined; delay
   const [gpu, setGpu] = useState(-1);
   if (!node) return <Notice>Reading the node…</Notice>;
   if (node.problem) return <Notice tone="bad">{node.problem}</Notice>;
-  const chosen = (all: Delay[]) => (gpu < 0 ? all : all.filter((delay) => delay.gpu === gpu));
+  // Tenants of different GPUs never delay each other, so each GPU has a matrix of its own.
+  const chosen = (all: Delay[]): [string, Delay[]][] => {
+    const gpus = gpu < 0 ? [...new Set(all.map((delay) => delay.gpu))].sort((a, b) => a - b) : [gpu];
+    const parts = gpus.map((one): [string, Delay[]] => [`GPU ${one}`, all.filter((delay) => delay.gpu === one)]);
+    return parts.length ? parts : [["", []]];
+  };
   return (
     <>
       <label class="choice">
@@ -89,16 +105,16 @@ export function DelaysPage({ node, delays }: { node: NodeData | undefined; delay
           ))}
         </select>
       </label>
-      <Matrix
+      <Matrices
         title="Waiting at the gate"
         about="Part of the last second. The gate measures how long a tenant waited and how much it may have delayed others; both are divided among the tenants concerned by their device time."
-        delays={chosen(node.delays)}
+        parts={chosen(node.delays)}
       />
       {delays?.measured.length ? (
-        <Matrix
+        <Matrices
           title="Waiting on the device"
           about="Part of the last second, summed over kernels, as software GPUs measure it: time by which kernels ended later than without the other tenant."
-          delays={chosen(delays.delays)}
+          parts={chosen(delays.delays)}
         />
       ) : delays ? (
         <Notice>Only software GPUs measure delays between kernels on the device.</Notice>

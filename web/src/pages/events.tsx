@@ -39,7 +39,7 @@ export function EventsPage({ events }: { events: EventData | undefined }) {
             </td>
             <td>{one.tenant ? <a href={`#/tenant/${encodeURIComponent(one.tenant)}`}>{one.tenant}</a> : "-"}</td>
             <td class="number">{one.gpu ?? "-"}</td>
-            <td>{one.text}</td>
+            <td class="text">{one.text}</td>
           </tr>
         ))}
       </Table>

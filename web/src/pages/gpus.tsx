@@ -92,7 +92,7 @@ function TenantRow({ tenant }: { tenant: Tenant }) {
         {rate(tenant.launches_per_s)}
       </td>
       <td class="number" title={`p99 of one wait ${duration(tenant.waited_p99_ns)}; ${rate(tenant.waits_per_s)} waits`}>
-        {percent(tenant.waited_ppm)}
+        {percent(Math.min(1_000_000, tenant.waited_ppm))}
       </td>
       <td class="number">{age(tenant.age_s)}</td>
     </tr>

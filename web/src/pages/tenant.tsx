@@ -2,7 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { fetchJson, samplesOf, send } from "../data";
 import type { About, NodeData, Tenant } from "../data";
-import { age, percent, size } from "../format";
+import { age, duration, percent, size } from "../format";
 import { Badge, Chart, Dialog, Notice } from "../parts";
 import { stateOf, stateTone } from "./gpus";
 
@@ -72,10 +72,20 @@ function Actions({ tenant }: { tenant: Tenant }) {
   const [values, setValues] = useState<Record<string, string>>({});
   const [problem, setProblem] = useState("");
   const [done, setDone] = useState("");
-  const carryOut = async () => {
-    const fields = Object.fromEntries(Object.entries(values).filter(([, value]) => value !== ""));
+  const [isBusy, setBusy] = useState(false);
+  const carryOut = async (event: Event) => {
+    event.preventDefault();
+    if (isBusy) return;
+    const written = Object.entries(values).map(([name, value]) => [name, value.replace(/\s+/g, "")]);
+    const fields = Object.fromEntries(written.filter(([, value]) => value));
+    if (fields.priority && !/^[0-9]$/.test(fields.priority)) {
+      setProblem("The priority is a number from 0 to 9.");
+      return;
+    }
     const body = asked === "set" ? { ...fields, ...(fields.priority ? { priority: Number(fields.priority) } : {}) } : {};
+    setBusy(true);
     const failed = await send("/api/act", { action: asked, tenant: tenant.name, ...body });
+    setBusy(false);
     setProblem(failed);
     if (!failed) {
       setDone(`${asked}: done`);
@@ -112,24 +122,26 @@ function Actions({ tenant }: { tenant: Tenant }) {
       {done ? <span role="status">{done}</span> : null}
       {asked ? (
         <Dialog title={`${asked[0]!.toUpperCase()}${asked.slice(1)} ${tenant.name}?`} onClose={() => setAsked("")}>
-          <p>{QUESTIONS[asked]}</p>
-          {asked === "set" ? (
-            <div class="fields">
-              {field("priority", "Priority", "0 to 9")}
-              {tenant.kind === "online" ? field("slo", "Objective", "50ms") : null}
-              {field("share", "Share", "30%")}
-              {field("memory", "Memory", "4GiB")}
+          <form onSubmit={carryOut}>
+            <p>{QUESTIONS[asked]}</p>
+            {asked === "set" ? (
+              <div class="fields">
+                {field("priority", "Priority", `${tenant.priority} of 0 to 9`)}
+                {tenant.kind === "online" ? field("slo", "Objective", tenant.slo_ns ? duration(tenant.slo_ns) : "50ms") : null}
+                {field("share", "Share", tenant.share_ppm ? percent(tenant.share_ppm) : "30%")}
+                {field("memory", "Memory", tenant.quota_bytes ? size(tenant.quota_bytes) : "4GiB")}
+              </div>
+            ) : null}
+            {problem ? <Notice tone="bad">{problem}</Notice> : null}
+            <div class="actions">
+              <button type="button" onClick={() => setAsked("")}>
+                Cancel
+              </button>
+              <button type="submit" class={asked === "evict" ? "danger" : "primary"} disabled={isBusy}>
+                Confirm
+              </button>
             </div>
-          ) : null}
-          {problem ? <Notice tone="bad">{problem}</Notice> : null}
-          <div class="actions">
-            <button type="button" onClick={() => setAsked("")}>
-              Cancel
-            </button>
-            <button type="button" class={asked === "evict" ? "danger" : "primary"} onClick={carryOut}>
-              Confirm
-            </button>
-          </div>
+          </form>
         </Dialog>
       ) : null}
     </div>

@@ -19,7 +19,7 @@ from cotenant.errors import ConfigError
 from cotenant_lab.study.data_files import data_directory
 
 Report = TypeVar("Report")
-FRESH_SEED: Final = 48_611
+FRESH_SEED: Final = 90_263
 """Default seed of studies that fit nothing: one with which no constant was chosen."""
 _FIT_SEED: Final = 0
 _FITTING: Final = ("device", "predictor")
@@ -36,10 +36,11 @@ def add_commands(commands: Any) -> None:
         "predictor: predicted slowdowns, speeds, latencies and loads of node and cluster; "
         "placement-node: policies that choose a GPU; "
         "arkgpu: objectives kept and goodput in every sharing mode; "
+        "baselines: whether a baseline reproduces its own paper; "
         "dstack: many models served from one GPU in every sharing mode; "
         "models: latencies estimated from the operators of models; "
         "muri: a replay of a real cluster under six policies; muxflow: a cluster before and after sharing; "
-        "all: results of fikit, arkgpu, dstack and muxflow next to the claims of their papers"
+        "all: results of fikit, arkgpu, dstack and muxflow next to the claims of their papers, and of baselines"
     )
     study.add_argument("name", choices=list(_STUDIES), help=about)
     study.add_argument(
@@ -49,15 +50,15 @@ def add_commands(commands: Any) -> None:
         "--plots",
         default=None,
         metavar="DIR",
-        help="not timelines, placement-node, muri, all: write SVG files and an index.html here",
+        help="not timelines, baselines, placement-node, muri, all: write SVG files and an index.html here",
     )
     about = (
         "device: which half is held out; fikit, muxflow-node: host jitter; "
         "predictor: synthetic load and programs; placement-node: mixes; arkgpu: host jitter and arrivals; "
-        "dstack: arrivals and noise; muxflow: loads (default 48611; device, predictor: 0)"
+        "baselines: host jitter; dstack: arrivals and noise; muxflow: loads (default 90263; device, predictor: 0)"
     )
     study.add_argument("--seed", type=int, default=None, help=about)
-    about = "fikit, muxflow-node, predictor, placement-node, arkgpu, dstack, muri, muxflow: fewer and shorter cases"
+    about = "fikit, muxflow-node, predictor, placement-node, arkgpu, baselines, dstack, muri, muxflow, all: fewer cases"
     study.add_argument("--quick", action="store_true", default=None, help=about)
     about = "arkgpu: every mix under every load, four times as many cases"
     study.add_argument("--full", action="store_true", default=None, help=about)
@@ -164,6 +165,15 @@ def _study_arkgpu(options: argparse.Namespace) -> None:
     _print_report(options, report, show_arkgpu)
 
 
+def _study_baselines(options: argparse.Namespace) -> None:
+    from cotenant_lab.study.baselines.run import run_baselines
+    from cotenant_lab.study.baselines.tables import show_baselines
+
+    directory = _directory(options)
+    report = run_baselines(directory, _seed(options), Console(stderr=True), print_line, quick=bool(options.quick))
+    _print_report(options, report, show_baselines)
+
+
 def _study_dstack(options: argparse.Namespace) -> None:
     from cotenant_lab.study.dstack.plots import plotter
     from cotenant_lab.study.dstack.report import run_dstack
@@ -264,6 +274,7 @@ _STUDIES: Final[dict[str, tuple[Callable[[argparse.Namespace], None], tuple[str,
     "predictor": (_study_predictor, ("replay", "live", "no-live")),
     "placement-node": (_study_placement, ("plots", "replay", "live", "no-live")),
     "arkgpu": (_study_arkgpu, ("replay", "live")),
+    "baselines": (_study_baselines, ("plots", "replay", "live", "no-live")),
     "dstack": (_study_dstack, ("replay", "live", "no-live")),
     "muxflow": (_study_muxflow, ("replay", "live", "no-live")),
     "all": (_study_all, ("plots", "replay", "live", "no-live")),

@@ -1,7 +1,7 @@
-"""`python -m cotenant_lab.kubernetes build|up|demo|remove`.
+"""`python -m cotenant_lab.kubernetes requirements|build|up|demo|remove`.
 
-build: build the programs of a cluster; up: run a cluster until Ctrl-C; demo: run the product on a cluster;
-remove: remove what killed runs left.
+requirements: say what this machine lacks for a cluster; build: build the programs of a cluster; up: run a cluster
+until Ctrl-C; demo: run the product on a cluster; remove: remove what killed runs left.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Final
 
 from rich.console import Console
 
-from cotenant.errors import ConfigError, CotenantError
-from cotenant_lab.kubernetes import binaries, leftovers
+from cotenant.errors import ConfigError, CotenantError, WorldError
+from cotenant_lab.kubernetes import binaries, leftovers, requirements
 from cotenant_lab.kubernetes.cluster import TEMPORARY, TestCluster
 from cotenant_lab.kubernetes.demo import run_demo
 
@@ -27,11 +27,13 @@ _INTERRUPTED: Final = 130
 def main() -> int:
     """Run one of the commands and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m cotenant_lab.kubernetes", description=__doc__)
-    parser.add_argument("command", choices=["build", "up", "demo", "remove"])
+    parser.add_argument("command", choices=["requirements", "build", "up", "demo", "remove"])
     parser.add_argument("--nodes", type=int, default=1, help="up: number of nodes, 1 to 100 (default 1)")
     parser.add_argument("--image", type=Path, action="append", default=[], help="up: docker archive to import")
     options = parser.parse_args()
     try:
+        if options.command == "requirements":
+            return _requirements()
         if options.command == "build":
             binaries.build(list(binaries.MODULES), _report)
             binaries.build_pause(_report)
@@ -49,6 +51,14 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     return 0
+
+
+def _requirements() -> int:
+    """Print each thing that is missing; the exit code is that of a WorldError if there is one."""
+    found = requirements.missing()
+    for text in found:
+        print(f"a test cluster cannot run here: {text}", file=sys.stderr)
+    return WorldError.exit_code if found else 0
 
 
 def _demo() -> None:

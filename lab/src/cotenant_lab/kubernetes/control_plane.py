@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cotenant.errors import WorldError
+from cotenant.errors import SetupError
 from cotenant_lab.kubernetes.api import ApiClient
 from cotenant_lab.kubernetes.certificates import Authority, Certificate
 from cotenant_lab.kubernetes.component import Component, wait_until
@@ -188,7 +188,7 @@ def _in_namespaces(inside: NamespaceSet, addresses: Addresses) -> _Place:
 
 def _on_this_machine() -> _Place:
     if shutil.which("setpriv") is None:
-        raise WorldError("the program 'setpriv' is not installed: install util-linux")
+        raise SetupError("the program 'setpriv' is not installed: install util-linux")
     port, etcd_port, etcd_peer_port = _free_ports(3)
     return _Place(
         prefix=["setpriv", "--pdeathsig", "KILL"],  # the processes end with this one, also when it is killed

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from cotenant.errors import WorldError
+from cotenant.errors import SetupError
 from cotenant_lab.errors import RunFailedError
 from cotenant_lab.kubernetes.api import ApiError
 from cotenant_lab.kubernetes.cluster import TestCluster, helm
@@ -53,7 +53,7 @@ class Installation:
     ) -> None:
         """Describe the installation; `values` are merged into those for a small cluster."""
         if not (CHART / "Chart.yaml").is_file():
-            raise WorldError(f"{CHART} is missing: run from a checkout of the project, which contains the chart")
+            raise SetupError(f"{CHART} is missing: run from a checkout of the project, which contains the chart")
         self.cluster = cluster
         self.values = _merged(_DEFAULTS, values or {})
         self._report = report

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cotenant.errors import WorldError
+from cotenant.errors import SetupError, WorldError
 from cotenant_lab.errors import RunFailedError
 from cotenant_lab.kubernetes.component import Component, wait_until
 
@@ -35,10 +35,10 @@ _TOOLS: Final = ("ip", "unshare", "nsenter", "setpriv", "mount")
 def require_root() -> None:
     """Raise an error if this process may not create namespaces, or lacks the programs for it."""
     if os.geteuid() != 0:
-        raise WorldError("a test cluster with nodes needs root: it creates namespaces, cgroups and mounts")
+        raise SetupError("a test cluster with nodes needs root: it creates namespaces, cgroups and mounts")
     for tool in _TOOLS:
         if shutil.which(tool) is None:
-            raise WorldError(f"the program {tool!r} is not installed: install util-linux and iproute2")
+            raise SetupError(f"the program {tool!r} is not installed: install util-linux and iproute2")
 
 
 class Link(NamedTuple):

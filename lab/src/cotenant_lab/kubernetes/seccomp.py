@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from cotenant.errors import WorldError
+from cotenant.errors import SetupError, WorldError
 
 _PACKAGE: Final = "libseccomp-dev"
 _REMEDY: Final = f"install the package {_PACKAGE} and pkg-config by hand"
@@ -27,7 +27,7 @@ def build_environment(cache: Path, report: Callable[[str], None]) -> dict[str, s
         _unpack(root)
     library = next(root.glob("usr/lib/*/libseccomp.a"), None)
     if library is None:
-        raise WorldError(f"Debian's package {_PACKAGE} has no libseccomp.a: {_REMEDY}")
+        raise SetupError(f"Debian's package {_PACKAGE} has no libseccomp.a: {_REMEDY}")
     # Go calls pkg-config, but does not notice when its answers change, and would reuse objects that name an earlier
     # cache. It does notice these variables; `true` answers that nothing has to be added.
     flags = {"CGO_CFLAGS": f"-O2 -I{root}/usr/include", "CGO_LDFLAGS": f"-L{library.parent} -l:libseccomp.a"}
@@ -38,7 +38,7 @@ def _unpack(root: Path) -> None:
     """Download the package with apt's sources but lists of its own, so that nothing is installed or changed."""
     for tool in ("apt-get", "dpkg-deb"):
         if shutil.which(tool) is None:
-            raise WorldError(f"runc needs libseccomp, and {tool} is not there to download it: {_REMEDY}")
+            raise SetupError(f"runc needs libseccomp, and {tool} is not there to download it: {_REMEDY}")
     work = root.with_name(f".{root.name}.partial")
     shutil.rmtree(work, ignore_errors=True)
     (work / "lists" / "partial").mkdir(parents=True)

@@ -72,6 +72,8 @@ class Setting(msgspec.Struct, frozen=True):
     noise: float = NOISE
     contention: float = CONTENTION
     """Slowdown of a run while others are active."""
+    interference: float = 1.0
+    """The same as the server assumes it for runs on a part of the device, until its runs show another value."""
 
 
 class ModelOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,7 +166,12 @@ def play(models: Sequence[ServedModel], arrivals: Arrivals, mode: ServingMode, s
     speeds = {model.name: RunSpeeds(model.truth or model.times) for model in models}
     device = _RecordingDevice(loop, speeds, setting)
     settings = ServerSettings(
-        setting.all_units, pinned=False, schedule=mode.schedule, admit=mode.admit, requests_limit=_MANY
+        setting.all_units,
+        pinned=False,
+        schedule=mode.schedule,
+        admit=mode.admit,
+        requests_limit=_MANY,
+        interference=setting.interference,
     )
     world = SimServer(loop, ServerMachine(settings), device)
     for key, model in enumerate(models, 1):

@@ -1,4 +1,4 @@
-"""Map a function over cases in worker processes or in this process, with equal results."""
+"""Map a function over cases in worker processes or in this process, with equal results; results may be kept."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
+from cotenant_lab.study.kept_results import kept_function
+
 
 @contextlib.contextmanager
 def mapping(workers: int) -> Iterator[Callable[..., Iterator[Any]]]:
     """Yield a function like the built-in map that uses `workers` fresh processes."""
     if workers <= 1:
-        yield map
+        yield lambda function, *columns: map(kept_function(function), *columns)
         return
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield pool.map
+        yield lambda function, *columns: pool.map(kept_function(function), *columns)

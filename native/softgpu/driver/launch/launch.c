@@ -87,8 +87,11 @@ static CUresult cost(const struct sg_device *device, struct CUfunc_st *function,
     double rounds = (double)waves(device, blocks, per_sm);
     if (duration_ns || duration)
         block_ns = (double)duration_ns / rounds;
-    if (k->jitter > 0) {
-        double factor = 1 + k->jitter * jitter_deviate(function);
+    /* The image's own jitter takes the place of the device's spread if it is larger. */
+    double data_spread = (double)device->costs.data_spread_ppm / 1e6;
+    double spread = k->jitter > data_spread ? k->jitter : data_spread;
+    if (spread > 0) {
+        double factor = 1 + spread * jitter_deviate(function);
         block_ns *= factor < 0.05 ? 0.05 : factor;
     }
     if (block_ns * rounds > (double)SG_KERNEL_MAX_NS)

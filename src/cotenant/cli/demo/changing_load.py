@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from rich.console import Console
 
 from cotenant.cli.demo.workloads import CHANGING_LOAD_S, LOAD_PARTS, REQUESTS, changing_service
+from cotenant.cli.render.countdown import StepReport
 from cotenant.cli.render.html.changing_load import ChangingLoad, ChangingLoadRun, changing_load_rows
 from cotenant.cli.render.profile import duration
 from cotenant.cli.render.tables import table
@@ -33,24 +34,29 @@ _MIN_LENGTH: Final = 0.2
 """Shortest load relative to the default one."""
 
 
+def changing_load_s(requests: int) -> float:
+    """Return the length of the changing load; with fewer requests than the default, it is shorter."""
+    return CHANGING_LOAD_S * min(max(requests / REQUESTS, _MIN_LENGTH), 1.0)
+
+
 def run_changing_load(
     harness: SharingHarness,
     offline: Workload,
     alone: tuple[int, float],
     requests: int,
-    report_step: Callable[[str], None],
+    report_step: StepReport,
 ) -> ChangingLoad:
     """Run the same requests in each mode of `RUNS`; `alone` is the service's p99 and the training throughput.
 
     With fewer requests than the default, the load is shorter.
     """
     alone_p99_ns, alone_steps_per_s = alone
-    load_s = CHANGING_LOAD_S * min(max(requests / REQUESTS, _MIN_LENGTH), 1.0)
+    load_s = changing_load_s(requests)
     slo_ns = -(-OBJECTIVE * alone_p99_ns // MILLISECOND_NS) * MILLISECOND_NS
     online = changing_service(_SEED, load_s)
     runs = []
     for mode, name, number in RUNS:
-        report_step(
+        report_step.step(
             f"demo: changing load, {name}: {online.requests} requests in {load_s:.0f} s, "
             f"objective {duration(slo_ns)} for 99 of 100"
         )

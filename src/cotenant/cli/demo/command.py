@@ -78,7 +78,6 @@ def run_demo(
             home,
             Path(report or DEFAULT_REPORT),
             requests or REQUESTS,
-            report_step,
             as_json=as_json,
             with_page=with_page,
         )

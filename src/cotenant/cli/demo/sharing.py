@@ -10,9 +10,10 @@ from typing import Final
 import msgspec
 from rich.console import Console
 
-from cotenant.cli.demo.changing_load import run_changing_load, show_changing_load
+from cotenant.cli.demo.changing_load import RUNS, changing_load_s, run_changing_load, show_changing_load
 from cotenant.cli.demo.live_page import live_page
-from cotenant.cli.demo.workloads import service, training
+from cotenant.cli.demo.workloads import RATE_PER_S, service, training
+from cotenant.cli.render.countdown import StepReport
 from cotenant.cli.render.html.changing_load import ChangingLoad
 from cotenant.cli.render.html.demo import conclusion, report_page
 from cotenant.cli.render.html.page import busy_warning, write_report
@@ -38,6 +39,10 @@ PHASES: Final[tuple[tuple[Mode, str], ...]] = (
     (_COTENANT, "cotenant"),
 )
 ALONE_S: Final = 1.0
+_START_S: Final = 1.5
+_PROFILE_S: Final = 2.5
+_STEP_S: Final = 1.0
+"""What starting and ending the programs of a step takes."""
 ROUNDS: Final = 3
 WINDOW_NS: Final = 20 * MILLISECOND_NS
 _LEAD_NS: Final = 2 * MILLISECOND_NS
@@ -64,7 +69,6 @@ def demonstrate_sharing(
     home: Path,
     report: Path,
     requests: int,
-    report_step: Callable[[str], None],
     *,
     as_json: bool,
     with_page: bool,
@@ -72,13 +76,14 @@ def demonstrate_sharing(
     """Run the phases, print a table and write the report; return 0 if every phase completed."""
     online, offline = service(requests, 0), training()
     machine = read_machine()
-    report_step(f"demo: starting a software V100 and a node in {home}")
     with contextlib.ExitStack() as stack:
+        report_step = stack.enter_context(StepReport(None if as_json else console, planned_s(requests)))
+        report_step.step(f"demo: starting a software V100 and a node in {home}")
         harness = stack.enter_context(SharingHarness(home, detail=True))
         harness.set_policy(NodePolicy())
         if with_page:
             stack.enter_context(live_page(harness.directories, report_step))
-        report_step("demo: profiling the service and the training job, each alone")
+        report_step.step("demo: profiling the service and the training job, each alone")
         for load in (online, offline):
             harness.record(load)
         phases, alone_rate, trace = _phases(
@@ -97,8 +102,15 @@ def demonstrate_sharing(
     return 0 if fine else 1
 
 
+def planned_s(requests: int) -> list[float]:
+    """Return how long each step of the demo takes on an idle machine."""
+    phase_s = requests / ROUNDS / RATE_PER_S + _STEP_S
+    rounds = [ALONE_S + _STEP_S, *[phase_s] * len(PHASES)] * ROUNDS
+    return [_START_S, _PROFILE_S, *rounds, *[changing_load_s(requests) + _STEP_S] * len(RUNS)]
+
+
 def _phases(
-    harness: SharingHarness, requests: int, offline: Workload, trace: Path, report_step: Callable[[str], None]
+    harness: SharingHarness, requests: int, offline: Workload, trace: Path, report_step: StepReport
 ) -> tuple[list[PhaseResult], float, str]:
     """Run the phases in turn, several times, so that other load on the machine affects all of them.
 
@@ -110,11 +122,11 @@ def _phases(
     alone: list[SharingRun] = []
     trace_path = ""
     for number in range(ROUNDS):
-        report_step(f"demo: round {number + 1} of {ROUNDS}, the training job alone")
+        report_step.step(f"demo: round {number + 1} of {ROUNDS}, the training job alone")
         alone.append(harness.run_players("offline alone", None, offline, for_s=ALONE_S).run)
         online = service(requests * (number + 1) // ROUNDS - requests * number // ROUNDS, number)
         for mode, name in PHASES:
-            report_step(f"demo: round {number + 1} of {ROUNDS}, {name}: {online.requests} requests to the service")
+            report_step.step(f"demo: round {number + 1} of {ROUNDS}, {name}: {online.requests} requests to the service")
             recorder = DeviceRecorder(harness, report_step)
             on_played = recorder.on_played if number == ROUNDS - 1 else (lambda _online, _offline: None)
             players_run = harness.run_players(mode, online, None if mode == "alone" else offline, on_played=on_played)

@@ -45,7 +45,7 @@ def show_imported(console: Console, imported: Sequence[ImportedModel]) -> None:
     for new in imported:
         families = ", ".join(f"{row.family} {row.share:.0%}" for row in new.stream.families[:5])
         console.print(Text(f"{new.task}: {families}", style="dim"))
-        for line in unsupported_lines(new.stream):
+        for line in (*new.stream.remarks, *memory_lines(new.stream)):
             console.print(Text(f"{new.task}: {line}", style="yellow"))
     if imported:
         first = imported[0]
@@ -53,13 +53,13 @@ def show_imported(console: Console, imported: Sequence[ImportedModel]) -> None:
         console.print(Text(text, style="dim"))
 
 
-def unsupported_lines(stream: EstimatedStream) -> list[str]:
-    """Return a sentence for each operator without a rule."""
-    return [
-        f"{row.count} x {row.type} is not supported: its tensors count as moved once, "
-        f"{row.share:.1%} of the estimated device time"
-        for row in stream.unsupported
-    ]
+def memory_lines(stream: EstimatedStream) -> list[str]:
+    """Return a sentence if the model is larger than the GPU."""
+    gpu = stream.gpu
+    if stream.memory_bytes <= gpu.memory_bytes:
+        return []
+    needed = f"it needs {stream.memory_bytes / 2**30:.1f} GiB of memory, and {gpu.name} has"
+    return [f"{needed} {gpu.memory_bytes >> 30} GiB: its times are those of a GPU with enough memory"]
 
 
 def imported_json(new: ImportedModel) -> dict[str, Any]:
@@ -87,8 +87,10 @@ def stream_json(stream: EstimatedStream) -> dict[str, Any]:
             for row in stream.families
         ],
         "unsupported": [
-            {"operator": row.type, "count": row.count, "share": round(row.share, 6)} for row in stream.unsupported
+            {"operator": row.type, "count": row.count, "share": round(row.share, 6), "reason": row.reason}
+            for row in stream.unsupported
         ],
+        "notes": list(stream.notes),
         "corrected_by": stream.correction.measurements,
     }
 

@@ -19,13 +19,24 @@ def fraction(value: Interval) -> str:
     return f"{value.point:.0%} ({value.low:.0%} to {value.high:.0%})"
 
 
+def share_text(tenant: TenantForecast) -> str:
+    """Return the share that a tenant needs."""
+    if not tenant.online:
+        return "-"
+    if tenant.share_need is not None:
+        return fraction(tenant.share_need)
+    return "100%, without reserve" if tenant.met else "more than one GPU"
+
+
 def answer_line(report: WhatIfReport) -> str:
     """Return the answer in one sentence."""
     certainty = "at any duration within the intervals" if report.is_likely else "at the expected durations"
+    if not any(tenant.online for tenant in report.tenants) and report.one_gpu_is_enough:
+        return f"One {report.gpu_name} holds all tenants; none of them has an objective."
     if report.one_gpu_is_enough:
         return f"One {report.gpu_name} is enough for all objectives {certainty}."
     if report.gpus_needed is None:
-        return f"An objective cannot be met on {report.gpu_name} at any load; see the notes."
+        return f"No number of {report.gpu_name} is enough: {report.why_none}."
     needed = report.gpus_needed
     return (
         f"One {report.gpu_name} is not enough {certainty}; {needed.point:.0f} are needed "
@@ -41,7 +52,7 @@ def show_whatif(console: Console, report: WhatIfReport) -> None:
     names = [tenant.name for tenant in report.tenants]
     console.print(table("Other modes", ["MODE", *names], [_mode_row(mode, names) for mode in report.modes]))
     note = "p99 of online tenants (! over the objective), speed of offline ones relative to alone. Intervals: 90 %."
-    console.print(Text(f"{note} {report.seconds:g} simulated seconds.", style="dim"))
+    console.print(Text(f"{note} Simulated time: {report.seconds:g} s.", style="dim"))
     for line in report.warnings:
         console.print(Text(line, style="yellow"))
     console.print(Text(answer_line(report), style="bold"))
@@ -54,9 +65,7 @@ def _tenant_row(tenant: TenantForecast) -> list[str | Text]:
     met = "-" if tenant.met is None else "yes" if tenant.met else "no"
     if tenant.met and not tenant.met_at_high:
         met = "likely"
-    share = (
-        "-" if not tenant.online else "more than one GPU" if tenant.share_need is None else fraction(tenant.share_need)
-    )
+    share = share_text(tenant)
     return [
         tenant.name + (" (measured)" if tenant.measured else ""),
         f"online {tenant.rate_per_s:g}/s" if tenant.online else "offline",

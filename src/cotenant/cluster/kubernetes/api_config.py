@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 import yaml
 
-from cotenant.errors import ConfigError, WorldError
+from cotenant.errors import ConfigError, SetupError, WorldError
 from cotenant.runner.clock import unix_ns
 from cotenant.units.instant import SECOND_NS
 
@@ -63,7 +63,7 @@ def load_api_config(kubeconfig: str = "", context: str = "", environment: Mappin
     default = Path(environment.get("HOME", "/")) / ".kube" / "config"
     if default.exists():
         return _from_file(default, context)
-    raise WorldError(
+    raise SetupError(
         "no Kubernetes API is configured: this process does not run in a pod, neither --kubeconfig nor $KUBECONFIG "
         f"names a file, and there is no {default}"
     )
@@ -259,6 +259,6 @@ def _text_of(path: Path) -> str:
     try:
         return path.read_text()
     except OSError as error:
-        raise WorldError(f"cannot read {path}: {error.strerror or error}") from None
+        raise SetupError(f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise WorldError(f"cannot read {path}: it is not text") from None
+        raise SetupError(f"cannot read {path}: it is not text") from None

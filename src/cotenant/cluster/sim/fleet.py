@@ -16,7 +16,10 @@ from cotenant.cluster.sim.online_load import OnlineLoad
 from cotenant.cluster.sim.physics.colocated import ColocationModel, Service
 from cotenant.cluster.sim.scenario import OnlineConfig
 from cotenant.cluster.sim.table import TraceNode
-from cotenant.units.instant import Instant
+from cotenant.predict.queueing import queued_slowdown
+from cotenant.predict.speed import SpeedPredictor
+from cotenant.predict.usage import TaskUse
+from cotenant.units.instant import MILLISECOND_NS, Instant
 from cotenant.units.share import WHOLE_PPM
 
 SPACE: Final = "space"
@@ -32,6 +35,17 @@ _RELIEF: Final = 0.1
 """An overlimit GPU becomes healthy when its load is this far below the limit."""
 _CONDITIONS: Final = (GpuCondition.HEALTHY, GpuCondition.OVERLIMIT, GpuCondition.DISABLED)
 HEALTHY, OVERLIMIT, DISABLED = range(3)
+USUAL_JOB: Final = TaskUse(
+    duty_ppm=690_000,
+    widths=((WHOLE_PPM, WHOLE_PPM),),
+    memory_ppm=370_000,
+    kernel_ns=100_000,
+    longest_ns=MILLISECOND_NS,
+    round_ns=100 * MILLISECOND_NS,
+    round_device_ns=69 * MILLISECOND_NS,
+    active_ppm=WHOLE_PPM,
+)
+"""The job that a node expects when it makes an offer: the mean of the trainings that MISO measured alone."""
 
 
 class Fleet:
@@ -73,8 +87,8 @@ class Fleet:
         self.up = np.ones(self.count, dtype=bool)
         """Whether the node runs."""
         self.share = np.zeros(self.count)
-        """Part of the SMs that offline work may use now."""
-        self._offers = self._offered(physics.services)
+        """Part of the SMs that offline work may use now; 0: it runs while no request is active."""
+        self.parts = self._allowed_parts(physics.services)
         self._reports: dict[int, GpuReport] = {}
         self._codes = np.full(self.count, -1)
 
@@ -90,27 +104,31 @@ class Fleet:
                 service[members] = fitting[(prepared[members] * len(fitting)).astype(int)]
         return service
 
-    def _offered(self, services: Sequence[Service]) -> Any:
-        """Return the offered part of the SMs by service (first row: none) and load level.
+    def _allowed_parts(self, services: Sequence[Service]) -> Any:
+        """Return the part of the SMs for offline work by service (first row: none) and load level.
 
-        A kernel that holds a part of the SMs takes longer in proportion when it has fewer. A node keeps the
-        smallest part with which requests take no more than `slower` longer; less at higher load, because
-        requests queue. Modes other than `space` have no parts: a GPU is offered whole, or not at all.
+        A kernel that holds a part of the SMs takes longer in proportion when it has fewer, and a neighbour slows it
+        through caches and memory whatever its part is. A node allows the largest part with which the latency of
+        requests, with their queue, is predicted to grow by no more than `slower`. Where even the smallest is too much,
+        offline work runs while no request is active. Modes other than `space` have no parts: a GPU is shared whole, or
+        not at all.
         """
         if self._mode != SPACE:
             shared = 0.0 if self._mode == ALONE else 1.0
             return np.vstack([np.ones(LEVELS + 1), np.full((len(services), LEVELS + 1), shared)])
         levels = np.arange(LEVELS + 1) / LEVELS
-        kept_parts = np.arange(1, _OFFERS + 1) / _OFFERS
-        rows = [np.ones(LEVELS + 1)]
+        kept_parts = np.arange(1, _OFFERS + 1) / _OFFERS  # the last one: none is left for offline work
+        predictor, rows = SpeedPredictor(), [np.ones(LEVELS + 1)]
         for service in services:
             duty = service.use.duty_ppm / WHOLE_PPM
             total = sum(part for _, part in service.use.widths) or 1
-            longer = np.zeros(_OFFERS)
+            longer = np.ones(_OFFERS)
             for width, part in service.use.widths or ((WHOLE_PPM, 1),):
                 longer += duty * part / total * np.maximum(width / WHOLE_PPM / kept_parts - 1, 0.0)
-            is_enough = longer[None, :] <= self._slower * (1 - levels)[:, None]
-            rows.append(1 - kept_parts[np.where(is_enough.any(axis=1), is_enough.argmax(axis=1), _OFFERS - 1)])
+            slower = longer * predictor.interferences([service.use, USUAL_JOB])[0]
+            is_enough = queued_slowdown(slower[None, :], levels[:, None]) <= 1 + self._slower
+            is_enough[:, -1] = True
+            rows.append(1 - kept_parts[is_enough.argmax(axis=1)])
         return np.array(rows)
 
     def advance(self, now: Instant, step_ns: int) -> None:
@@ -126,7 +144,7 @@ class Fleet:
         limit = np.where(self.condition == OVERLIMIT, self._overlimit - _RELIEF, self._overlimit)
         over = (self.service >= 0) & (self.load >= limit) & (self._mode == SPACE)
         self.condition = np.where(self.faulty, DISABLED, np.where(over, OVERLIMIT, HEALTHY))
-        self.share = self._offers[self.service + 1, self.level]
+        self.share = self.parts[self.service + 1, self.level]
 
     def changed(self) -> tuple[list[int], Any]:
         """Return the report code of each GPU, and the nodes of which a code changed."""
@@ -149,12 +167,17 @@ class Fleet:
             type=kind,
             memory_bytes=memory_bytes,
             free_bytes=memory_bytes - (online.memory_bytes if online else 0),
-            offer_ppm=round(self._offers[service, level] * WHOLE_PPM) if condition == HEALTHY else 0,
+            offer_ppm=self._offer_ppm(service, level) if condition == HEALTHY else 0,
             condition=_CONDITIONS[condition],
             online=online_uses,
         )
         self._reports[code] = report
         return report
+
+    def _offer_ppm(self, service: int, level: int) -> int:
+        """Return the offered part of the SMs; the smallest step stands for the time without requests."""
+        part = float(self.parts[service, level])
+        return round((max(part, 1 / _OFFERS) if self._mode == SPACE else part) * WHOLE_PPM)
 
     def _gpu_report(self, online: Service, level: int) -> OnlineUse:
         use = msgspec.structs.replace(online.use, active_ppm=level * WHOLE_PPM // LEVELS)

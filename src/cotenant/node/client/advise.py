@@ -10,11 +10,11 @@ from typing import Final
 
 import msgspec
 
-from cotenant.errors import ConfigError, WorldError
+from cotenant.errors import ConfigError, SetupError, WorldError
 from cotenant.hook.records import process_tree, read_records
 from cotenant.node.client.connection import list_tenants
 from cotenant.node.client.guard import Child
-from cotenant.node.client.hook_setup import hooked_program, profiles_of
+from cotenant.node.client.hook_setup import NO_DRIVER, hooked_program, profiles_of
 from cotenant.node.config.file import RunConfig
 from cotenant.node.directories import Directories
 from cotenant.node.nvml import GpuReading, nvml, read_gpus
@@ -108,7 +108,7 @@ def observe(
     watch = MemoryWatch()
     with hooked_program(config, directories.runtime / "hook", environ, config.task, None, report) as hooked:
         if hooked is None:
-            raise WorldError("no CUDA driver was found; `cotenant doctor` says what to do")
+            raise SetupError(f"{NO_DRIVER}, then cotenant advise --gpu soft:0 -- COMMAND")
         signals = Signals()
         try:
             child = Child(command, {**environ, **hooked.variables(environ, is_tenant=False)}, signals.before)
@@ -153,7 +153,7 @@ def observe_tenant(
     pid = tenants[0].pid
     runs = sorted(hooks.glob(f"run-{pid}-*"))
     if not runs:
-        raise WorldError(f"{name} runs without the hook, or as another user: its GPU work is not recorded")
+        raise SetupError(f"{name} runs without the hook, or as another user: its GPU work is not recorded")
     task = tenants[0].spec.task
     records = [record for run in runs for record in read_records(run / "records", task)]
     watch = MemoryWatch()

@@ -54,21 +54,26 @@ def set_memory(directories: Directories, name: str, memory_bytes: int) -> wire.C
 
     A limit below what the tenant holds is refused here: the node would treat the rest as used against the limit.
     """
-    held_bytes = _held_bytes(directories, valid_name(name))
+    held_bytes, gpu_bytes = _held_and_present_bytes(directories, valid_name(name))
+    if memory_bytes > gpu_bytes > 0:
+        raise ConfigError("--memory", format_size(memory_bytes), f"its GPU has {format_size(gpu_bytes)}; choose less")
     if 0 < memory_bytes < held_bytes:
         remedy = f"{name!r} holds {format_size(held_bytes)}; choose at least that, or let it free memory first"
         raise ConfigError("--memory", format_size(memory_bytes), remedy)
     return send_command(directories, wire.SetShare(wire.VERSION, valid_name(name), memory_bytes=memory_bytes), name)
 
 
-def _held_bytes(directories: Directories, name: str) -> int:
-    for view in list_tenants(directories).tenants:
+def _held_and_present_bytes(directories: Directories, name: str) -> tuple[int, int]:
+    """Return the device memory that a tenant holds, and that its GPU has; 0 where there is none."""
+    listed = list_tenants(directories)
+    for view in listed.tenants:
         grant = view.tenant.grant
-        if view.tenant.name == name and grant.gpu >= 0:
+        if view.tenant.name == name and 0 <= grant.gpu < len(listed.gpus):
             ledger = read_activity(directories).gpus[grant.gpu].ledger
             account = None if ledger is None else ledger.accounts.get(grant.slot)
-            return account.held_bytes if account is not None and account.generation == grant.generation else 0
-    return 0
+            is_own = account is not None and account.generation == grant.generation
+            return account.held_bytes if account is not None and is_own else 0, listed.gpus[grant.gpu].memory_bytes
+    return 0, 0
 
 
 def set_tenant(
@@ -101,7 +106,9 @@ def set_tenant(
             confirmation = change()
         except WorldError as error:
             before = f"{' and '.join(done)} of {name} changed; " if done else ""
-            raise WorldError(f"{before}{error}") from None
+            failure = WorldError(f"{before}{error}")
+            failure.exit_code = error.exit_code
+            raise failure from None
         done.append(what)
     if confirmation is None:
         raise ConfigError("NAME", name, "name at least one value to change")

@@ -10,7 +10,7 @@ import struct
 from pathlib import Path
 from typing import Final, Self
 
-from cotenant.errors import ConfigError, PeerError, WorldError
+from cotenant.errors import ConfigError, PeerError, SetupError, WorldError
 from cotenant.node import wire
 from cotenant.node.directories import Directories
 from cotenant.node.model.admission import Reason, Reject
@@ -35,7 +35,11 @@ class NodeUnavailableError(WorldError):
     """No node answers at the socket."""
 
 
-class NotPermittedError(WorldError):
+FINAL_REASONS: Final = (Reason.NOT_ALLOWED, Reason.NOT_YOURS, Reason.UNKNOWN_GPU, Reason.BAD_FIELD)
+"""Refusals of requests that would be refused again: the user must change the request."""
+
+
+class NotPermittedError(SetupError):
     """The caller may not connect to the socket, or may not do there what it asks."""
 
 
@@ -270,5 +274,8 @@ def send_command(directories: Directories, request: wire.Command, names: str) ->
             slo_ns = request.slo_ns if isinstance(request, wire.SetObjective) else 0
             raise ConfigError("--slo", format_duration(slo_ns), detail)
         case wire.Refusal(reject=reject):
-            raise WorldError(f"the node refused: {reject.detail}")
+            failure = WorldError(f"the node refused: {reject.detail}")
+            if reject.reason in FINAL_REASONS:
+                failure.exit_code = ConfigError.exit_code
+            raise failure
     raise PeerError(f"the node answered {type(answer).__name__} to a command")

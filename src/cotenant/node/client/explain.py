@@ -53,6 +53,11 @@ class Explanation(msgspec.Struct, frozen=True):
     causes: list[ExplanationCause]
     is_served: bool
 
+    def __str__(self) -> str:
+        """Return the summary and the causes, as `cotenant explain` prints them."""
+        causes = (f"{number}. {cause.text}" for number, cause in enumerate(self.causes, 1))
+        return "\n".join((self.summary, *causes))
+
 
 class _Record:
     """The latest events of one tenant name and of the devices, from the journal."""

@@ -14,7 +14,6 @@ import select
 import signal
 import socket
 import struct
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from cotenant.runner.process import NOT_FOUND, name_process, signal_descriptor
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _MESSAGE: Final = struct.Struct("=ii")
+_ERRNO: Final = struct.Struct("=i")
 _STARTED, _FAILED, _ENDED = range(3)
 _END_ALL: Final = b"end"
 _KEEP_RUNNING: Final = b"let go"
@@ -128,31 +128,47 @@ def _run_guard(
 
 
 def _start(command: Sequence[str], environ: Mapping[str, str], mask: set[int]) -> tuple[int, int]:
-    libc = ctypes.CDLL(None)
+    """Start the program as `subprocess` would, which takes longer to import than a program to start."""
     guard = os.getpid()
-
-    def in_program() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != guard:  # the guard died between fork and prctl
-            os._exit(NOT_FOUND)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
+    reader, writer = os.pipe()  # closed by a successful exec
     try:
-        process = subprocess.Popen(
-            list(command),
-            env=dict(environ),
-            preexec_fn=in_program,  # noqa: PLW1509  the process has one thread
-        )
+        pid = os.fork()
     except OSError as error:
         return _FAILED, error.errno or errno.EINVAL
+    if not pid:
+        _execute(command, environ, mask, guard, writer)
+    os.close(writer)
+    failure = os.read(reader, _ERRNO.size)
+    os.close(reader)
+    if failure:
+        os.waitpid(pid, 0)
+        return _FAILED, _ERRNO.unpack(failure)[0]
+    _program[:] = [pid]
+    return _STARTED, pid
+
+
+def _execute(command: Sequence[str], environ: Mapping[str, str], mask: set[int], guard: int, writer: int) -> NoReturn:
+    """Run in the forked process: become the program, or report why it cannot be executed."""
+    number = errno.EINVAL
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != guard:  # the guard died between fork and prctl
+            os._exit(NOT_FOUND)
+        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, but not by the program
+            signal.signal(ignored, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.execvpe(command[0], list(command), dict(environ))  # noqa: S606  arguments are a list
+    except OSError as error:
+        number = error.errno or errno.EINVAL
     except ValueError:  # an argument contains a zero byte
-        return _FAILED, errno.EINVAL
-    _program[:] = [process]
-    return _STARTED, process.pid
+        pass
+    finally:
+        os.write(writer, _ERRNO.pack(number))
+        os._exit(NOT_FOUND)
 
 
-_program: list[subprocess.Popen[bytes]] = []
-"""Children of the guard; kept, because Python would otherwise wait for them."""
+_program: list[int] = []
+"""The process number of the program."""
 
 
 def _watch_program(link: socket.socket) -> None:
@@ -179,7 +195,7 @@ def _reap(link: socket.socket | None) -> None:
     with contextlib.suppress(ChildProcessError):
         while (child := os.waitpid(-1, os.WNOHANG))[0]:
             pid, status = child
-            if link is not None and _program and pid == _program[0].pid:
+            if link is not None and _program and pid == _program[0]:
                 with contextlib.suppress(OSError):
                     link.send(_MESSAGE.pack(_ENDED, os.waitstatus_to_exitcode(status)))
 

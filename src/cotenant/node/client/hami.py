@@ -21,7 +21,7 @@ from cotenant.units.toml import ShareOfWhole, SizeBytes
 MEMORY: Final = "CUDA_DEVICE_MEMORY_LIMIT"
 SHARE: Final = "CUDA_DEVICE_SM_LIMIT"
 _FIRST_DEVICE: Final = "_0"
-_NUMBER: Final = re.compile(r"\s*(?P<number>0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20})(?P<unit>[kKmMgG]?)\s*", re.ASCII)
+_NUMBER: Final = r"(?a)\s*(?P<number>0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20})(?P<unit>[kKmMgG]?)\s*"
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _WHOLE_PERCENT: Final = 100
 _PPM_PER_PERCENT: Final = 10_000
@@ -79,7 +79,7 @@ def share_of(environ: Mapping[str, str]) -> HamiLimit | None:
 def _number(name: str, text: str, remedy: str) -> int:
     if not text:
         return 0
-    match = _NUMBER.fullmatch(text)
+    match = re.fullmatch(_NUMBER, text)
     if match is None:
         raise ConfigError(name, text, remedy)
     digits = match["number"]

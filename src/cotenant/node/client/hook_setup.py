@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
 from cotenant.errors import CotenantError, WorldError
 from cotenant.gate.grant import Kind
-from cotenant.hook.kernel_times import FILE_NAME, encode_kernel_times
-from cotenant.hook.record import Record
 from cotenant.hook.record_socket import RecordSocket
 from cotenant.hook.records import (
     is_abandoned,
@@ -28,14 +24,19 @@ from cotenant.hook.records import (
 from cotenant.hook.shim import RECORD_VARIABLE, SEALED_VARIABLE, environment, find_driver, find_nvml, make_shim
 from cotenant.node.config.file import RunConfig
 from cotenant.node.model.tenant import TenantSpec
-from cotenant.predict.profile_usage import sms_of, use_of
-from cotenant.predict.usage import TaskUse
-from cotenant.profile.profile import Profile, merge
 from cotenant.profile.store import ProfileStore, StoredProfile
 from cotenant.runner.clock import unix_ns
 
+if TYPE_CHECKING:
+    from cotenant.hook.record import Record
+    from cotenant.predict.usage import TaskUse
+    from cotenant.profile.profile import Profile
+
 Report: TypeAlias = Callable[[str], None]
 
+NO_DRIVER: Final = (
+    "this machine has no CUDA driver; a software GPU stands in for one: cotenant softgpu create --gpu v100"
+)
 MEASURED_RUNS: Final = 3
 _FIRST_CHECK_S: Final = 0.1
 _LONGEST_CHECK_S: Final = 2.0
@@ -55,6 +56,8 @@ class HookedProgram:
         self._suspects: dict[int, str] = {}
         self._reported: list[int] = []
         self.measuring = measuring
+        import tempfile  # noqa: PLC0415  slow to import
+
         self.home = Path(tempfile.mkdtemp(prefix=f"run-{os.getpid()}-", dir=home))
         self._lock = lock_run_directory(self.home)
         self.records = self.home / "records"
@@ -78,6 +81,8 @@ class HookedProgram:
 
     def close(self) -> None:
         """Remove the directory and the records."""
+        import shutil  # noqa: PLC0415  slow to import
+
         self._socket.close()
         shutil.rmtree(self.home, ignore_errors=True)
         os.close(self._lock)
@@ -170,6 +175,8 @@ def _remove_abandoned(home: Path) -> None:
     """Remove the directories of runs that were killed."""
     for run in home.glob("run-*-*"):
         if is_abandoned(run):
+            import shutil  # noqa: PLC0415  slow to import
+
             shutil.rmtree(run, ignore_errors=True)
 
 
@@ -192,6 +199,8 @@ def _write_kernel_times(records: Path, task: str, store: ProfileStore | None) ->
         keys = [key for key in store.keys() if key.task == task] if store is not None else []  # noqa: SIM118
         stored = [profile for key in keys if store is not None and (profile := store.get(key)) is not None]
         if stored:
+            from cotenant.hook.kernel_times import FILE_NAME, encode_kernel_times  # noqa: PLC0415  only if there are profiles
+
             (records / FILE_NAME).write_bytes(encode_kernel_times(entry.profile for entry in stored))
 
 
@@ -210,6 +219,10 @@ def known_use(task: str, store: ProfileStore | None, *, is_online: bool) -> Task
     with contextlib.suppress(CotenantError):
         keys = [key for key in store.keys() if key.task == task] if store is not None else []  # noqa: SIM118
         stored = [entry for key in keys if store is not None and (entry := store.get(key)) is not None]
+    if not stored:
+        return None
+    from cotenant.predict.profile_usage import sms_of, use_of  # noqa: PLC0415  as above
+
     for entry in sorted(stored, key=lambda entry: entry.recorded_ns, reverse=True):
         use = use_of(entry.profile, sms_of(entry.profile.device), is_online=is_online)
         if use is not None:
@@ -223,6 +236,10 @@ def profiles_of(records: Iterable[Record], task: str) -> list[Profile]:
     for record in records:
         if record.profile.timings:
             by_device.setdefault(record.profile.device, []).append(record.profile)
+    if not by_device:
+        return []
+    from cotenant.profile.profile import merge  # noqa: PLC0415  as above
+
     return [msgspec.structs.replace(merge(parts, task, device), runs=1) for device, parts in by_device.items()]
 
 

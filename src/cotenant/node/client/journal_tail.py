@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from cotenant.errors import WorldError
+from cotenant.errors import SetupError
 from cotenant.node.journal import NodeJournalReader, NodeTurn
 from cotenant.runner.journal import JournalDamageError
 
@@ -116,7 +116,7 @@ class JournalTail:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise WorldError(
+            raise SetupError(
                 f"you may not read the node's journal {path}: {error.strerror}; only the user that runs the node may"
                 if isinstance(error, PermissionError)
                 else f"cannot read the journal {path}: {error.strerror}; ask the user that runs the node"

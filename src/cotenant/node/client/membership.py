@@ -11,13 +11,19 @@ from typing import Final
 
 import msgspec
 
-from cotenant.errors import ConfigError, PeerError, WorldError
+from cotenant.errors import ConfigError, CotenantError, PeerError, SetupError, WorldError
 from cotenant.gate.grant import Grant, Kind
 from cotenant.node import wire
 from cotenant.node.client.configured import is_operators_node, operator_remedy
-from cotenant.node.client.connection import TIMEOUT_S, Connection, NodeTimeoutError, NodeUnavailableError, list_tenants
+from cotenant.node.client.connection import (
+    FINAL_REASONS,
+    TIMEOUT_S,
+    Connection,
+    NodeTimeoutError,
+    NodeUnavailableError,
+    list_tenants,
+)
 from cotenant.node.directories import Directories, lock_holder, make_directory
-from cotenant.node.journal import last_settings
 from cotenant.node.model.admission import Reason, Reject
 from cotenant.node.model.event import NodeSettings
 from cotenant.node.model.tenant import TenantSpec
@@ -38,14 +44,14 @@ _REPORT_WAIT_AFTER_S: Final = 2.0
 class RefusedError(WorldError):
     """The node refused the request; `reject` has the reason and when to try again."""
 
-    def __init__(self, subject: str, reject: Reject) -> None:
-        """`subject` names the refused tenant or request."""
+    def __init__(self, subject: str, reject: Reject, *, is_final: bool = False) -> None:
+        """`subject` names the refused tenant or request; `is_final`: no node of these devices can ever accept it."""
         again = f"; try again in {round_duration(reject.retry_after_ns)}" if reject.retry_after_ns else ""
         self.message = f"the node refused {subject}: {reject.detail}"
         super().__init__(self.message + again)
         self.reject = reject
-        if reject.reason is Reason.NOT_ALLOWED:
-            self.exit_code = ConfigError.exit_code  # another try cannot succeed
+        if is_final or reject.reason in FINAL_REASONS:
+            self.exit_code = ConfigError.exit_code
 
 
 class StoppedError(WorldError):
@@ -211,12 +217,19 @@ class Membership:
 
     def _accept_answer(self, answer: wire.Answer) -> None:
         if isinstance(answer, wire.Refusal):
-            raise RefusedError(self.spec.name or "the tenant", answer.reject)
+            is_final = answer.reject.reason is Reason.NO_MEMORY and self._is_larger_than_every_gpu()
+            raise RefusedError(self.spec.name or "the tenant", answer.reject, is_final=is_final)
         if not isinstance(answer, wire.Welcome):
             raise PeerError(f"the node answered {type(answer).__name__} to a join")
         self.environment = answer.environment
         self.tenant = answer.tenant
         self.grant = answer.grant
+
+    def _is_larger_than_every_gpu(self) -> bool:
+        with contextlib.suppress(CotenantError):
+            gpus = list_tenants(self._directories).gpus
+            return bool(gpus) and self.spec.memory_bytes > max(gpu.memory_bytes for gpu in gpus)
+        return False
 
     def _wait_for_answer(self, connection: Connection, signals: Signals | None) -> None:
         """Wait for a message of the node; report a long wait, in which the node may evict other tenants."""
@@ -294,7 +307,10 @@ def ensure_node(directories: Directories, arguments: Sequence[str], report: Call
         except NodeUnavailableError:
             # The node that won the lock of the directory may take a while to read its journal before it answers.
             if exit_code is not None and lock_holder(directories.lock) is None:
-                raise WorldError(f"a node could not be started: {_last_line(directories.log)}") from None
+                failure = WorldError(f"a node could not be started: {_last_line(directories.log)}")
+                if exit_code in (ConfigError.exit_code, SetupError.exit_code):
+                    failure.exit_code = exit_code
+                raise failure from None
             if tries == _REPORT_AFTER_TRIES:
                 report("waiting for the node to read its journal")
             pause(0.1)
@@ -318,6 +334,8 @@ def _flags_after_death(directories: Directories, report: Callable[[str], None]) 
         raise WorldError(
             f"the node at {directories.tenant_socket} is down; ask its owner to restart it, or use --runtime-dir"
         )
+    from cotenant.node.journal import last_settings  # noqa: PLC0415  slow to import
+
     settings = last_settings(directories.journal)
     if is_operators_node(settings, _IDLE_EXIT_NS):
         raise WorldError(

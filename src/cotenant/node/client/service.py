@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable
 from typing import Final
 
-from cotenant.errors import ConfigError, PeerError, WorldError
+from cotenant.errors import ConfigError, PeerError, SetupError, WorldError
 from cotenant.node import wire
 from cotenant.node.client.connection import Connection, NodeUnavailableError, ask_as_operator
 from cotenant.node.directories import Directories, lock_holder, verified_lock_holder
@@ -45,7 +45,7 @@ def stop_node(directories: Directories, timeout_ns: Duration, report: Callable[[
     only has the number of a node that ended.
     """
     if directories.lock.exists() and not os.access(directories.lock, os.R_OK):
-        raise WorldError(f"the node at {directories.runtime} belongs to another user, who alone may stop it; ask them")
+        raise SetupError(f"the node at {directories.runtime} belongs to another user, who alone may stop it; ask them")
     pid = verified_lock_holder(directories.lock)
     if pid is None:
         return False
@@ -59,7 +59,7 @@ def stop_node(directories: Directories, timeout_ns: Duration, report: Callable[[
         try:
             signal.pidfd_send_signal(pidfd, signal.SIGTERM)
         except PermissionError:
-            raise WorldError(
+            raise SetupError(
                 f"the node (pid {pid}) belongs to another user, who alone may stop it; ask them, or use sudo"
             ) from None
         except ProcessLookupError:

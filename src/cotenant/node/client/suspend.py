@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cotenant.hook.records import mapped_driver
 from cotenant.hook.shim import DRIVER_NAME
 from cotenant.node import wire
-from cotenant.node.client.checkpoint import CheckpointProcess, MoveResult
+
+if TYPE_CHECKING:
+    from cotenant.node.client.checkpoint import CheckpointProcess, MoveResult
 
 
 class MemoryMover:
@@ -74,6 +77,8 @@ class MemoryMover:
             self._begin(verb, pids)
 
     def _begin(self, verb: str, pids: list[int]) -> None:
+        from cotenant.node.client.checkpoint import CheckpointProcess  # noqa: PLC0415  few tenants are suspended
+
         self._verb = verb
         if verb == "suspend":
             self._suspended_pids = pids

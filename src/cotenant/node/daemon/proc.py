@@ -15,6 +15,8 @@ STOPPED: Final = ("T", "t")
 ENDED: Final = ("Z", "X", "x")
 """The states of a process that has ended: it has no memory and no files any more."""
 _STATE, _PARENT, _GROUP, _START = 0, 1, 2, 19  # after the name in brackets, which may hold anything: fields 3, 4, 5, 22
+_LATEST: Final = 4
+"""The word of /proc/loadavg with the number of the latest task."""
 _DEPTH_LIMIT: Final = 1024
 """More generations than any process has; a limit in case that /proc changes during the walk."""
 _PROCESSES_LIMIT: Final = 1 << 16
@@ -40,6 +42,15 @@ class ProcessStat(NamedTuple):
     parent: int
     group: int
     start_ticks: int
+
+
+class TaskCount(NamedTuple):
+    """What two readings have in common only if no process and no thread was created or ended between them."""
+
+    tasks: bytes
+    """The existing ones."""
+    latest: bytes
+    """The number of the latest one."""
 
 
 def parse_stat(text: bytes) -> ProcessStat | None:
@@ -123,6 +134,15 @@ class ProcessTree:
             return parse_stat(_read(f"{self._proc}/{pid}/stat"))
         except OSError:
             return None
+
+    def task_count(self) -> TaskCount | None:
+        """Return the number of tasks and the latest one in this pid namespace; None if they cannot be read."""
+        try:
+            words = _read(f"{self._proc}/loadavg").split()
+        except OSError:
+            return None
+        existing = words[3].partition(b"/")[2] if len(words) > _LATEST else b""
+        return TaskCount(existing, words[_LATEST]) if existing else None
 
     def cgroup(self, pid: int) -> str:
         """Return the path of a process in the unified cgroup hierarchy; empty if it cannot be read."""

@@ -19,18 +19,18 @@ from cotenant.gate.combined_pages import combine, counters_of
 from cotenant.gate.live_grants import LiveGrantPages
 from cotenant.gate.live_ledgers import LiveLedgers
 from cotenant.gate.live_tables import LiveTenantTables
-from cotenant.gate.process_pages import PROCESS_BYTES, PROCESSES, read_gate_page
+from cotenant.gate.process_pages import PROCESSES
 from cotenant.gate.shared_pages import check_process_pages
-from cotenant.gate.tenant_table import PAGE_BYTES
+from cotenant.node.daemon.attached_process import AttachedProcess, RootProcess
 from cotenant.node.daemon.gangs import LiveGangs
-from cotenant.node.daemon.proc import ENDED, STOPPED, ProcessTree, container_of, has_ended, pidfd_of
+from cotenant.node.daemon.proc import ENDED, STOPPED, ProcessTree, TaskCount, container_of, has_ended, pidfd_of
 from cotenant.node.model.admission import Reason, Reject
 from cotenant.node.model.gang import GangKey
 from cotenant.node.model.peer import NO_DESCRIPTOR, PeerIdentity
 from cotenant.node.ports import Attachment, PageListener, ProcessPage, TenantKey
 from cotenant.runner.clock import monotonic_ns, pause, unix_ns
 from cotenant.runner.live_loop import READ
-from cotenant.units.instant import SECOND_NS, Instant
+from cotenant.units.instant import MILLISECOND_NS, SECOND_NS, Instant
 
 RECONNECT_NS: Final = 5 * SECOND_NS
 """The time in which a live process whose connection closed may attach again and keep its index."""
@@ -42,6 +42,8 @@ _GENERATION_NS: Final = (
     1 << 24
 )  # a restarted node continues with later generations unless 60 processes attach per second
 _GENERATIONS: Final = 1 << 32
+_SEARCH_NS: Final = 700 * MILLISECOND_NS
+"""After this long the next reading searches in any case: some containers see no true count of the processes."""
 _STOP_LIMIT_NS: Final = SECOND_NS
 """The longest search for descendants of a tenant that is killed; the node does nothing else meanwhile."""
 _STOP_LOOK_S: Final = 0.001
@@ -59,58 +61,6 @@ class DescriptorWatcher(Protocol):
     def forget(self, descriptor: int) -> None:
         """Stop watching a descriptor."""
         ...
-
-
-class _Root:
-    """A process that the kernel identified: a socket peer with its pidfd."""
-
-    __slots__ = ("container", "group", "pid", "pidfd", "tenant", "uid")
-
-    def __init__(self, tenant: TenantKey, peer: PeerIdentity, tree: ProcessTree) -> None:
-        stat = tree.stat(peer.pid)
-        self.tenant = tenant
-        self.pid = peer.pid
-        self.pidfd = os.dup(peer.pidfd)
-        self.uid = peer.uid
-        self.group = 0 if stat is None else stat.group
-        self.container = container_of(peer.cgroup)
-
-    @property
-    def is_alive(self) -> bool:
-        return not has_ended(self.pidfd)
-
-
-class AttachedProcess(_Root):
-    """A process with its pages, which all processes of its device map."""
-
-    __slots__ = ("descriptor", "disconnected_ns", "epoch", "generation", "gpu", "index", "memory")
-
-    def __init__(
-        self, tenant: TenantKey, peer: PeerIdentity, tree: ProcessTree, page: ProcessPage, memory: mmap.mmap
-    ) -> None:
-        """Take over the descriptor and the mapping of the pages."""
-        super().__init__(tenant, peer, tree)
-        self.gpu = page.gpu
-        self.index = page.index
-        self.generation = page.generation
-        self.epoch = page.epoch
-        self.descriptor = page.descriptor
-        self.memory = memory
-        self.disconnected_ns: Instant | None = None
-
-    def gate_page(self) -> dict[str, int | list[int]]:
-        """Return a copy of its gate page; empty while the page does not name this process."""
-        page = read_gate_page(self.memory[:PAGE_BYTES])
-        return page if page["generation"] == self.generation else {}
-
-    def copy(self) -> bytes:
-        """Return a copy of its pages, which it may change at any instant."""
-        return self.memory[:PROCESS_BYTES]
-
-    @property
-    def page(self) -> ProcessPage:
-        """Return the pages as the listener passes them on."""
-        return ProcessPage(self.gpu, self.index, self.generation, self.epoch, self.descriptor)
 
 
 class LiveProcesses:
@@ -133,7 +83,11 @@ class LiveProcesses:
         self._clock = clock
         self._listener: PageListener | None = None
         self._attached: dict[int, dict[int, AttachedProcess]] = {}
-        self._supervisors: dict[TenantKey, _Root] = {}
+        self._by_tenant: dict[TenantKey, list[AttachedProcess]] = {}
+        self._ordered: dict[int, list[AttachedProcess]] = {}  # by device, until its processes change
+        self._tasks_seen: TaskCount | None = None
+        self._search_again_ns: Instant = 0
+        self._supervisors: dict[TenantKey, RootProcess] = {}
         self._remembered: dict[int, tuple[int, TenantKey]] = {}  # by number: start time and tenant of a descendant
         self._ended_counters: dict[TenantKey, dict[str, int | list[int]]] = {}
         self._epochs: dict[int, int] = {}
@@ -180,7 +134,10 @@ class LiveProcesses:
     def _add(self, process: AttachedProcess) -> Attachment:
         gpu, index, slot = process.gpu, process.index, process.tenant[0]
         self._attached.setdefault(gpu, {})[index] = process
+        self._by_tenant.setdefault(process.tenant, []).append(process)
+        self._ordered.pop(gpu, None)
         self._remembered.pop(process.pid, None)
+        self._tasks_seen = None  # its descendants may all exist already
         self._loop.watch(process.pidfd, READ, lambda _: self._leave(process))
         self._ledgers.begin(gpu, index, process.generation, process.tenant, process.pid)
         if self._listener is not None:
@@ -233,7 +190,8 @@ class LiveProcesses:
         before = self._supervisors.pop(tenant, None)
         if before is not None:
             os.close(before.pidfd)
-        self._supervisors[tenant] = _Root(tenant, peer, self._tree)
+        self._supervisors[tenant] = RootProcess(tenant, peer, self._tree)
+        self._tasks_seen = None  # its descendants may all exist already
 
     def is_supervised(self, tenant: TenantKey) -> bool:
         """Return whether the process that joined for a tenant is registered."""
@@ -241,7 +199,7 @@ class LiveProcesses:
 
     def remove(self, tenant: TenantKey) -> None:
         """Forget all processes of a tenant whose slot was released."""
-        for process in [process for process in self.attached() if process.tenant == tenant]:
+        for process in self.of_tenant(tenant):
             self._leave(process, is_last=False)
         supervisor = self._supervisors.pop(tenant, None)
         if supervisor is not None:
@@ -303,11 +261,11 @@ class LiveProcesses:
 
     def count(self, tenant: TenantKey) -> int:
         """Return the number of attached processes of a tenant."""
-        return sum(process.tenant == tenant for process in self.attached())
+        return len(self._by_tenant.get(tenant, ()))
 
     def signal(self, tenant: TenantKey, number: int) -> None:
         """Send a signal to the tenant's attached processes and their descendants."""
-        roots = [process for process in self.attached() if process.tenant == tenant]
+        roots = self.of_tenant(tenant)
         for process in roots:
             _send(process.pidfd, number)
         for pid in self._tree.descendants(process.pid for process in roots):
@@ -321,13 +279,16 @@ class LiveProcesses:
             yield from processes.values()
 
     def on(self, gpu: int) -> list[AttachedProcess]:
-        """Return the attached processes of a device, by index."""
-        processes = self._attached.get(gpu, {})
-        return [processes[index] for index in sorted(processes)]
+        """Return the attached processes of a device, by index; the same list until they change."""
+        ordered = self._ordered.get(gpu)
+        if ordered is None:
+            processes = self._attached.get(gpu, {})
+            ordered = self._ordered[gpu] = [processes[index] for index in sorted(processes)]
+        return ordered
 
     def of_tenant(self, tenant: TenantKey) -> list[AttachedProcess]:
         """Return the attached processes of a tenant."""
-        return [process for process in self.attached() if process.tenant == tenant]
+        return list(self._by_tenant.get(tenant, ()))
 
     def ended_counters(self, tenant: TenantKey) -> list[dict[str, int | list[int]]]:
         """Return the sums of the counters of a tenant's ended processes, if there are any."""
@@ -352,7 +313,14 @@ class LiveProcesses:
         return pid in self.node_pids or any(number == os.getpid() for number, _ in self._tree.ancestors(pid))
 
     def remember_descendants(self) -> None:
-        """Remember which processes descend from tenants' processes: a parent that ends leaves them to another one."""
+        """Remember which processes descend from tenants' processes: a parent that ends leaves them to another one.
+
+        Without a new process since the last time, there is none to remember.
+        """
+        tasks, now = self._tree.task_count(), self._clock()
+        if tasks is not None and tasks == self._tasks_seen and now < self._search_again_ns:
+            return
+        self._tasks_seen, self._search_again_ns = tasks, now + _SEARCH_NS
         kept = {}
         for pid, (start_ticks, tenant) in self._remembered.items():
             stat = self._tree.stat(pid)
@@ -377,7 +345,7 @@ class LiveProcesses:
         children, so that none starts another one meanwhile.
         """
         supervisor = self._supervisors.get(tenant)
-        roots: list[_Root] = [*self.of_tenant(tenant)]
+        roots: list[RootProcess] = [*self.of_tenant(tenant)]
         if supervisor is not None:
             is_user = supervisor.pid in self.device_holders or any(root.pid == supervisor.pid for root in roots)
             if is_user or not keep_supervisor:
@@ -517,6 +485,8 @@ class LiveProcesses:
         for process in list(self.attached()):
             self._forget(process)
         self._attached.clear()
+        self._by_tenant.clear()
+        self._ordered.clear()
         for supervisor in self._supervisors.values():
             os.close(supervisor.pidfd)
         self._supervisors.clear()
@@ -536,6 +506,10 @@ class LiveProcesses:
         if process.gpu >= 0:
             self._tables.detach(process.gpu, process.index)
         del self._attached[process.gpu][process.index]
+        self._ordered.pop(process.gpu, None)
+        self._by_tenant[process.tenant].remove(process)
+        if not self._by_tenant[process.tenant]:
+            del self._by_tenant[process.tenant]
         self._forget(process)
         if is_last and self._listener is not None and not self.count(process.tenant):
             self._listener.last_process_left(process.tenant)
@@ -547,7 +521,7 @@ class LiveProcesses:
         os.close(process.descriptor)
         process.memory.close()
 
-    def _roots(self) -> Iterator[_Root]:
+    def _roots(self) -> Iterator[RootProcess]:
         yield from self.attached()
         yield from self._supervisors.values()
 

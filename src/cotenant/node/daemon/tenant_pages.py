@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from cotenant.gate.activity import DeviceSnapshot, GateCounts
@@ -15,19 +17,29 @@ from cotenant.node.ports import TenantKey
 from cotenant.units.instant import Instant
 
 
+class _LatestPage(NamedTuple):
+    """The page of a tenant's only process at the latest reading, and the same as the tenant's page."""
+
+    tenant: TenantKey
+    page: dict[str, int | list[int]]
+    combined: dict[str, int | list[int]]
+
+
 class TenantPages:
-    """Reads copies of the processes' pages; a page of another generation than the process counts as unused."""
+    """Reads copies of the processes' pages; a page of another generation than the process counts as unused.
+
+    Readers must not change a page. As long as it does not change, it is the same object.
+    """
 
     def __init__(self, processes: LiveProcesses, tables: LiveTenantTables) -> None:
         """Read the pages of these processes."""
         self._processes = processes
         self._tables = tables
+        self._latest: dict[int, _LatestPage] = {}  # by slot, of tenants with one process
 
     def page(self, gpu: int, slot: int) -> dict[str, int | list[int]]:
         """Return the combined page of the present tenant in a slot; empty if none of its processes has launched."""
-        rules = self._tables.read(gpu)
-        entries = () if rules is None else rules.entries
-        generation = next((entry.generation for entry in entries if entry.slot == slot), None)
+        generation = self._tables.generation_of(gpu, slot)
         return {} if generation is None else self._combined(gpu, (slot, generation))
 
     def counts(self, grant: Grant) -> GateCounts:
@@ -58,5 +70,11 @@ class TenantPages:
         return found
 
     def _combined(self, gpu: int, tenant: TenantKey) -> dict[str, int | list[int]]:
-        pages = [process.gate_page() for process in self._processes.of_tenant(tenant) if process.gpu == gpu]
-        return combine([*filter(None, pages), *self._processes.ended_counters(tenant)], tenant[1])
+        read = [process.gate_page() for process in self._processes.of_tenant(tenant) if process.gpu == gpu]
+        pages = [*filter(None, read), *self._processes.ended_counters(tenant)]
+        if len(pages) != 1:
+            return combine(pages, tenant[1])
+        latest = self._latest.get(tenant[0])
+        if latest is None or latest.tenant != tenant or latest.page is not pages[0]:
+            latest = self._latest[tenant[0]] = _LatestPage(tenant, pages[0], combine(pages, tenant[1]))
+        return latest.combined

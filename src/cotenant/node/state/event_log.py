@@ -69,6 +69,7 @@ _CAUSE_TEXT: Final = {
     AdjustCause.UNREACHABLE: "cannot meet its objective",
     AdjustCause.DIVIDED: "shares the device with peers",
     AdjustCause.OBJECTIVE: "has a stricter objective",
+    AdjustCause.TRIMMED: "misses its objective more or less often than it may",
 }
 """The predicate of a sentence whose subject is the tenant that caused an adjustment."""
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from cotenant.node.model.fault import Source
 from cotenant.node.policy.protect.backoff import delay_ns
-from cotenant.node.policy.protect.errors import classify
 from cotenant.units.instant import SECOND_NS, Duration
 
 CAP_NS: Final = 300 * SECOND_NS
@@ -19,7 +17,12 @@ _SIGNALLED: Final = 128
 
 def _is_failure(code: int) -> bool:
     """Return whether a program failed: it neither exited with 0 nor was asked to end by a signal."""
-    return code != 0 and (code <= _SIGNALLED or classify(Source.SIGNAL, code - _SIGNALLED).restart)
+    if code <= _SIGNALLED:
+        return code != 0
+    from cotenant.node.model.fault import Source  # noqa: PLC0415  few programs end by a signal
+    from cotenant.node.policy.protect.errors import classify  # noqa: PLC0415  as above
+
+    return classify(Source.SIGNAL, code - _SIGNALLED).restart
 
 
 class RestartPolicy:

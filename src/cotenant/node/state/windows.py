@@ -40,6 +40,7 @@ class Occupant(NamedTuple):
 
 
 class _Sums(NamedTuple):
+    page: Page
     generation: int
     slo_ns: int
     counts: tuple[int, ...]
@@ -59,15 +60,21 @@ class Windows:
         self._before: dict[int, _Sums] = {}
 
     def window(self, now: Instant, occupants: Iterable[Occupant], pages: Mapping[int, Page]) -> DeviceWindow:
-        """Return the window since the last read; an unreadable page counts as unchanged."""
+        """Return the window since the last read; an unreadable page counts as unchanged.
+
+        A page that is the same object as at the last read has not changed.
+        """
         tenants, after = [], {}
         for occupant in occupants:
             page = pages.get(occupant.slot)
             if page is None or page["generation"] != occupant.generation:
                 tenants.append(_idle_window(occupant))
                 continue
-            sums = after[occupant.slot] = _sums_of(page, occupant)
-            tenant = _tenant_window(occupant, self._before.get(occupant.slot), sums, _oldest_ns(page, now))
+            before = self._before.get(occupant.slot)
+            is_same = before is not None and before.page is page and before.slo_ns == occupant.slo_ns
+            sums = before if before is not None and is_same else _sums_of(page, occupant)
+            after[occupant.slot] = sums
+            tenant = _tenant_window(occupant, before, sums, _oldest_ns(page, now))
             if _is_waiting(page, now):  # a wait is counted when it ends
                 tenant = msgspec.structs.replace(tenant, waited_ns=max(tenant.waited_ns, now - self._begin_ns))
             tenants.append(tenant)
@@ -81,11 +88,15 @@ def _sums_of(page: Page, occupant: Occupant) -> _Sums:
     counts = tuple(value if isinstance(value := page[name], int) else 0 for name in _SUMS)
     delays = tuple(value if isinstance(value := page[name], int) else 0 for name in _DELAYS)
     buckets = page["request_buckets"]
-    return _Sums(occupant.generation, occupant.slo_ns, counts, delays, buckets if isinstance(buckets, list) else [])
+    return _Sums(
+        page, occupant.generation, occupant.slo_ns, counts, delays, buckets if isinstance(buckets, list) else []
+    )
 
 
 def _tenant_window(occupant: Occupant, before: _Sums | None, after: _Sums, oldest_ns: int) -> TenantWindow:
     """Return one tenant's window; a new tenant, or sums that shrank or leapt, begin an empty one."""
+    if before is after:  # the page has not changed
+        return _idle_window(occupant, oldest_ns)
     increase = [now - was for was, now in zip(before.counts, after.counts, strict=True)] if before else []
     if before is None or before.generation != after.generation or min(increase) < 0 or max(increase) > _MAX_INCREASE:
         return _idle_window(occupant, oldest_ns)

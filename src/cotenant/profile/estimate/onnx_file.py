@@ -51,8 +51,14 @@ class Constant(msgspec.Struct, frozen=True):
     value: Any = None
 
 
+class AttributeReference(msgspec.Struct, frozen=True):
+    """An attribute of a node in a function: its value is that of the call."""
+
+    name: str
+
+
 class Node(msgspec.Struct, frozen=True):
-    """One operator call of the graph."""
+    """One operator call of the graph. An attribute that contains a graph is a `Model`."""
 
     type: str
     name: str
@@ -79,6 +85,17 @@ class Model(msgspec.Struct, frozen=True):
     constants: dict[str, Constant]
     declared: dict[str, GraphValue]
     opset: int = 0
+    functions: dict[tuple[str, str], Function] = {}
+    """Functions of the file by domain and name."""
+
+
+class Function(msgspec.Struct, frozen=True):
+    """A function of the file: nodes that a call of it stands for."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    defaults: dict[str, Any]
 
 
 def item_bytes(type_name: str) -> int:
@@ -95,7 +112,9 @@ def read_onnx(path: Path) -> Model:
                 return _model(view)
             finally:
                 view.release()
-    except (ValueError, BufferError, RecursionError, TypeError) as error:
+    except BufferError:  # views of the file are left in the frames of an error, which closing it replaces
+        raise ConfigError("FILE", str(path), _REMEDY) from None
+    except (ValueError, RecursionError, TypeError) as error:
         raise ConfigError("FILE", str(path), f"{_REMEDY} ({error})") from None
     except OSError as error:
         raise ConfigError("FILE", str(path), f"it cannot be read: {error.strerror}") from None
@@ -104,9 +123,13 @@ def read_onnx(path: Path) -> Model:
 def _model(data: memoryview) -> Model:
     graph: memoryview | None = None
     opset = 0
+    functions: dict[tuple[str, str], Function] = {}
     for number, value in fields(data):
         if number == 7:
             graph = message(value)
+        elif number == 25:
+            key, function = _function(message(value))
+            functions[key] = function
         elif number == 8:
             domain, version = "", 0
             for inner, field in fields(message(value)):
@@ -121,7 +144,30 @@ def _model(data: memoryview) -> Model:
     model = _graph(graph, opset)
     if not model.nodes:
         raise ValueError("its graph has no operator")
-    return model
+    return msgspec.structs.replace(model, functions=functions)
+
+
+def _function(data: memoryview) -> tuple[tuple[str, str], Function]:
+    name = domain = ""
+    inputs: list[str] = []
+    outputs: list[str] = []
+    nodes: list[Node] = []
+    defaults: dict[str, Any] = {}
+    for number, value in fields(data):
+        if number == 1:
+            name = text(value)
+        elif number == 4:
+            inputs.append(text(value))
+        elif number == 5:
+            outputs.append(text(value))
+        elif number == 7:
+            nodes.append(_node(message(value), len(nodes)))
+        elif number == 10:
+            domain = text(value)
+        elif number == 11:
+            key, content = _attribute(message(value))
+            defaults[key] = content
+    return (domain, name), Function(tuple(inputs), tuple(outputs), tuple(nodes), defaults)
 
 
 def _graph(data: memoryview, opset: int) -> Model:
@@ -187,6 +233,10 @@ def _attribute(data: memoryview) -> tuple[str, Any]:
             content = text(value)
         elif number == 5:
             content = _tensor(message(value))[1]
+        elif number == 6:
+            content = _graph(message(value), 0)
+        elif number == 21:
+            content = AttributeReference(text(value))
         elif number == 7:
             many += floats(value)
         elif number == 8:

@@ -9,6 +9,8 @@ from typing import Final
 
 import msgspec
 
+from cotenant.errors import ConfigError
+from cotenant.profile.estimate.attention_rules import ATTENTIONS, MICROSOFT, attention_sides
 from cotenant.profile.estimate.onnx_file import Model, Node, item_bytes, read_onnx
 from cotenant.profile.estimate.operator import Family, Gemm, Operator, Window
 from cotenant.profile.estimate.shape_rules import ShapeError, TensorInfo, need
@@ -42,11 +44,14 @@ _MOVES: Final = frozenset(
         "ConstantOfShape",
         "Range",
         "ReverseSequence",
+        "QLinearConcat",
         "Resize",
         "Upsample",
     ]
 )
-_LOOKUPS: Final = frozenset(["Gather", "GatherElements", "GatherND", "OneHot", "ScatterElements", "ScatterND"])
+_LOOKUPS: Final = frozenset(
+    ["Gather", "GatherElements", "GatherND", "OneHot", "ScatterElements", "ScatterND", "EmbedLayerNormalization"]
+)
 _NORMALIZATIONS: Final = frozenset(
     [
         "BatchNormalization",
@@ -54,6 +59,7 @@ _NORMALIZATIONS: Final = frozenset(
         "GroupNormalization",
         "LayerNormalization",
         "SkipLayerNormalization",
+        "SkipSimplifiedLayerNormalization",
         "SimplifiedLayerNormalization",
         "RMSNormalization",
         "MeanVarianceNormalization",
@@ -62,10 +68,16 @@ _NORMALIZATIONS: Final = frozenset(
     ]
 )
 _POOLS: Final = frozenset(["MaxPool", "AveragePool", "LpPool", "RoiAlign", "MaxRoiPool"])
-_PRODUCTS: Final = frozenset(["MatMul", "MatMulInteger", "FusedMatMul", "QLinearMatMul", "Gemm", "Einsum", "Attention"])
+_PRODUCTS: Final = ATTENTIONS | {
+    *("MatMul", "MatMulInteger", "FusedMatMul", "QLinearMatMul", "MatMulNBits", "Gemm", "QGemm", "Einsum")
+}
 _CONVOLUTIONS: Final = frozenset(["Conv", "FusedConv", "ConvInteger", "QLinearConv", "ConvTranspose"])
 _GATES: Final = {"LSTM": 4, "GRU": 3, "RNN": 1}
-_POINTWISE_PASSES: Final = {"LRN": 2.0, "InstanceNormalization": 2.0, "GroupNormalization": 2.0}
+_POINTWISE_PASSES: Final = {
+    **dict.fromkeys(("LRN", "InstanceNormalization", "GroupNormalization", "DynamicQuantizeLinear"), 2.0)
+}
+_UNPACKING: Final = frozenset(["DequantizeLinear", "MatMulNBits"])
+"""Operators that turn packed integers into floats: the type of their constants is not that of the arithmetic."""
 _TRAINABLE_ELEMENTS: Final = 2
 """Constants with fewer elements are scalars of the formula, not weights."""
 
@@ -83,6 +95,10 @@ class ModelOperators(msgspec.Struct, frozen=True):
     """Type of most of its weights."""
     backward_traced: bool = False
     """The operators contain a whole training step, so that no backward pass is derived."""
+    is_quantized: bool = False
+    """Its products read dequantized values: a compiler computes them in int8, an eager framework as floats."""
+    notes: tuple[str, ...] = ()
+    """What was assumed about the model's branches and loops."""
 
 
 def onnx_operators(path: Path, batch: int, dimensions: Mapping[str, int]) -> ModelOperators:
@@ -92,26 +108,38 @@ def onnx_operators(path: Path, batch: int, dimensions: Mapping[str, int]) -> Mod
 
 def model_operators(model: Model, batch: int, dimensions: Mapping[str, int], where: str) -> ModelOperators:
     """Return the operators of a model at a batch size."""
-    rows, inputs = infer_shapes(model, batch, dimensions, where)
+    shapes = infer_shapes(model, batch, dimensions, where)
+    rows, constants = shapes.rows, shapes.constants
     consumers: dict[str, list[str]] = {}
     for row in rows:
         for name in row.node.inputs:
             consumers.setdefault(name, []).append(row.node.type)
     operators = [operator_of(row, consumers) for row in rows if not row.constant]
-    sizes = {name: math.prod(value.shape) for name, value in model.constants.items()}
+    if not any(operator.family is not Family.VIEW and not operator.host_only for operator in operators):
+        raise ConfigError("FILE", where, "none of its operators launches a kernel: there is nothing to estimate")
+    sizes = {name: math.prod(value.shape) for name, value in constants.items()}
     types: dict[str, int] = {}
-    for name, constant in model.constants.items():
-        types[constant.type] = types.get(constant.type, 0) + sizes[name]
-    outputs = {name: tensor for row in rows for name, tensor in zip(row.node.outputs, row.outputs, strict=False)}
+    for name, constant in constants.items():
+        if not set(consumers.get(name, ())) & _UNPACKING:
+            types[constant.type] = types.get(constant.type, 0) + sizes[name]
     return ModelOperators(
         tuple(operators),
         batch,
-        sum(tensor_bytes(tensor) for tensor in inputs),
-        sum(tensor_bytes(outputs[name]) for name in model.outputs if name in outputs),
-        sum(sizes[name] * item_bytes(constant.type) for name, constant in model.constants.items()),
-        sum(size for name, size in sizes.items() if model.constants[name].type.startswith(("float", "bfloat"))),
+        sum(tensor_bytes(tensor) for tensor in shapes.inputs),
+        sum(tensor_bytes(tensor) for tensor in shapes.outputs),
+        sum(sizes[name] * item_bytes(constant.type) for name, constant in constants.items()),
+        sum(size for name, size in sizes.items() if constants[name].type.startswith(("float", "bfloat"))),
         max(types, key=lambda kind: types[kind], default="float32"),
+        is_quantized=_is_quantized(rows),
+        notes=shapes.notes,
     )
+
+
+def _is_quantized(rows: Sequence[NodeShapes]) -> bool:
+    """Return whether a product reads the result of DequantizeLinear."""
+    unpacked = {name for row in rows if row.node.type == "DequantizeLinear" for name in row.node.outputs}
+    products = _PRODUCTS | _CONVOLUTIONS
+    return any(row.node.type in products and not unpacked.isdisjoint(row.node.inputs[:2]) for row in rows)
 
 
 def operator_of(row: NodeShapes, consumers: Mapping[str, Sequence[str]]) -> Operator:
@@ -138,6 +166,7 @@ def operator_of(row: NodeShapes, consumers: Mapping[str, Sequence[str]]) -> Oper
         ),
         passes=_POINTWISE_PASSES.get(node.type, 1.0),
         host_only=all(tensor.value is not None for tensor in row.outputs) and bool(row.outputs),
+        reason=row.reason,
     )
     try:
         return _detailed(base, row)
@@ -168,7 +197,7 @@ def _family(row: NodeShapes, consumers: Mapping[str, Sequence[str]]) -> Family:
             return family
     if kind in {"Softmax", "LogSoftmax", "Hardmax"}:
         return Family.SOFTMAX
-    if kind.startswith(("Reduce", "Arg", "Global")) or kind == "CumSum":
+    if kind.startswith(("Reduce", "Arg", "Global", "QLinearGlobal")) or kind == "CumSum":
         return Family.REDUCTION
     if kind in _GATES:
         return Family.RECURRENT
@@ -188,7 +217,7 @@ def _detailed(base: Operator, row: NodeShapes) -> Operator:
         return msgspec.structs.replace(base, window=Window(kernel, int(stride)))
     if base.family is Family.LOOKUP:
         # Only the rows that are looked up are read, not the whole table.
-        index = need(inputs, 1)
+        index = need(inputs, 0 if base.type == "EmbedLayerNormalization" else 1)
         return msgspec.structs.replace(base, read_bytes=tensor_bytes(index) + base.written_bytes, weight_bytes=0)
     if base.family is Family.RECURRENT:
         return _recurrent(base, row)
@@ -200,7 +229,7 @@ def _detailed(base: Operator, row: NodeShapes) -> Operator:
 def _gemm(node: Node, row: NodeShapes) -> Gemm:
     inputs, output = row.inputs, row.outputs[0].shape
     first = need(inputs, 0).shape
-    if node.type == "Gemm":
+    if node.type in {"Gemm", "QGemm"}:
         return Gemm(output[0], output[1], first[0] if node.attributes.get("transA", 0) else first[1])
     if node.type == "Einsum":
         shapes = [need(inputs, index).shape for index in range(len(inputs))]
@@ -210,6 +239,11 @@ def _gemm(node: Node, row: NodeShapes) -> Gemm:
         left = math.prod(sides[letter] for letter in right if letter in letters[0]) // max(shared, 1)
         total = math.prod(sides[letter] for letter in right)
         return Gemm(left, max(total // max(left * shared, 1), 1), summed, shared)
+    if node.type in ATTENTIONS and not (node.type == "Attention" and node.domain == MICROSOFT):
+        one = attention_sides(node, inputs)
+        return Gemm(one.queries, one.keys, one.width + one.value_width, one.batch * one.heads)
+    if node.type == "MatMulNBits":
+        return Gemm(math.prod(first[:-1]), int(node.attributes["N"]), first[-1])
     if node.type == "Attention":
         rows, width = math.prod(first[:-1]), output[-1]
         heads = int(node.attributes.get("num_heads", 1))

@@ -85,6 +85,8 @@ class Operator(Value, frozen=True):
     """Number of kernels of the same kind that a framework launches for it."""
     host_only: bool = False
     """It computes shapes on the host: it takes host time and launches nothing."""
+    reason: str = ""
+    """Why its rule could not be applied, if there is one."""
 
     @property
     def flops(self) -> float:

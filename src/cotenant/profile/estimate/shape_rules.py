@@ -230,6 +230,8 @@ def _unsqueeze(node: Node, inputs: Inputs, _opset: int) -> list[TensorInfo]:
     axes = integers_of(node, inputs, 1, "axes") or []
     rank = len(data.shape) + len(axes)
     added, sides = set(axes_of(axes, rank)), iter(data.shape)
+    if len(added) != len(axes) or not added <= set(range(rank)):
+        raise ShapeError(f"the axes {axes} do not fit {rank} dimensions")
     shape = tuple(1 if index in added else next(sides) for index in range(rank))
     return [TensorInfo(shape, data.type, None if data.value is None else np.asarray(data.value).reshape(shape))]
 
@@ -378,6 +380,19 @@ def _non_zero(_node: Node, inputs: Inputs, _opset: int) -> list[TensorInfo]:
     return [TensorInfo(array.shape, "int64", array)]
 
 
+def _random(node: Node, _inputs: Inputs, _opset: int) -> list[TensorInfo]:
+    return [TensorInfo(tuple(int(side) for side in node.attributes["shape"]), "float32")]
+
+
+def _cast_like(_node: Node, inputs: Inputs, _opset: int) -> list[TensorInfo]:
+    return [TensorInfo(need(inputs, 0).shape, need(inputs, 1).type)]
+
+
+def _eye_like(node: Node, inputs: Inputs, _opset: int) -> list[TensorInfo]:
+    data = need(inputs, 0)
+    return [TensorInfo(data.shape, _CAST.get(int(node.attributes.get("dtype", 0)), data.type))]
+
+
 def _trilu(_node: Node, inputs: Inputs, _opset: int) -> list[TensorInfo]:
     return [TensorInfo(need(inputs, 0).shape, need(inputs, 0).type)]
 
@@ -386,9 +401,9 @@ _POINTWISE: Final = (
     "Relu LeakyRelu PRelu Elu Selu Celu ThresholdedRelu Sigmoid HardSigmoid HardSwish Tanh Erf Exp Log Reciprocal "
     "Softplus Softsign Mish Gelu FastGelu BiasGelu QuickGelu Sin Cos Tan Round Sign Clip Softmax LogSoftmax Hardmax "
     "Dropout Identity Cast LRN LpNormalization MeanVarianceNormalization CumSum IsNaN IsInf ReverseSequence "
-    "BatchNormalization InstanceNormalization GroupNormalization LayerNormalization SkipLayerNormalization "
-    "SimplifiedLayerNormalization RMSNormalization QuantizeLinear DequantizeLinear ScatterElements ScatterND "
-    "RandomNormalLike RandomUniformLike Bernoulli"
+    "BatchNormalization InstanceNormalization GroupNormalization LayerNormalization SimplifiedLayerNormalization "
+    "RMSNormalization RotaryEmbedding ScatterElements ScatterND RandomNormalLike RandomUniformLike Bernoulli "
+    "Acos Acosh Asin Asinh Atan Atanh Cosh Sinh Swish Shrink BitwiseNot"
 )
 
 
@@ -396,6 +411,10 @@ BASE_RULES: Final[dict[str, Rule]] = {
     **dict.fromkeys(_POINTWISE.split(), _same),
     **dict.fromkeys(("Neg", "Floor", "Ceil", "Sqrt", "Not", "Abs"), _unary_value),
     **dict.fromkeys((*_ARITHMETIC, "Div", "Xor", "Where", "Sum", "Mean", "BitShift"), _binary),
+    **dict.fromkeys(("BitwiseAnd", "BitwiseOr", "BitwiseXor"), _binary),
+    **dict.fromkeys(("RandomNormal", "RandomUniform"), _random),
+    "CastLike": _cast_like,
+    "EyeLike": _eye_like,
     **dict.fromkeys(
         ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2"), _reduce
     ),

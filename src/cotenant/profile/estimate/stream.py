@@ -73,6 +73,16 @@ class UnsupportedOperator(Value, frozen=True):
     count: int
     share: float
     """Of the estimated device time."""
+    reason: str = ""
+    """Why its rule could not be applied; empty: it has none."""
+
+    @property
+    def sentence(self) -> str:
+        """Return what a user must know of it."""
+        what = f"{self.count} x {self.type} is not supported"
+        if self.reason:
+            what = f"{self.count} x {self.type} cannot be estimated ({self.reason})"
+        return f"{what}: its tensors count as moved once, {self.share:.1%} of the estimated device time"
 
 
 class EstimatedStream(Value, frozen=True, kw_only=True):
@@ -92,6 +102,8 @@ class EstimatedStream(Value, frozen=True, kw_only=True):
     flops: float
     moved_bytes: float
     unsupported: tuple[UnsupportedOperator, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What was assumed about the model, in sentences."""
     correction: Correction = Correction()
 
     @property
@@ -105,6 +117,11 @@ class EstimatedStream(Value, frozen=True, kw_only=True):
             FamilyTime(family.value, len(values), sum(values), sum(values) / total) for family, values in times.items()
         ]
         return sorted(rows, key=lambda row: -row.device_ns)
+
+    @property
+    def remarks(self) -> list[str]:
+        """Return what a user must know of the estimate: operators without a rule, and assumptions."""
+        return [*(row.sentence for row in self.unsupported), *self.notes]
 
     @property
     def busy(self) -> float:
@@ -151,6 +168,7 @@ def estimate_stream(
         flops=sum(work.flops for work in works),
         moved_bytes=sum(work.moved_bytes for work in works),
         unsupported=_unsupported(kernels, model.operators),
+        notes=model.notes,
         correction=factor,
     )
 
@@ -164,6 +182,8 @@ def _works(operators: Sequence[Operator], model: ModelOperators, options: Stream
 
 def model_precision(model: ModelOperators, options: StreamOptions) -> Precision:
     """Return the arithmetic of most products."""
+    if options.precision is None and model.is_quantized and options.mode == "fused":
+        return Precision.INT8
     return options.precision or _VECTOR.get(model.precision, Precision.FP32)
 
 
@@ -232,9 +252,14 @@ def _unsupported(kernels: Sequence[KernelTime], operators: Sequence[Operator]) -
     total = sum(kernel.device_ns for kernel in kernels) or 1.0
     rows = []
     for name in sorted(names):
-        own = [kernel.device_ns for kernel in kernels if kernel.work.operator == name]
-        count = sum(operator.type == name for operator in operators)
-        rows.append(UnsupportedOperator(name, count, sum(own) / total))
+        own = [
+            kernel.device_ns
+            for kernel in kernels
+            if kernel.work.operator == name and kernel.work.family is Family.UNSUPPORTED
+        ]
+        same = [operator for operator in operators if operator.type == name and operator.family is Family.UNSUPPORTED]
+        reason = next((operator.reason for operator in same if operator.reason), "")
+        rows.append(UnsupportedOperator(name, len(same), sum(own) / total, reason))
     return tuple(rows)
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 import cotenant
-from cotenant.errors import ConfigError, WorldError
+from cotenant.errors import ConfigError, SetupError
 from cotenant.profile.estimate.onnx_operators import ModelOperators
 from cotenant.profile.estimate.operator import Family, Gemm, Operator, Window
 
@@ -75,7 +75,7 @@ def trace_program(path: Path, function: str, batch: int, *, train: bool) -> Mode
         ) from None
     lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
     if done.returncode == 3:
-        raise WorldError(f"{path} needs PyTorch, which is not installed; {_REMEDY}")
+        raise SetupError(f"{path} needs PyTorch, which is not installed; {_REMEDY}")
     if done.returncode:
         raise ConfigError("FILE", str(path), f"cannot be traced: {lines[-1] if lines else 'it ended'}")
     trace = msgspec.json.decode(done.stdout.splitlines()[-1], type=Trace)

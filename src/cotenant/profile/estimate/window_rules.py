@@ -13,7 +13,7 @@ def matmul_shape(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, 
     left = (1, *first) if len(first) == 1 else first
     right = (*second, 1) if len(second) == 1 else second
     if left[-1] != right[-2]:
-        raise ShapeError("the inner sides of a product differ")
+        raise ShapeError(f"the inner sides of the product differ: {left[-1]} and {right[-2]}")
     shape = (*broadcast([left[:-2], right[:-2]]), left[-2], right[-1])
     if len(first) == 1:
         shape = (*shape[:-2], shape[-1])
@@ -123,10 +123,9 @@ def _recurrent(node: Node, inputs: Inputs, _opset: int) -> list[TensorInfo]:
     return [TensorInfo((steps, directions, batch, hidden), data.type), state, state][: max(len(node.outputs), 1)]
 
 
-def _attention(_node: Node, inputs: Inputs, _opset: int) -> list[TensorInfo]:
-    """Return the output of com.microsoft's Attention: a third of the width of its packed weight."""
-    data, weight = need(inputs, 0), need(inputs, 1)
-    return [TensorInfo((*data.shape[:-1], weight.shape[-1] // 3), data.type)]
+def _sampled(_node: Node, inputs: Inputs, _opset: int) -> list[TensorInfo]:
+    data, grid = need(inputs, 0), need(inputs, 1)
+    return [TensorInfo((*data.shape[:2], *grid.shape[1:-1]), data.type)]
 
 
 def _reduce_window(node: Node, inputs: Inputs, _opset: int) -> list[TensorInfo]:
@@ -157,7 +156,7 @@ WINDOW_RULES: Final[dict[str, Rule]] = {
     "LSTM": _recurrent,
     "GRU": _recurrent,
     "RNN": _recurrent,
-    "Attention": _attention,
+    "GridSample": _sampled,
     "RoiAlign": _reduce_window,
     "MaxRoiPool": _reduce_window,
 }

@@ -17,7 +17,7 @@ from cotenant.serve.commands.run import profiles_folder, runtime_options
 from cotenant.serve.commands.runtime import runtime_of
 from cotenant.serve.frontend.server import cores_to_use
 from cotenant.serve.model.event import ModelSpec
-from cotenant.serve.model.run_times import RunTimes
+from cotenant.serve.model.run_times import RunTimes, next_to_others
 from cotenant.serve.plan_format import plan_from_tree
 from cotenant.serve.policy.what_if import PlanForecast, default_rates, forecast_plan
 from cotenant.serve.runtime.model import ModelLoadError
@@ -125,6 +125,7 @@ def plan_models(
     for name in rates:
         if name not in sources:
             raise ConfigError("--rate", name, f"is not one of the models: {', '.join(sources)}")
+    times = {name: next_to_others(model_times, runtime.interference) for name, model_times in times.items()}
     inputs = PlanInputs(profiled_specs, times, rates, runtime.all_units)
     if not rates:
         inputs = msgspec.structs.replace(inputs, rates=default_rates(queues_of(inputs), runtime.all_units))

@@ -26,7 +26,7 @@ from cotenant.serve.policy.admit import ADMISSION_POLICIES
 from cotenant.serve.runtime.gpu.runtime import runs_at_once
 from cotenant.serve.runtime.onnx_files import remove_stale_weights
 from cotenant.serve.runtime.repository import Repository
-from cotenant.serve.runtime.runtime import RUNTIMES
+from cotenant.serve.runtime.runtime import RUNTIMES, ModelRuntime
 from cotenant.serve.state.server import ServerSettings
 from cotenant.units.text import parse_duration, parse_size
 
@@ -122,14 +122,7 @@ def _options(
         else 0
     )
     runtime = runtime_of(runtime_options(arguments)._replace(at_once=at_once), cores, directories, report)
-    settings = ServerSettings(
-        runtime.all_units,
-        pinned=runtime.pinned,
-        schedule=arguments.policy,
-        admit=arguments.admit,
-        requests_limit=arguments.queue,
-        ahead=runtime.pinned,
-    )
+    settings = _settings(arguments, runtime)
     ports = (arguments.http_port, arguments.grpc_port, arguments.metrics_port, _admin_port(arguments))
     spans = None if arguments.trace == "off" else _spans_directory(user_directories, report)
     always = arguments.trace == "always"
@@ -143,6 +136,18 @@ def _options(
         control=arguments.model_control,
         poll_s=parse_duration(arguments.poll_interval, field="--poll-interval") / 10**9,
         access_log=arguments.access_log,
+    )
+
+
+def _settings(arguments: ServeArguments, runtime: ModelRuntime) -> ServerSettings:
+    return ServerSettings(
+        runtime.all_units,
+        pinned=runtime.pinned,
+        schedule=arguments.policy,
+        admit=arguments.admit,
+        requests_limit=arguments.queue,
+        interference=runtime.interference,
+        ahead=runtime.pinned,
     )
 
 

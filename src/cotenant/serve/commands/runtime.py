@@ -13,10 +13,11 @@ from cotenant.errors import ConfigError, CotenantError
 from cotenant.node.client.connection import list_tenants
 from cotenant.node.daemon.mps import MPS_DIRECTORY, PIPE, PIPE_VARIABLE, MpsControl
 from cotenant.node.directories import Directories
+from cotenant.predict.slowdown import share_interference
 from cotenant.serve.runtime.gpu.launch import Launcher, ProcessLauncher, TenantLauncher
 from cotenant.serve.runtime.gpu.runtime import GpuRuntime
 from cotenant.serve.runtime.gpu.worker_pool import WorkerLimits
-from cotenant.serve.runtime.runtime import ONNX_CPU, REPLAY, CpuRuntime, ModelRuntime
+from cotenant.serve.runtime.runtime import ONNX_CPU, REPLAY, RUN_LIMIT_NS, CpuRuntime, ModelRuntime
 from cotenant.softgpu.commands import home
 from cotenant.softgpu.mps.directories import connect_to_daemon
 from cotenant.softgpu.selection import environment_of
@@ -25,6 +26,7 @@ from cotenant.units.text import parse_duration
 TENANTS: Final = ("auto", "yes", "no")
 _WORKERS_LIMIT: Final = 48
 _START_NS: Final = 120 * 10**9
+_GPU_RUN_LIMIT_NS: Final = 30 * 10**9
 _SOFT: Final = "soft:"
 
 
@@ -50,16 +52,16 @@ def runtime_of(
         )
     if options.tenants not in TENANTS:
         raise ConfigError("--tenants", options.tenants, f"choose {' or '.join(TENANTS)}")
-    limits = WorkerLimits(options.workers, parse_duration(options.run_limit, field="--run-limit"), _START_NS)
+    run_limit_ns = parse_duration(options.run_limit, field="--run-limit") if options.run_limit else 0
+    limits = WorkerLimits(options.workers, run_limit_ns or _GPU_RUN_LIMIT_NS, _START_NS)
     if options.runtime == ONNX_CPU:
         if options.gpu:
             raise ConfigError("--gpu", options.gpu, "requires --runtime onnx-cuda or replay")
-        return CpuRuntime(cores)
+        return CpuRuntime(cores, run_limit_ns or RUN_LIMIT_NS)
     gpu = options.gpu or (f"{_SOFT}0" if options.runtime == REPLAY else "")
     environ = {**os.environ, **environment_of(gpu, directories)}
-    return GpuRuntime(
-        options.runtime, _launcher(options, gpu, environ, directories, report), limits, report, options.at_once
-    )
+    launcher = _launcher(options, gpu, environ, directories, report)
+    return GpuRuntime(options.runtime, launcher, limits, report, options.at_once, share_interference())
 
 
 def _launcher(

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from cotenant import __version__
 from cotenant.errors import ConfigError
@@ -24,6 +25,7 @@ from cotenant.units.text import round_duration
 
 ProfileOf: TypeAlias = Callable[[ModelSource], RunTimes | None]
 """Return the measured run times of a model on this device, or None."""
+T = TypeVar("T")
 READY: Final = "READY"
 UNAVAILABLE: Final = "UNAVAILABLE"
 LOADING: Final = "LOADING"
@@ -65,18 +67,21 @@ class AdminService:
         self._states: dict[str, tuple[str, str, str]] = {}
         self._loading: dict[str, asyncio.Lock] = {}
         self._settled = False
+        self._lock = threading.Lock()
+        self._threads = 0
+        """Threads that read files of models, or execute them; a cancelled task does not end its thread."""
         self._profile_of = profile_of
 
     async def load_all(self) -> dict[str, str]:
         """Load all models; return the reasons of those that failed, by name."""
-        sources = await asyncio.to_thread(self._repository.scan, run_code=True)
+        sources = await self._in_thread(self._repository.scan, run_code=True)
         failures = {}
         semaphore = asyncio.Semaphore(_LOADS_AT_ONCE)
 
         async def load(name: str) -> None:
             async with semaphore:
                 try:
-                    await self.load(name)
+                    await self.load(name, sources[name])
                 except InferError as error:  # the log has the reason
                     failures[name] = str(error)
 
@@ -89,6 +94,23 @@ class AdminService:
     def ready(self) -> bool:
         """Return whether all models are loaded or failed, and a request for one of them would be run."""
         return self._settled and any(map(self.engine.can_serve, self.engine.names()))
+
+    @property
+    def is_reading(self) -> bool:
+        """Return whether a thread reads files of models."""
+        return self._threads > 0
+
+    async def _in_thread(self, work: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        def counted() -> T:
+            try:
+                return work(*arguments, **options)
+            finally:
+                with self._lock:
+                    self._threads -= 1
+
+        with self._lock:
+            self._threads += 1
+        return await asyncio.to_thread(counted)
 
     def model_ready(self, name: str, version: str) -> bool:
         """Return whether a request for this model would be accepted."""
@@ -133,8 +155,8 @@ class AdminService:
     async def index(self, *, only_ready: bool) -> list[dict[str, str]]:
         """Return all models with their states."""
         try:
-            sources = await asyncio.to_thread(self._repository.scan)
-        except OSError as error:
+            sources = await self._in_thread(self._repository.scan)
+        except (OSError, ConfigError) as error:
             raise InferError(f"the models cannot be listed: {error}", "fault") from None
         models = []
         for name in sorted({*sources, *self._states}):
@@ -143,10 +165,16 @@ class AdminService:
                 models.append({"name": name, "version": version, "state": state, "reason": reason})
         return models
 
-    async def load(self, name: str) -> None:
-        """Load a model, or load it again; requests of the previous instance are still answered by it."""
+    async def load(self, name: str, known: ModelSource | None = None) -> None:
+        """Load a model, or load it again; requests of the previous instance are still answered by it.
+
+        `known` is its source if the models were just listed, which takes a while if there are thousands.
+        """
         async with self._loading.setdefault(name, asyncio.Lock()):
-            source = await asyncio.to_thread(self._find, name)
+            try:
+                source = known or await self._in_thread(self._find, name)
+            except (OSError, ConfigError) as error:
+                raise InferError(f"failed to load {quoted(name)}: the models cannot be listed: {error}") from None
             if source is None:
                 self._loading.pop(name, None)
                 raise InferError(f"failed to load {quoted(name)}: there is no such model", "not-found")
@@ -154,9 +182,9 @@ class AdminService:
             if previous is None or previous[1] != READY:
                 self._states[name] = (source.version, LOADING, "")
             began_ns = monotonic_ns()
-            self._fingerprints[name] = await asyncio.to_thread(fingerprint, source)
+            self._fingerprints[name] = await self._in_thread(fingerprint, source)
             try:
-                model, times = await asyncio.to_thread(self._load, source)
+                model, times = await self._in_thread(self._load, source)
             except Exception as error:  # noqa: BLE001  a failing model must not affect the others
                 reason = (
                     str(error) if isinstance(error, ModelLoadError) else f"{type(error).__name__}: {str(error)[:500]}"
@@ -197,15 +225,15 @@ class AdminService:
         A model is loaded when its files are the same at two polls, so that they are complete.
         """
         try:
-            sources = await asyncio.to_thread(self._repository.scan, run_code=True)
-            seen = await asyncio.to_thread(lambda: {name: fingerprint(source) for name, source in sources.items()})
-        except (OSError, ConfigError) as error:
+            sources = await self._in_thread(self._repository.scan, run_code=True)
+            seen = await self._in_thread(lambda: {name: fingerprint(source) for name, source in sources.items()})
+        except Exception as error:  # noqa: BLE001  whatever the files contain, the next poll must follow
             self.reports.error(f"the models cannot be listed: {error}")
             return
         for name, current in seen.items():
             if current != self._fingerprints.get(name) and current == self._seen.get(name):
                 with contextlib.suppress(InferError):  # the log has the reason
-                    await self.load(name)
+                    await self.load(name, sources[name])
         for name, state in list(self._states.items()):
             if name not in sources:
                 if state[1] == READY:

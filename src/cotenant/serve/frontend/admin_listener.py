@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final, cast
 
+from cotenant.serve.frontend.connections import Admission, ConnectionTable, address_of, hand_over
 from cotenant.serve.frontend.grpc import GrpcProtocol, GrpcServer
 from cotenant.serve.frontend.http import HttpConnection, HttpServer
 from cotenant.serve.protocol.http2.frames import PREFACE
@@ -27,6 +28,11 @@ class AdminServer:
         return ProtocolDetection(self)
 
     @property
+    def table(self) -> ConnectionTable:
+        """Return the limits of connections."""
+        return self.http.table
+
+    @property
     def connections(self) -> set[HttpConnection | GrpcProtocol]:
         """Return the connections whose protocol is known."""
         return {*self.http.connections, *self.grpc.connections}
@@ -43,24 +49,40 @@ class AdminServer:
 
 
 class ProtocolDetection(asyncio.Protocol):
-    """A connection until its first bytes show the protocol."""
+    """A connection until its first bytes show the protocol; it counts as an idle one that never sent a request."""
+
+    is_idle = True
+    requests = 0
 
     def __init__(self, server: AdminServer) -> None:
         """Start unconnected."""
+        self.idle_checks = 0
         self._server = server
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._data = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait for the first bytes for a limited time."""
+        """Wait for the first bytes for a limited time; close the connection at the limit."""
         self._transport = cast("asyncio.Transport", transport)
-        self._timer = asyncio.get_running_loop().call_later(_PATIENCE_S, self._transport.abort)
+        if self._server.table.admit(self, address_of(transport)) is Admission.REFUSED:
+            self._transport.abort()
+        else:
+            self._timer = asyncio.get_running_loop().call_later(_PATIENCE_S, self._transport.abort)
+
+    def close_idle(self) -> None:
+        """Close the connection in favour of another one."""
+        if self._transport is not None:
+            self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
         del exc
         self._transport = None
+        self._leave()
+
+    def _leave(self) -> None:
+        self._server.table.remove(self)
         if self._timer is not None:
             self._timer.cancel()
 
@@ -69,12 +91,6 @@ class ProtocolDetection(asyncio.Protocol):
         self._data += data
         if len(self._data) < _FIRST_BYTES or self._transport is None:
             return
-        transport = self._transport
-        if self._timer is not None:
-            self._timer.cancel()
+        self._leave()
         is_http2 = self._data[:_FIRST_BYTES] == PREFACE[:_FIRST_BYTES]
-        protocol: HttpConnection | GrpcProtocol = self._server.grpc() if is_http2 else self._server.http()
-        transport.set_protocol(protocol)
-        protocol.connection_made(transport)
-        if not transport.is_closing():
-            protocol.data_received(self._data)
+        hand_over(self._transport, self._server.grpc() if is_http2 else self._server.http(), self._data)

@@ -134,12 +134,22 @@ class ConnectionTable:
         connection.close_idle()
 
 
+def hand_over(transport: asyncio.Transport, protocol: asyncio.Protocol, data: bytes) -> None:
+    """Connect a transport to the protocol that reads its requests, which begin with `data`."""
+    transport.set_protocol(protocol)
+    protocol.connection_made(transport)
+    if data and not transport.is_closing():
+        protocol.data_received(data)
+
+
 def address_of(transport: asyncio.BaseTransport) -> str:
-    """Return the address of a client without its port; an IPv6 client is identified by its /64 network."""
+    """Return what identifies the client of a connection."""
     peer = transport.get_extra_info("peername")
-    if not isinstance(peer, tuple):
-        return ""
-    host = str(peer[0])
+    return client_of(str(peer[0])) if isinstance(peer, tuple) else ""
+
+
+def client_of(host: str) -> str:
+    """Return what identifies the client at an address: the address itself, or the /64 network of an IPv6 address."""
     if ":" not in host or host.startswith("::ffff:"):
         return host
     groups = host.partition("%")[0].split(":")

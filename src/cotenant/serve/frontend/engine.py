@@ -111,7 +111,9 @@ class Engine:
     def _find(self, name: str, version: str) -> ServedModel:
         served = self._served.get(name)
         if served is None:
-            raise InferError(f"this server has no model {quoted(name)}", "not-found")
+            raise InferError(
+                f"Request for unknown model: {quoted(name)} is not served", "not-found"
+            )  # clients compare it
         if version and version != served.signature.spec.version:
             current = f"model {name!r} is served in version {served.signature.spec.version}"
             raise InferError(f"{current}, not in {quoted(version)}", "not-found")

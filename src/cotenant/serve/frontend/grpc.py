@@ -14,16 +14,22 @@ from cotenant.serve.frontend.admin import AdminService
 from cotenant.serve.frontend.connections import Admission, ClientLimits, ConnectionTable, address_of
 from cotenant.serve.frontend.grpc_methods import HEALTH_METHODS, METHODS, changes_server
 from cotenant.serve.frontend.grpc_replies import PendingCall, StreamReply, UnaryReply
-from cotenant.serve.frontend.http import unpacked
+from cotenant.serve.frontend.http import CONTROL_LIMIT_BYTES, too_much_memory, unpacked
+from cotenant.serve.frontend.large_requests import (
+    LARGE_MESSAGE_BYTES,
+    LargeRequestDecoder,
+    has_many_texts,
+    with_texts,
+)
 from cotenant.serve.frontend.pending import error_of
-from cotenant.serve.protocol.budget import ByteBudget
+from cotenant.serve.protocol.budget import ByteBudget, OpenCalls
 from cotenant.serve.protocol.compression import Decompression
 from cotenant.serve.protocol.grpc import status as status_codes
 from cotenant.serve.protocol.grpc.calls import CallReset, CallStarted, HalfClosed, MessageReceived
 from cotenant.serve.protocol.grpc.connection import GrpcConnection
 from cotenant.serve.protocol.http2.frames import Http2Error
-from cotenant.serve.protocol.oip.infer import InferError
-from cotenant.serve.protocol.oip.infer_proto import read_request
+from cotenant.serve.protocol.oip.infer import InferError, InferRequest
+from cotenant.serve.protocol.oip.infer_proto import header_bytes, read_request
 from cotenant.serve.protocol.oip.proto import SERVICE
 from cotenant.units.instant import MILLISECOND_NS, Duration
 
@@ -47,15 +53,19 @@ class GrpcServer:
         *,
         access: Access | None = None,
         log: AccessLog | None = None,
+        large: LargeRequestDecoder | None = None,
     ) -> None:
         """Start without connections."""
         self.admin = admin
+        self.memory_bytes = limits.held_bytes
+        self.large = large or LargeRequestDecoder(limits.held_bytes)
         self.message_limit_bytes = limits.body_bytes
         self.table = table or ConnectionTable(limits.connections, limits.client_connections)
         self.access = access or Access()
         self.log = log
         self.receive_budget = ByteBudget(limits.held_bytes)
         self.send_budget = ByteBudget(limits.held_bytes)
+        self.open_calls = OpenCalls()
         self.connections: set[GrpcProtocol] = set()
         self.tasks: set[asyncio.Task[None]] = set()
 
@@ -83,13 +93,16 @@ class GrpcProtocol(asyncio.Protocol):
     def __init__(self, server: GrpcServer) -> None:
         """Start unconnected."""
         self._server = server
-        self._connection = GrpcConnection(server.message_limit_bytes, server.receive_budget, server.send_budget)
+        self._connection = GrpcConnection(
+            server.message_limit_bytes, server.receive_budget, server.send_budget, server.open_calls
+        )
         self._transport: asyncio.Transport | None = None
         self._calls: dict[int, PendingCall] = {}
         self._reading = False
         self._draining = False
         self._checked = False
         self._last_progress: dict[int, tuple[int, int]] = {}
+        self._last_silent: frozenset[int] = frozenset()
         self._last_unsent = 0
         self._write_paused = False
         """The client does not read its responses."""
@@ -155,9 +168,17 @@ class GrpcProtocol(asyncio.Protocol):
             stream in partial and partial[stream][0] == message and partial[stream][1] - received < _MIN_PROGRESS_BYTES
             for stream, (message, received) in self._last_progress.items()
         )
+        silent = frozenset() if self._paused else self._silent_calls()
+        too_slow = too_slow or not silent.isdisjoint(self._last_silent)
+        self._last_silent = silent
         if too_slow or (self._checked and not self._connection.preface_seen) or 0 < self._last_unsent <= unsent:
             self._transport.abort()
         self._checked, self._last_progress, self._last_unsent = True, partial, unsent
+
+    def _silent_calls(self) -> frozenset[int]:
+        """Return the unary calls whose client has sent neither the whole message nor a part of it."""
+        unary = (stream for stream, call in self._calls.items() if call.path != _STREAM)
+        return self._connection.incomplete_calls().intersection(unary)
 
     @property
     def is_idle(self) -> bool:
@@ -267,12 +288,56 @@ class GrpcProtocol(asyncio.Protocol):
         task.add_done_callback(self._server.tasks.discard)
 
     def _message_received(self, stream: int, call: PendingCall, message: bytes) -> None:
-        if call.path == _STREAM:
-            self._infer_on_stream(stream, call, message)
-        elif call.message is None:
-            call.message = message
-        else:
+        is_inference = call.path in (_INFER, _STREAM)
+        if call.path != _STREAM and call.message is not None:
             self.finish(stream, status_codes.INTERNAL, "a call of this method must have one message")
+        elif not is_inference and len(message) > CONTROL_LIMIT_BYTES:
+            text = f"the message has {len(message)} bytes, {CONTROL_LIMIT_BYTES} are the limit of this method"
+            self.finish(stream, status_codes.INVALID_ARGUMENT, text)
+        elif is_inference and len(message) > LARGE_MESSAGE_BYTES and header_bytes(message) > LARGE_MESSAGE_BYTES:
+            self._decode_later(stream, call, self._decode_large(message))
+        elif call.path == _STREAM:
+            self._infer_on_stream(stream, call, message)
+        else:
+            call.message = message
+
+    def _decode_later(self, stream: int, call: PendingCall, decoding: Coroutine[Any, Any, InferRequest]) -> None:
+        """Hold later events of the call until its request is decoded."""
+        call.held_events = deque()
+        self._start_task(self._infer_when_decoded(stream, call, decoding))
+
+    async def _decode_large(self, message: bytes) -> InferRequest:
+        """Decode a message in another process; its size counts against the memory for messages meanwhile."""
+        budget = self._server.receive_budget
+        if not budget.reserve(len(message)):
+            raise too_much_memory(budget)
+        try:
+            request = await self._server.large.decode_message(message)
+        finally:
+            budget.release(len(message))
+        return await self._with_texts(request)
+
+    async def _with_texts(self, request: InferRequest) -> InferRequest:
+        return await with_texts(request, self._server.admin.engine.regions, self._server.memory_bytes)
+
+    async def _infer_when_decoded(
+        self, stream: int, call: PendingCall, decoding: Coroutine[Any, Any, InferRequest]
+    ) -> None:
+        reply = StreamReply(self, stream, call) if call.path == _STREAM else UnaryReply(self, stream)
+        try:
+            request = await decoding
+        except Exception as error:  # noqa: BLE001  the client gets the error, and its connection stays open
+            reply.send_error(error_of(error))
+        else:
+            if self._calls.get(stream) is not call:
+                return
+            if isinstance(reply, StreamReply):
+                self._submit_on_stream(call, reply, request)
+            else:
+                call.message, call.request = b"", request
+        held_events, call.held_events = call.held_events, None
+        for event in held_events or ():
+            self._handle_in_order(event)
 
     def _half_closed(self, stream: int, call: PendingCall) -> None:
         if call.path == _STREAM:
@@ -299,8 +364,12 @@ class GrpcProtocol(asyncio.Protocol):
         assert call.message is not None
         reply = UnaryReply(self, stream)
         try:
-            request = read_request(call.message)
+            request = call.request or read_request(call.message)
             call.message = b""
+            if has_many_texts(request):
+                self._decode_later(stream, call, self._with_texts(request))
+                call.held_events = deque((HalfClosed(stream),))
+                return
             number = self._server.admin.engine.submit(request, reply, call.timeout_ns)
         except Exception as error:  # noqa: BLE001  the client gets the error, and its connection stays open
             reply.send_error(error_of(error))
@@ -312,7 +381,17 @@ class GrpcProtocol(asyncio.Protocol):
         reply = StreamReply(self, stream, call)
         try:
             request = read_request(message)
-            reply.request = request
+        except Exception as error:  # noqa: BLE001  the client gets the error, and its connection stays open
+            reply.send_error(error_of(error))
+            return
+        if has_many_texts(request):
+            self._decode_later(stream, call, self._with_texts(request))
+        else:
+            self._submit_on_stream(call, reply, request)
+
+    def _submit_on_stream(self, call: PendingCall, reply: StreamReply, request: InferRequest) -> None:
+        reply.request = request
+        try:
             if len(call.numbers) >= _STREAM_REQUESTS_LIMIT:
                 raise InferError(
                     f"{_STREAM_REQUESTS_LIMIT} requests of this stream are active, which is the limit", "exhausted"
@@ -358,6 +437,14 @@ class GrpcProtocol(asyncio.Protocol):
             if self._server.log is not None:
                 self._log(self._server.log, call, status_codes.OK, len(message))
             self.flush()
+
+    def answer_later(self, stream: int, encode: Callable[[], bytes]) -> None:
+        """Encode the response of a unary call in a thread, and send it."""
+
+        async def encoded() -> bytes:
+            return await asyncio.to_thread(encode)
+
+        self._start_task(self._respond_later(stream, encoded()))
 
     def _log(self, log: AccessLog, call: PendingCall, status: int, response_bytes: int) -> None:
         client = "" if self._transport is None else address_of(self._transport)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Final, Protocol
 
+from cotenant.serve.frontend.large_requests import MANY_TEXTS, take_long
 from cotenant.serve.model.event import ModelSpec
 from cotenant.serve.protocol.grpc import status as status_codes
 from cotenant.serve.protocol.grpc.calls import HalfClosed, MessageReceived
@@ -34,7 +36,7 @@ STATUS: Final = {
 class PendingCall:
     """A call with its active requests: one of ModelInfer, any number of ModelStreamInfer."""
 
-    __slots__ = ("began_ns", "held_events", "message", "numbers", "path", "timeout_ns", "wants_end")
+    __slots__ = ("began_ns", "held_events", "message", "numbers", "path", "request", "timeout_ns", "wants_end")
 
     def __init__(self, path: str, timeout_ns: Duration) -> None:
         self.path = path
@@ -42,8 +44,10 @@ class PendingCall:
         self.began_ns = 0
         """Set if an access log is written."""
         self.message: bytes | None = None
+        self.request: InferRequest | None = None
+        """The decoded message, if another process decoded it."""
         self.held_events: deque[MessageReceived | HalfClosed] | None = None
-        """Events that follow a message that is being decompressed."""
+        """Events that follow a message that is being decompressed or decoded."""
         self.numbers: set[int] = set()
         self.wants_end = False
         """The client half-closed the call; it ends with its last response."""
@@ -54,6 +58,10 @@ class ResponseWriter(Protocol):
 
     def answer(self, stream: int, message: bytes) -> None:
         """Send the response of a unary call."""
+        ...
+
+    def answer_later(self, stream: int, encode: Callable[[], bytes]) -> None:
+        """Encode the response of a unary call in a thread, and send it."""
         ...
 
     def send(self, stream: int, message: bytes) -> None:
@@ -80,7 +88,12 @@ class UnaryReply:
         self._stream = stream
 
     def send_response(self, request: InferRequest, spec: ModelSpec, outputs: list[ResponseOutput]) -> None:
-        self._protocol.answer(self._stream, write_unary_response(spec.name, spec.version, request.id, outputs))
+        if take_long(outputs):
+            self._protocol.answer_later(
+                self._stream, lambda: write_unary_response(spec.name, spec.version, request.id, outputs)
+            )
+        else:
+            self._protocol.answer(self._stream, write_unary_response(spec.name, spec.version, request.id, outputs))
 
     def send_error(self, error: InferError) -> None:
         self._protocol.finish(self._stream, STATUS[error.kind], str(error), error.retry_after_ns)
@@ -104,6 +117,9 @@ class StreamReply:
         self.ended = False
 
     def send_response(self, request: InferRequest, spec: ModelSpec, outputs: list[ResponseOutput]) -> None:
+        if take_long(outputs):  # in a thread, later responses would overtake it
+            text = f"a response of a stream may have at most {MANY_TEXTS} strings per output: send ModelInfer"
+            raise InferError(text, "unsupported")
         parameters = {"triton_final_response": not spec.decoupled} if request.final_response else None
         answer = write_response(spec.name, spec.version, request.id, outputs, parameters)
         self._protocol.send(self._stream, write_stream_response(answer))

@@ -14,14 +14,26 @@ from cotenant.serve.frontend.access_log import AccessLog, AccessRecord
 from cotenant.serve.frontend.admin import AdminService
 from cotenant.serve.frontend.connections import Admission, ClientLimits, ConnectionTable, address_of
 from cotenant.serve.frontend.http_routes import JSON, HttpResponse, respond_to
-from cotenant.serve.frontend.large_json import LARGE_JSON_BYTES, LargeJsonDecoder
+from cotenant.serve.frontend.large_requests import (
+    LARGE_JSON_BYTES,
+    LargeRequestDecoder,
+    has_many_texts,
+    take_long,
+    with_texts,
+)
 from cotenant.serve.frontend.pending import error_of
 from cotenant.serve.model.event import ModelSpec
 from cotenant.serve.protocol.budget import ByteBudget
 from cotenant.serve.protocol.compression import INLINE_LIMIT_BYTES, STEP_BYTES, Decompression, compress
 from cotenant.serve.protocol.http1.request import HttpError, HttpReader, HttpRequest, RequestHead
 from cotenant.serve.protocol.oip.infer import InferError, InferRequest
-from cotenant.serve.protocol.oip.infer_json import ResponseOutput, read_request, write_error, write_response
+from cotenant.serve.protocol.oip.infer_json import (
+    ResponseBody,
+    ResponseOutput,
+    read_request,
+    write_error,
+    write_response,
+)
 from cotenant.serve.protocol.oip.path import Route, parse_route
 from cotenant.units.instant import SECOND_NS
 
@@ -52,6 +64,8 @@ _REASONS: Final = {
     503: "Service Unavailable",
     505: "HTTP Version Not Supported",
 }
+CONTROL_LIMIT_BYTES: Final = 64 << 10
+"""Limit of requests other than inference, which are decoded on the event loop's thread."""
 _PIPELINE_LIMIT: Final = 16
 _PIPELINE_BYTES: Final = 1 << 20
 _INLINE_BYTES: Final = 32 << 10
@@ -83,7 +97,7 @@ class HttpServer:
         *,
         access: Access | None = None,
         log: AccessLog | None = None,
-        large_json: LargeJsonDecoder | None = None,
+        large: LargeRequestDecoder | None = None,
         metrics_only: bool = False,
     ) -> None:
         """Start without connections."""
@@ -92,7 +106,7 @@ class HttpServer:
         self.table = table or ConnectionTable(limits.connections, limits.client_connections)
         self.access = access or Access()
         self.log = log
-        self.large_json = large_json or LargeJsonDecoder(limits.held_bytes)
+        self.large = large or LargeRequestDecoder(limits.held_bytes)
         self.metrics = metrics
         self.metrics_only = metrics_only
         self.receive_budget = ByteBudget(limits.held_bytes)
@@ -284,31 +298,45 @@ class HttpConnection(asyncio.Protocol):
         else:
             json_length = request.head.json_length
             if (len(body) if json_length < 0 else json_length) > LARGE_JSON_BYTES:
-                self._start_task(self._decode_large(request, route, bytes(body)))
+                self._start_task(self._infer_later(request, self._decode_large(request, route, bytes(body))))
             else:
                 self._infer(request, read_request(route.name, route.version, body, json_length))
 
     def _infer(self, request: HttpRequest, infer_request: InferRequest) -> None:
+        if has_many_texts(infer_request):
+            self._start_task(self._infer_later(request, self._with_texts(infer_request)))
+        else:
+            self._submit(request, infer_request)
+
+    def _submit(self, request: HttpRequest, infer_request: InferRequest) -> None:
         number = self._server.admin.engine.submit(infer_request, self)
         if self._current is request:
             self._number = number
 
-    async def _decode_large(self, request: HttpRequest, route: Route, body: bytes) -> None:
-        """Decode JSON in another process; its size counts against the memory for bodies meanwhile."""
-        budget = self._server.receive_budget
+    async def _infer_later(self, request: HttpRequest, decoding: Coroutine[Any, Any, InferRequest]) -> None:
         try:
-            if not budget.reserve(len(body)):
-                raise _too_much_memory(budget)
-            try:
-                large_json, json_length = self._server.large_json, request.head.json_length
-                infer_request = await large_json.decode(route.name, route.version, body, json_length)
-            finally:
-                budget.release(len(body))
+            infer_request = await decoding
             if self._current is request:
-                self._infer(request, infer_request)
+                self._submit(request, infer_request)
         except Exception as error:  # noqa: BLE001  the client gets the error, and its connection stays open
             if self._current is request:
                 self.send_error(error_of(error))
+
+    async def _with_texts(self, infer_request: InferRequest) -> InferRequest:
+        server = self._server
+        return await with_texts(infer_request, server.admin.engine.regions, server.limits.held_bytes)
+
+    async def _decode_large(self, request: HttpRequest, route: Route, body: bytes) -> InferRequest:
+        """Decode JSON in another process; its size counts against the memory for bodies meanwhile."""
+        budget = self._server.receive_budget
+        if not budget.reserve(len(body)):
+            raise too_much_memory(budget)
+        try:
+            large, json_length = self._server.large, request.head.json_length
+            infer_request = await large.decode_json(route.name, route.version, body, json_length)
+        finally:
+            budget.release(len(body))
+        return await self._with_texts(infer_request)
 
     def _route_compressed(self, request: HttpRequest, route: Route, encoding: str) -> None:
         """Decompress a small body that stays small on this thread, a larger one in a thread."""
@@ -342,6 +370,8 @@ class HttpConnection(asyncio.Protocol):
             return
         if self._server.metrics_only and route.kind not in ("live", "ready"):
             raise InferError("this port serves metrics only", "not-found")
+        if len(body) > CONTROL_LIMIT_BYTES:
+            raise InferError(f"the body has {len(body)} bytes, {CONTROL_LIMIT_BYTES} are the limit of this path")
         response = respond_to(self._server.admin, self._server.access, route, request.head.method, bytes(body))
         if isinstance(response, HttpResponse):
             self._respond(response.status, response.body, response.kind)
@@ -361,8 +391,28 @@ class HttpConnection(asyncio.Protocol):
     # Responses; the port `Reply` of the engine.
 
     def send_response(self, request: InferRequest, spec: ModelSpec, outputs: list[ResponseOutput]) -> None:
-        """Send the response to the current request."""
-        parts, json_length = write_response(spec.name, spec.version, request.id, outputs)
+        """Send the response to the current request; a thread encodes what takes long."""
+        if take_long(outputs) and self._current is not None:
+            self._start_task(self._send_later(self._current, request, spec, outputs))
+        else:
+            self._send_parts(write_response(spec.name, spec.version, request.id, outputs))
+
+    async def _send_later(
+        self, current: HttpRequest, request: InferRequest, spec: ModelSpec, outputs: list[ResponseOutput]
+    ) -> None:
+        self._number = 0
+        try:
+            body = await asyncio.to_thread(write_response, spec.name, spec.version, request.id, outputs)
+        except Exception as error:  # noqa: BLE001  an output that cannot be encoded counts as the model's failure
+            if self._current is current:
+                failure = f"model {spec.name!r} failed: {error}"
+                self.send_error(error if isinstance(error, InferError) else InferError(failure, "fault"))
+            return
+        if self._current is current:
+            self._send_parts(body)
+
+    def _send_parts(self, body: ResponseBody) -> None:
+        parts, json_length = body
         if json_length < 0:
             self._respond_compressed(parts[0])
         else:
@@ -447,7 +497,7 @@ class HttpConnection(asyncio.Protocol):
             transport.close()
 
 
-def _too_much_memory(budget: ByteBudget) -> InferError:
+def too_much_memory(budget: ByteBudget) -> InferError:
     text = f"the bodies of all clients exceed the limit of {budget.limit_bytes} bytes: try again later"
     return InferError(text, "exhausted", SECOND_NS)
 
@@ -461,7 +511,7 @@ async def unpacked(compressed: Decompression, budget: ByteBudget, name: str) -> 
         is_complete = False
         while not is_complete:
             if not budget.reserve(step_bytes):
-                raise _too_much_memory(budget)
+                raise too_much_memory(budget)
             reserved_bytes += step_bytes
             try:
                 is_complete = await asyncio.to_thread(compressed.step, step_bytes)

@@ -57,15 +57,16 @@ def _tree(body: bytes) -> dict[str, Any]:
     return tree
 
 
-def _health(*, healthy: bool) -> HttpResponse:
-    return HttpResponse(200 if healthy else 503, b"")
+def _health(key: str, /, *, healthy: bool, **more: str) -> HttpResponse:
+    """Return a status for Triton's clients, and a body for KServe's."""
+    return _json({**more, key: healthy}, 200 if healthy else 503)
 
 
 _READS: Final[dict[str, Callable[[AdminService, str, str], HttpResponse]]] = {
-    "live": lambda admin, name, version: _health(healthy=True),
-    "ready": lambda admin, name, version: _health(healthy=admin.ready),
+    "live": lambda admin, name, version: _health("live", healthy=True),
+    "ready": lambda admin, name, version: _health("ready", healthy=admin.ready),
     "model-ready": lambda admin, name, version: _health(
-        healthy=bool(admin.metadata(name, version)) and admin.model_ready(name, version)
+        "ready", healthy=bool(admin.metadata(name, version)) and admin.model_ready(name, version), name=name
     ),
     "server": lambda admin, name, version: _json(admin.server()),
     "metadata": lambda admin, name, version: _json(admin.metadata(name, version)),

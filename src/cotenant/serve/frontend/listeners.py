@@ -16,9 +16,9 @@ from cotenant.serve.frontend.admin_listener import AdminServer
 from cotenant.serve.frontend.connections import IDLE_CHECKS, ClientLimits, ConnectionTable
 from cotenant.serve.frontend.grpc import GrpcServer
 from cotenant.serve.frontend.http import HttpServer
-from cotenant.serve.frontend.large_json import LargeJsonDecoder
+from cotenant.serve.frontend.large_requests import LargeRequestDecoder
 from cotenant.serve.frontend.metrics import exposition
-from cotenant.serve.frontend.tls import TlsFiles, tls_context
+from cotenant.serve.frontend.tls import TlsFiles, TlsListener, tls_context
 from cotenant.serve.runtime.runtime import ModelRuntime
 from cotenant.serve.state.server import ServerSettings
 
@@ -83,17 +83,17 @@ class Listeners:
         probes = ConnectionTable(_METRICS_CONNECTIONS, _METRICS_CONNECTIONS)
         operators = ConnectionTable(_ADMIN_CONNECTIONS, _ADMIN_CONNECTIONS)
         self._tables = (clients, probes, operators)
-        self.large_json = LargeJsonDecoder(limits.held_bytes)
-        json, metrics = self.large_json, lambda: exposition(admin, self.clients())
-        self._http = HttpServer(admin, limits, metrics, clients, access=access, log=log, large_json=json)
-        self._grpc = GrpcServer(admin, limits, clients, access=access, log=log)
+        self.large_requests = LargeRequestDecoder(limits.held_bytes)
+        large, metrics = self.large_requests, lambda: exposition(admin, self.clients())
+        self._http = HttpServer(admin, limits, metrics, clients, access=access, log=log, large=large)
+        self._grpc = GrpcServer(admin, limits, clients, access=access, log=log, large=large)
         self._metrics = HttpServer(admin, limits, metrics, probes, access=access, log=log, metrics_only=True)
         self._admin = AdminServer(
-            HttpServer(admin, limits, metrics, operators, access=admin_access, log=log, large_json=json),
-            GrpcServer(admin, limits, operators, access=admin_access, log=log),
+            HttpServer(admin, limits, metrics, operators, access=admin_access, log=log, large=large),
+            GrpcServer(admin, limits, operators, access=admin_access, log=log, large=large),
         )
         self._servers: tuple[AnyServer, ...] = (self._http, self._grpc, self._metrics, self._admin)
-        self._listeners: list[asyncio.Server] = []
+        self._listeners: list[asyncio.Server | TlsListener] = []
 
     def clients(self) -> dict[str, int]:
         """Return the number of connections by listener."""
@@ -111,11 +111,11 @@ class Listeners:
                 continue
             files = options.admin_tls if server is self._admin else options.tls
             protocols = _ALPN[name]
-            listener = await _listen(
+            listener, port = await _listen(
                 loop, server, address, f"--{name}-port", None if files is None else tls_context(files, *protocols)
             )
             self._listeners.append(listener)
-            ports.append(listener.sockets[0].getsockname()[1])
+            ports.append(port)
         return BoundPorts(*ports)
 
     async def sweep(self) -> None:
@@ -153,7 +153,17 @@ async def _listen(
     address: tuple[str, int],
     name: str,
     tls: ssl.SSLContext | None,
-) -> asyncio.Server:
+) -> tuple[asyncio.Server | TlsListener, int]:
+    """Return the listener and its port."""
+    listener = _bound_socket(address, name)
+    port: int = listener.getsockname()[1]
+    if tls is None:
+        return await loop.create_server(server, sock=listener, backlog=_BACKLOG), port
+    listener.listen(_BACKLOG)
+    return TlsListener(loop, listener, server.table, tls, server), port
+
+
+def _bound_socket(address: tuple[str, int], name: str) -> socket.socket:
     host, port = address
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -166,4 +176,4 @@ async def _listen(
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise WorldError(f"cannot listen at {host}:{port}: {reason}; choose another port with {name}") from None
-    return await loop.create_server(server, sock=listener, backlog=_BACKLOG, ssl=tls)
+    return listener

@@ -138,13 +138,15 @@ class _Server:
         code = await self._shut_down(engine, listeners, signals.stop_now)
         for task in tasks:
             task.cancel()
-        listeners.large_json.close()
+        listeners.large_requests.close()
         if access_log is not None:
             access_log.close()
+        if admin.is_reading:
+            self._exit(engine, "a model that is being loaded is abandoned", code)
         return code
 
     def _exit(self, engine: Engine, reason: str, code: int) -> NoReturn:
-        """Exit at once: no request was accepted yet, and a thread that loads a model cannot be stopped."""
+        """Exit at once: no request is left, and a thread that loads a model cannot be stopped."""
         self._report(reason)
         engine.close(patient=False)
         sys.stdout.flush()

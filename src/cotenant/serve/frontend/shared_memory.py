@@ -76,6 +76,14 @@ class SharedMemoryRegions:
         descriptor, begin = self._locate(tensor, range_)
         return os.pread(descriptor, range_.size, begin)
 
+    def read_texts(self, tensor: str, range_: RegionSlice) -> bytes:
+        """Read a range with BYTES."""
+        if range_.size > self._texts_limit_bytes:
+            raise InferError(
+                f"input {tensor!r} has {range_.size} bytes in shared memory, {self._texts_limit_bytes} are the limit"
+            )
+        return self.read(tensor, range_)
+
     def write(self, tensor: str, range_: RegionSlice, content: bytes) -> None:
         """Write to a range that is large enough."""
         descriptor, begin = self._locate(tensor, range_)

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from cotenant.errors import ConfigError, WorldError
+from cotenant.errors import ConfigError, SetupError, WorldError
 from cotenant.serve.load.connections import Endpoint
 from cotenant.serve.load.request import ModelMetadata
 from cotenant.serve.protocol.grpc.client import GrpcClient, call_head, length_prefixed
@@ -30,7 +30,7 @@ def describe(endpoint: Endpoint, model: str) -> ModelMetadata:
             return msgspec.json.decode(body, type=ModelMetadata)
         except msgspec.DecodeError as error:
             problem = f"{endpoint.authority} does not describe {model!r} as the Open Inference Protocol does: {error}"
-            raise WorldError(problem) from None
+            raise SetupError(problem) from None
     from cotenant.serve.load.request_proto import (  # noqa: PLC0415  protobuf is an optional package
         METADATA,
         metadata_request,
@@ -76,7 +76,7 @@ def _exchange(
                 if (result := receive(data)) is not None:
                     return result
     except (ResponseError, Http2Error) as error:
-        raise WorldError(f"{where} does not speak {endpoint.kind}: {error}") from None
+        raise SetupError(f"{where} does not speak {endpoint.kind}: {error}") from None
     except OSError as error:
         raise WorldError(
             f"no answer from {where}: {error.strerror or error}; check that the server is running"

@@ -37,6 +37,19 @@ class RunTimes(Value, frozen=True):
         return tuple(sorted({time.rows for time in self.times}))
 
 
+def next_to_others(times: RunTimes, interference: float) -> RunTimes:
+    """Return the times of runs on a part of the device while others run, from times of runs alone."""
+    if interference == 1:
+        return times
+    cells = tuple(
+        time
+        if time.units >= times.all_units
+        else RunTime(time.units, time.rows, round(time.typical_ns * interference), round(time.high_ns * interference))
+        for time in times.times
+    )
+    return RunTimes(times.all_units, cells, times.knee_units)
+
+
 def table(times: Sequence[RunTime]) -> dict[int, dict[int, RunTime]]:
     """Index run times by units, then by rows."""
     by_units: dict[int, dict[int, RunTime]] = {}

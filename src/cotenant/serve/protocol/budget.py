@@ -23,3 +23,14 @@ class ByteBudget:
     def release(self, size_bytes: int) -> None:
         """Return reserved bytes."""
         self.used_bytes -= size_bytes
+
+
+class OpenCalls:
+    """Number of calls of all connections; beyond the limit, connections with several calls may open no more."""
+
+    __slots__ = ("count", "limit")
+
+    def __init__(self, limit: int = 1 << 16) -> None:
+        """Start without calls."""
+        self.count = 0
+        self.limit = limit

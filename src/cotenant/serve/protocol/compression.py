@@ -9,6 +9,7 @@ INLINE_LIMIT_BYTES: Final = 1 << 20
 """Larger results are decompressed in a thread, however small the input is."""
 STEP_BYTES: Final = 4 << 20
 """Result of one step in a thread; the caller reserves memory for it first."""
+_PIECE_BYTES: Final = 1 << 20
 _WINDOWS: Final = {"gzip": 31, "deflate": 15}
 
 
@@ -28,7 +29,8 @@ class Decompression:
         self._encoding = encoding
         self._limit_bytes = limit_bytes
         self._decompressor = zlib.decompressobj(_WINDOWS[encoding])
-        self._input = data
+        self._input = memoryview(data)
+        self._tail = b""
         self._plain = bytearray()
 
     def begin(self, limit_bytes: int) -> bytearray | None:
@@ -40,19 +42,24 @@ class Decompression:
 
     def step(self, size_bytes: int = STEP_BYTES) -> bool:
         """Decompress at most this much more; return whether the result is complete."""
-        previous_bytes = len(self._plain)
-        try:
-            self._plain += self._decompressor.decompress(self._input, size_bytes)
-        except zlib.error:
-            raise ValueError(f"is not valid {self._encoding} data") from None
-        self._input = self._decompressor.unconsumed_tail
-        if len(self._plain) > self._limit_bytes:
-            raise ValueError(f"decompresses to more than the limit of {self._limit_bytes} bytes")
-        if self._decompressor.eof:
-            return True
-        if len(self._plain) - previous_bytes < size_bytes:
-            raise ValueError(f"is truncated {self._encoding} data")
-        return False
+        end_bytes = len(self._plain) + size_bytes
+        while not self._decompressor.eof and len(self._plain) < end_bytes:
+            if not self._tail:  # in pieces, because zlib copies what it leaves
+                self._tail, self._input = bytes(self._input[:_PIECE_BYTES]), self._input[_PIECE_BYTES:]
+            is_last = not self._tail
+            previous_bytes = len(self._plain)
+            try:
+                self._plain += self._decompressor.decompress(self._tail, end_bytes - previous_bytes)
+            except zlib.error:
+                raise ValueError(f"is not valid {self._encoding} data") from None
+            self._tail = self._decompressor.unconsumed_tail
+            if len(self._plain) > self._limit_bytes:
+                raise ValueError(f"decompresses to more than the limit of {self._limit_bytes} bytes")
+            if is_last and len(self._plain) == previous_bytes:
+                raise ValueError(f"is truncated {self._encoding} data")
+        if self._decompressor.eof and (self._decompressor.unused_data or self._input):
+            raise ValueError("has data after its end")
+        return self._decompressor.eof
 
     @property
     def result(self) -> bytearray:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
@@ -12,6 +14,8 @@ from cotenant.units.instant import Duration
 
 QUICK_NS: Final = 100_000
 """A shorter run is done on the event loop's thread, because handing it to another thread costs as much."""
+TEXT_LIMIT_BYTES: Final = 16 << 20
+"""Limit of configuration and source files. Our choice."""
 _RUNS_TO_TRUST: Final = 16
 _STRIKES: Final = 3
 _FAR_TOO_SLOW: Final = 100
@@ -102,3 +106,23 @@ class ModelLoadError(Exception):
 def any_rank(shape: Sequence[Any]) -> tuple[int, ...]:
     """Return a shape from a model file with -1 for free dimensions, which have a name or no value there."""
     return tuple(dimension if isinstance(dimension, int) and dimension >= 0 else -1 for dimension in shape)
+
+
+def read_file(path: Path, limit_bytes: int = TEXT_LIMIT_BYTES) -> bytes:
+    """Return the contents of a configuration or source file.
+
+    Folders of models may contain anything: a pipe would block the reader for ever, and a device has no end.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:  # noqa: PTH123  a descriptor, not a path
+        size_bytes = regular_size(path.name, os.fstat(descriptor))
+        if size_bytes > limit_bytes:
+            raise ModelLoadError(f"{path.name} has {size_bytes} bytes, {limit_bytes} are the limit")
+        return file.read(limit_bytes)
+
+
+def regular_size(name: str, status: os.stat_result) -> int:
+    """Return the size of a regular file; raise `ModelLoadError` for anything else."""
+    if not stat.S_ISREG(status.st_mode):
+        raise ModelLoadError(f"{name} is not a regular file")
+    return status.st_size

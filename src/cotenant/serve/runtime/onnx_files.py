@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import shutil
 import tempfile
@@ -15,11 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from cotenant.serve.runtime.model import ModelLoadError
+from cotenant.serve.runtime.model import ModelLoadError, regular_size
 
 GRAPH: Final = "model.onnx"
 _PREFIX: Final = "cotenant-weights-"
 _TRIES: Final = 3
+_GRAPH_LIMIT_BYTES: Final = 2 << 30
+"""The limit of protobuf messages."""
+_CACHED_MODELS: Final = 4096
 _PARTS: Final = {
     ("model", 7): "graph",
     ("model", 25): "function",
@@ -84,6 +88,7 @@ def copy_model(path: Path) -> PrivateFiles:
 def _copy(path: Path, folder: Path) -> dict[Path, tuple[int, ...]]:
     """Copy the files; return the identity that each had before."""
     identities = {path: _identity(path)}
+    _check_size(path)
     shutil.copyfile(path, folder / GRAPH)
     for location in external_files(folder / GRAPH):
         source, target = path.parent / location, folder / location
@@ -95,12 +100,21 @@ def _copy(path: Path, folder: Path) -> dict[Path, tuple[int, ...]]:
 
 def _identity(path: Path) -> tuple[int, ...]:
     status = path.stat()
+    regular_size(path.name, status)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def external_files(path: Path) -> list[str]:
     """Return the files, relative to the model's directory, in which a model keeps weights."""
+    return list(_external_files(path, _identity(path)))
+
+
+@functools.lru_cache(_CACHED_MODELS)
+def _external_files(path: Path, identity: tuple[int, ...]) -> tuple[str, ...]:
+    """Cached, because every poll asks for the files of every model."""
+    del identity
     locations = set()
+    _check_size(path)
     data = memoryview(path.read_bytes())
     with contextlib.suppress(ValueError):  # not a model: ONNX Runtime reports why
         for tensor in _tensors(data):
@@ -112,7 +126,15 @@ def external_files(path: Path) -> list[str]:
         relative = PurePosixPath(location)
         if relative.is_absolute() or ".." in relative.parts or location == GRAPH:
             raise ModelLoadError(f"its weights are in {location!r}, which is not below the model's directory")
-    return sorted(locations)
+    return tuple(sorted(locations))
+
+
+def _check_size(path: Path) -> None:
+    size_bytes = regular_size(path.name, path.stat())
+    if size_bytes > _GRAPH_LIMIT_BYTES:
+        raise ModelLoadError(
+            f"{path.name} has {size_bytes} bytes: a model without its external weights has at most 2 GiB"
+        )
 
 
 def _tensors(model: memoryview) -> Iterator[memoryview]:

@@ -19,7 +19,7 @@ from cotenant.api import Model
 from cotenant.serve.model.event import ModelSpec
 from cotenant.serve.model.tensor import Datatype, TensorSpec
 from cotenant.serve.protocol.oip.tensor import NUMPY, Array
-from cotenant.serve.runtime.model import ModelLoadError
+from cotenant.serve.runtime.model import ModelLoadError, read_file
 from cotenant.units.instant import Duration
 
 PLATFORM: Final = "python"
@@ -38,16 +38,19 @@ def models_in(path: Path) -> dict[str, Model]:
     if spec is None or spec.loader is None:
         raise ModelLoadError(f"{path.name} is not a Python file")
     module = importlib.util.module_from_spec(spec)
+    pid = os.getpid()
     with _importing, _importable_folder(path.parent):
         previous = sys.modules.get(name)
         sys.modules[name] = module  # dataclasses look up annotations in sys.modules
         try:
             spec.loader.exec_module(module)
-        except (Exception, SystemExit) as error:  # a file that calls sys.exit must not end the server
+        except BaseException as error:  # a file that calls sys.exit must not end the server
             del sys.modules[name]
             if previous is not None:  # the version in service stays
                 sys.modules[name] = previous
-            raise ModelLoadError(f"{path.name} fails: {type(error).__name__}: {error}") from error
+            raise ModelLoadError(f"{path.name} fails: {type(error).__name__}: {_text_of(error)}") from error
+        finally:
+            _end_copy(pid)
     models = {value.name: value for value in vars(module).values() if isinstance(value, Model)}
     if not models:
         raise ModelLoadError(f"{path.name} defines no cotenant.Model")
@@ -60,8 +63,8 @@ def model_names(path: Path) -> tuple[str, ...] | None:
     Models are calls `Model(..., name="NAME")` that are assigned at the top level of the file.
     """
     try:
-        tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError, OSError) as error:
+        tree = ast.parse(read_file(path))
+    except (SyntaxError, ValueError, OSError, RecursionError, MemoryError) as error:
         raise ModelLoadError(f"{path.name} fails: {type(error).__name__}: {error}") from None
     names = []
     for statement in tree.body:
@@ -107,8 +110,17 @@ def _importable_folder(folder: Path) -> Iterator[None]:
                 _helpers[name] = folder
 
 
+class CallableError(Exception):
+    """A callable failed; the text is for clients."""
+
+
 class PythonModel:
-    """A Python callable as a model."""
+    """A Python callable as a model.
+
+    Whatever the callable raises becomes `CallableError`: `sys.exit` or an exception without a text would otherwise end
+    the thread that runs all models of a core. A copy of the process that the callable has forked ends where the
+    callable returns, because it has the server's sockets.
+    """
 
     def __init__(self, spec: ModelSpec, model: Model) -> None:
         """The spec has the callable's tensors."""
@@ -119,13 +131,28 @@ class PythonModel:
     def run(self, inputs: Sequence[Array], cores: Sequence[int] | None = None) -> list[Array]:
         """Return the outputs for these inputs; the callable may use more than its thread's core."""
         del cores
-        return self._ordered(self._model.run(dict(zip(self._names, inputs, strict=True))))
+        pid = os.getpid()
+        try:
+            return self._ordered(self._model.run(dict(zip(self._names, inputs, strict=True))))
+        except BaseException as error:  # noqa: BLE001  the callable is the user's code
+            raise CallableError(_text_of(error)) from None
+        finally:
+            _end_copy(pid)
 
     def stream(self, inputs: Sequence[Array]) -> Iterator[list[Array]]:
         """Yield each response."""
-        answers: Any = self._model.run(dict(zip(self._names, inputs, strict=True)))
-        for answer in answers if self.spec.decoupled else [answers]:
-            yield self._ordered(answer)
+        pid = os.getpid()
+        try:
+            answers: Any = self._model.run(dict(zip(self._names, inputs, strict=True)))
+            for answer in answers if self.spec.decoupled else [answers]:
+                _end_copy(pid)
+                yield self._ordered(answer)
+        except GeneratorExit:
+            raise  # the reader of the responses is gone
+        except BaseException as error:  # noqa: BLE001  the callable is the user's code
+            raise CallableError(_text_of(error)) from None
+        finally:
+            _end_copy(pid)
 
     def is_quick(self, size_bytes: int) -> bool:
         """Return the author's setting."""
@@ -152,6 +179,24 @@ class PythonModel:
                 ) from None
             arrays.append(_checked_array(output, np.asarray(array)))
         return arrays
+
+
+def _text_of(error: BaseException) -> str:
+    """Return the text of an exception, whose own methods may fail."""
+    kind = type(error).__name__
+    try:
+        text = str(error)
+    except BaseException:  # noqa: BLE001  the exception's class is the user's code
+        return kind
+    if isinstance(error, Exception):
+        return text or kind
+    return f"{kind}: {text}" if text else kind
+
+
+def _end_copy(pid: int) -> None:
+    """End this process if it is a fork of the one that called the callable."""
+    if os.getpid() != pid:
+        os._exit(1)
 
 
 def _checked_array(spec: TensorSpec, array: Array) -> Array:

@@ -15,7 +15,7 @@ from cotenant.serve.model.event import ModelSpec
 from cotenant.serve.model_config_format import ModelConfig, decode_model_config, with_config
 from cotenant.serve.protocol.triton.pbtxt import TritonConfig, read_config
 from cotenant.serve.replay_model_format import SUFFIX
-from cotenant.serve.runtime.model import LoadedModel, ModelLoadError, ModelSource
+from cotenant.serve.runtime.model import LoadedModel, ModelLoadError, ModelSource, read_file, regular_size
 from cotenant.serve.runtime.onnx import PLATFORM, OnnxModel, means_batches, tensor_specs
 from cotenant.serve.runtime.onnx_files import external_files
 from cotenant.serve.runtime.onnx_sessions import OnnxSessions
@@ -163,11 +163,18 @@ def _sources_in(path: Path, *, run_code: bool) -> list[ModelSource]:
     for entry in sorted(path.iterdir()):
         if entry.name.startswith("."):
             continue
-        if entry.is_dir():
-            sources += _from_folder(entry)
-        elif entry.suffix in (".onnx", ".py") or entry.name.endswith(SUFFIX):
-            sources += _from_file(entry, run_code=run_code)
+        try:
+            if entry.is_dir():
+                sources += _from_folder(entry)
+            elif entry.suffix in (".onnx", ".py") or entry.name.endswith(SUFFIX):
+                sources += _from_file(entry, run_code=run_code)
+        except OSError as error:  # one unreadable entry must not hide the others
+            sources.append(_broken(entry, f"it cannot be read: {error.strerror or error}"))
     return sources
+
+
+def _broken(path: Path, reason: str) -> ModelSource:
+    return _with_checked_name(ModelSource(path.stem, "1", path, path, broken=reason))
 
 
 def _from_file(path: Path, *, run_code: bool) -> list[ModelSource]:
@@ -178,7 +185,12 @@ def _from_file(path: Path, *, run_code: bool) -> list[ModelSource]:
         return [_with_checked_name(ModelSource(name, "1", path, path.with_name(f"{name}.toml")))]
     if path.suffix != ".py":
         raise ConfigError("MODELS", str(path), f"is neither .onnx, .py nor {SUFFIX}, nor a directory of such files")
-    changed_ns = path.stat().st_mtime_ns
+    status = path.stat()
+    try:
+        regular_size(path.name, status)
+    except ModelLoadError as error:
+        return [_broken(path, str(error))]
+    changed_ns = status.st_mtime_ns
     executed_ns, names = _executed_names.get(path, (0, None))
     try:
         if executed_ns != changed_ns:
@@ -236,7 +248,7 @@ def _with_checked_name(source: ModelSource) -> ModelSource:
 
 def _own_config(path: Path) -> ModelConfig:
     try:
-        return decode_model_config(path.read_text(encoding="utf-8"), path.name)
+        return decode_model_config(read_file(path).decode(), path.name)
     except FileNotFoundError:
         return ModelConfig()
     except (ConfigError, OSError, UnicodeDecodeError) as error:
@@ -245,6 +257,6 @@ def _own_config(path: Path) -> ModelConfig:
 
 def _triton_config(path: Path) -> TritonConfig:
     try:
-        return read_config(path.read_text(encoding="utf-8"), path.name)
+        return read_config(read_file(path).decode(), path.name)
     except (ConfigError, OSError, UnicodeDecodeError) as error:
         raise ModelLoadError(str(error)) from None

@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from cotenant.runner.clock import monotonic_ns
 from cotenant.serve.model.event import ModelSpec
 from cotenant.serve.model.run_times import RunTimes
 from cotenant.serve.model.scheduling import Widths
@@ -22,11 +23,15 @@ from cotenant.serve.runtime.onnx import OnnxModel
 from cotenant.serve.runtime.profiles import cpu_identity
 from cotenant.serve.runtime.threads import CoreThreads, Job, ReportResponse, ReportResult, RunResult
 from cotenant.serve.state.server import ServerSettings
+from cotenant.units.instant import SECOND_NS, Duration
 
 ONNX_CPU: Final = "onnx-cpu"
 ONNX_CUDA: Final = "onnx-cuda"
 REPLAY: Final = "replay"
 RUNTIMES: Final = (ONNX_CPU, ONNX_CUDA, REPLAY)
+RUN_LIMIT_NS: Final = 300 * SECOND_NS
+"""Default time after which a run on cores is abandoned. Our choice: far more than any request waits."""
+_CHECK_INTERVAL_S: Final = 0.5
 
 
 class ModelRuntime(Protocol):
@@ -37,6 +42,9 @@ class ModelRuntime(Protocol):
     """Number of cores, or 100 (percent of a GPU)."""
     pinned: bool
     """Whether a unit is a core, so that a run is assigned to specific cores."""
+
+    interference: float
+    """Slowdown of a run on a part of the device while others run, beyond what profiles contain."""
 
     @property
     def identity(self) -> str:
@@ -90,10 +98,15 @@ class CpuRuntime:
 
     name = ONNX_CPU
     pinned = True
+    interference = 1.0
+    """Profiles are measured while all cores are in use."""
 
-    def __init__(self, cores: Sequence[int]) -> None:
-        """`cores` are the machine's core numbers."""
+    def __init__(self, cores: Sequence[int], run_limit_ns: Duration = RUN_LIMIT_NS) -> None:
+        """`cores` are the machine's core numbers; runs that take longer than the limit are abandoned."""
         self.all_units = len(cores)
+        self._run_limit_ns = run_limit_ns
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._check_timer: asyncio.TimerHandle | None = None
         self._cores = cores
         self._workers: CoreThreads | None = None
         self._opening: list[threading.Thread] = []
@@ -115,6 +128,15 @@ class CpuRuntime:
             loop.call_soon_threadsafe(report_response, number, answer)
 
         self._workers = CoreThreads(self._cores, report, send_response)
+        self._loop = loop
+        self._check_runs()
+
+    def _check_runs(self) -> None:
+        """Abandon runs that hang, periodically."""
+        assert self._workers is not None
+        assert self._loop is not None
+        self._workers.abandon_hung(monotonic_ns(), self._run_limit_ns)
+        self._check_timer = self._loop.call_later(_CHECK_INTERVAL_S, self._check_runs)
 
     def load(self, source: ModelSource, config: ModelConfig, triton: TritonConfig | None) -> LoadedModel | None:
         """Return None: the repository loads the model in this process."""
@@ -141,9 +163,8 @@ class CpuRuntime:
             await asyncio.to_thread(thread.join)
 
     def can_run(self, model: LoadedModel) -> bool:
-        """Return True: threads do not end."""
-        del model
-        return True
+        """Return False for a model whose runs hang."""
+        return self._workers is None or self._workers.can_run(model)
 
     def submit(self, job: Job) -> None:
         """Queue the run for the thread of its first core."""
@@ -156,6 +177,8 @@ class CpuRuntime:
 
     def close(self, *, patient: bool = True) -> None:
         """Stop the threads after their queued runs; a running thread cannot be stopped."""
+        if self._check_timer is not None:
+            self._check_timer.cancel()
         if self._workers is not None and patient:
             self._workers.stop()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Final, NamedTuple, TypeAlias
@@ -14,12 +15,17 @@ from cotenant.runner.clock import monotonic_ns, thread_ns
 from cotenant.serve.model.event import Run
 from cotenant.serve.protocol.oip.tensor import Array, size_of
 from cotenant.serve.runtime.model import LoadedModel
-from cotenant.units.instant import Duration, Instant
+from cotenant.units.instant import SECOND_NS, Duration, Instant
+from cotenant.units.text import round_duration
 
 _STOP: Final = None
 _RESPONSES_IN_FLIGHT: Final = 64
 UNSHARED_LIMIT: Final = 64
 """Maximum concurrent unshared runs. Our choice: far more than any number of cores benefits from."""
+ABANDONED_LIMIT: Final = 4
+"""Abandoned runs of a model, each with its thread, at which no further one is started. Our choice."""
+HUNG_RETRY_NS: Final = 60 * SECOND_NS
+"""Time after which clients may send requests again that a model with too many abandoned runs has not run."""
 
 
 class ResponseFlow:
@@ -125,10 +131,25 @@ def split(model: LoadedModel, outputs: Sequence[Array], rows: Sequence[int]) -> 
     return answers
 
 
+class _ActiveRun:
+    """A run that a thread executes."""
+
+    __slots__ = ("began", "cores", "is_abandoned", "job", "queue", "thread")
+
+    def __init__(self, job: Job, cores: set[int], queue: SimpleQueue[Job | None]) -> None:
+        self.job = job
+        self.cores = cores
+        self.queue = queue
+        self.began = monotonic_ns()
+        self.thread = threading.current_thread()
+        self.is_abandoned = False
+
+
 class CoreThreads:
     """One pinned thread per core; the thread of the first core leads a run on several cores.
 
-    Unshared runs have threads of their own, which are created on demand.
+    Unshared runs have threads of their own, which are created on demand. A thread cannot be stopped: if a run hangs,
+    its thread is abandoned and another one takes its place.
     """
 
     def __init__(self, cores: Sequence[int], report_result: ReportResult, report_response: ReportResponse) -> None:
@@ -142,11 +163,42 @@ class CoreThreads:
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._unshared_threads = 0
+        self._active: set[_ActiveRun] = set()
+        self._abandoned: Counter[int] = Counter()  # by id() of the model, which its runs keep alive
         for core, queue in zip(cores, self._queues, strict=True):
             self._start({core}, queue, f"core-{core}")
 
+    def can_run(self, model: LoadedModel) -> bool:
+        """Return False for a model with too many abandoned runs."""
+        return self._abandoned[id(model)] < ABANDONED_LIMIT
+
+    def abandon_hung(self, now: Instant, limit_ns: Duration) -> None:
+        """Abandon runs that take longer than this; those of decoupled models may take any time."""
+        with self._lock:
+            hung = [
+                active
+                for active in tuple(self._active)  # at once: other threads add their runs meanwhile
+                if now - active.began > limit_ns and not active.job.model.spec.decoupled
+            ]
+            for active in hung:
+                active.is_abandoned = True
+                self._active.remove(active)
+                self._abandoned[id(active.job.model)] += 1
+                self._threads.remove(active.thread)
+        for active in hung:
+            self._start(active.cores, active.queue, active.thread.name)
+            limit = round_duration(limit_ns)
+            failure = (
+                f"model {active.job.model.spec.name!r} failed: its run takes longer than the {limit} of --run-limit"
+            )
+            self._report_result(RunResult(active.job.run, (), failure, now - active.began, now))
+
     def submit(self, job: Job) -> None:
-        """Queue a run."""
+        """Queue a run; fail it if too many runs of its model were abandoned."""
+        if not self.can_run(job.model):
+            failure = f"model {job.model.spec.name!r} cannot be run: {ABANDONED_LIMIT} of its runs hang"
+            self._report_result(RunResult(job.run, (), failure, 0, monotonic_ns(), HUNG_RETRY_NS))
+            return
         if job.run.cores:
             self._queues[job.run.cores[0]].put(job)
             return
@@ -166,7 +218,7 @@ class CoreThreads:
             queue.put(_STOP)
         for _ in range(self._unshared_threads):
             self._unshared.put(_STOP)
-        for thread in self._threads:
+        for thread in list(self._threads):
             thread.join()
 
     def _start(self, cores: set[int], queue: SimpleQueue[Job | None], name: str) -> None:
@@ -177,8 +229,14 @@ class CoreThreads:
     def _work(self, cores: set[int], queue: SimpleQueue[Job | None]) -> None:
         os.sched_setaffinity(0, cores)
         while (job := queue.get()) is not _STOP:
+            active = _ActiveRun(job, cores, queue)
+            self._active.add(active)
             result = execute(job, self._report_response, [self._cores[core] for core in job.run.cores])
-            if queue is self._unshared:
-                with self._lock:
+            with self._lock:
+                if active.is_abandoned:
+                    self._abandoned[id(job.model)] -= 1
+                    return  # another thread has taken the place of this one
+                self._active.remove(active)
+                if queue is self._unshared:
                     self._idle += 1
             self._report_result(result)

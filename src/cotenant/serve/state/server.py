@@ -28,6 +28,7 @@ from cotenant.serve.model.event import (
     Tick,
 )
 from cotenant.serve.model.plan import ServePlan
+from cotenant.serve.model.run_times import next_to_others
 from cotenant.serve.model.scheduling import (
     ActiveRun,
     Forecaster,
@@ -67,6 +68,8 @@ class ServerSettings(Value, frozen=True):
     admit: str = "deadline"
     requests_limit: int = 8192
     """Maximum number of queued requests over all models."""
+    interference: float = 1.0
+    """Slowdown of a run on a part of the device while others run, beyond what profiles contain; runs correct it."""
     ahead: bool = False
     """Whether a run may be assigned to units whose run is about to end; the runtime starts it right after."""
 
@@ -271,7 +274,8 @@ class ServerMachine:
 
     def _ready(self, event: ModelReady, actions: list[ServerAction]) -> None:
         previous = self._by_name.get(event.spec.name)
-        queue = ModelQueueState(event.key, event.spec, event.times, self._drift)
+        times = event.times and next_to_others(event.times, self.settings.interference)
+        queue = ModelQueueState(event.key, event.spec, times, self._drift)
         self._queues[event.key] = queue
         self._all_queues = tuple(self._queues.values())
         self._by_name[event.spec.name] = queue

@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from cotenant.errors import WorldError
+from cotenant.errors import SetupError, WorldError
 from cotenant.softgpu import wire
 from cotenant.softgpu.mps.directories import WORDS_BYTES, Log, log_directory
 
@@ -67,10 +67,10 @@ def open_groups(directory: Path) -> list[Gpu]:
             continue  # as in the driver library: a GPU without a server is absent
         reply = wire.exchange(line, wire.GROUP_OPEN)
         if reply.result != 0:
-            raise WorldError(f"software GPU {ordinal} rejects an MPS server: its compute mode excludes it")
+            raise SetupError(f"software GPU {ordinal} rejects an MPS server: its compute mode excludes it")
         gpus.append(Gpu(ordinal, line, reply.a, reply.b, identity_of(reply.batch[:16])))
     if not gpus:
-        raise WorldError(
+        raise SetupError(
             "there is no software GPU for an MPS server: is COTENANT_SOFTGPU set as `cotenant softgpu env` prints it?"
         )
     return gpus

@@ -15,6 +15,8 @@ from cotenant.workload.kernel import WorkKind
 from cotenant.workload.load import Launch, Workload
 
 NEVER_NS: Final = 2**63
+_DATA: Final = 1 << 40
+"""Added to a host's seed for the data of its requests, so that its jitter stays the same."""
 AHEAD_LIMIT: Final = 1024
 """Largest number of outstanding launches; then the host waits for the oldest, as with a driver's queue."""
 
@@ -121,6 +123,9 @@ class Costs(Value, frozen=True):
     """Mean of the additional, exponentially distributed delay."""
     jitter_ppm: int = 50_000
     """Relative half width of the uniform jitter of a host's intervals."""
+    data_spread_ppm: int = 0
+    """Standard deviation over mean of the factor by which the kernels of one request take longer than those of others,
+    because they depend on its data."""
 
 
 class Client(Value, frozen=True):
@@ -150,6 +155,9 @@ class Host:
         "called_ns",
         "client",
         "cycle",
+        "data_factor",
+        "data_rng",
+        "data_spread",
         "done_ns",
         "due_ns",
         "dues",
@@ -176,6 +184,8 @@ class Host:
         "rng",
         "runs",
         "since_ns",
+        "started_ns",
+        "starts",
         "state",
         "step",
         "streams",
@@ -204,6 +214,9 @@ class Host:
         self.last_step = self.request_steps - 1
         self.streams: list[int] = []
         self.jitter = costs.jitter_ppm / 1e6
+        self.data_spread = costs.data_spread_ppm / 1e6
+        self.data_rng = random.Random(client.seed + _DATA)
+        self.data_factor = self._next_data()
         self.rng = random.Random(client.seed)
         arrival = load.arrival
         self.training = arrival.kind == "training"
@@ -221,7 +234,9 @@ class Host:
         self.outstanding = 0
         self.ended: deque[tuple[int, int, int]] = deque()
         self.begin_ns = 0
+        self.started_ns = 0
         self.dues = array("q")
+        self.starts = array("q")
         self.ends = array("q")
         self.done_ns = self.kernels = self.waits = self.waited_ns = 0
         self.gaps: list[tuple[int, int]] = []
@@ -234,6 +249,13 @@ class Host:
         """Go to the first launch of the next request."""
         self.step = self.request % self.cycle * self.request_steps
         self.last_step = self.step + self.request_steps - 1
+        self.data_factor = self._next_data()
+
+    def _next_data(self) -> float:
+        """Return the factor of the kernels of the next request, uniform with the given spread."""
+        if not self.data_spread:
+            return 1.0
+        return 1 + self.data_spread * math.sqrt(12) * (self.data_rng.random() - 0.5)
 
     def interval_ns(self) -> int:
         """Return the interval from this launch to the next."""

@@ -106,6 +106,10 @@ class DeviceSimulation:
         host = self._hosts[index]
         return host.dues, host.ends
 
+    def starts_of(self, index: int) -> array[int]:
+        """Return when each finished request of a host began, which is later than it was due if others went first."""
+        return self._hosts[index].starts
+
     def done_ns(self) -> list[int]:
         """Return the completed kernel time by host."""
         return [host.done_ns for host in self._hosts]
@@ -187,6 +191,7 @@ class DeviceSimulation:
             if not host.rest_blocks:
                 host.asked_ns = now_ns
                 if not host.step % host.request_steps:
+                    host.started_ns = now_ns
                     host.gate.began(host.due_ns)
         gate = host.gate
         if gate.confirms or host.ended:
@@ -232,6 +237,8 @@ class DeviceSimulation:
             if len(op) == 2:
                 device.copy(now_ns, streams[stream], op[0], op[1], tag)
             else:
+                if host.data_factor != 1.0:
+                    op = (op[0], max(round(op[1] * host.data_factor), 1), *op[2:])  # noqa: PLW2901 - the same kernel
                 device.launch(now_ns, streams[stream], op, tag, sm_cap)  # type: ignore[arg-type]
         host.outstanding += last + 1
         self._finish_submission(host, now_ns)
@@ -247,7 +254,7 @@ class DeviceSimulation:
         host.part_times[number] = done_ns << 1 | (not rest_blocks)
         is_confirmed = host.gate.confirms or host.gate.learns
         tag = host.tag | is_confirmed << 39 | number << _STEP_BITS | host.step
-        part = (blocks - rest_blocks, *kernel[1:])
+        part = (blocks - rest_blocks, max(round(kernel[1] * host.data_factor), 1), *kernel[2:])
         self._device.launch(now_ns, host.streams[stream], part, tag, sm_cap)  # type: ignore[arg-type]
         host.outstanding += 1
         host.rest_blocks = rest_blocks
@@ -290,6 +297,7 @@ class DeviceSimulation:
         host.request += 1
         if not host.training:
             host.dues.append(host.due_ns)
+            host.starts.append(host.started_ns)
             host.ends.append(now_ns)
             host.gate.served(host.due_ns, now_ns)
         host.begin_request()

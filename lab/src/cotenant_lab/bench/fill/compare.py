@@ -44,7 +44,7 @@ def _comparison(live: PairMetrics, result: FikitResult) -> PairComparison:
     }
     return PairComparison(
         name=live.name,
-        fill_vs_oracle={sharing: result.fill_vs_oracle[sharing] for sharing in fillable},
+        fill_vs_oracle={sharing: ratio for sharing, ratio in result.fill_vs_oracle.items() if sharing in fillable},
         simulated_delay_ratio={sharing: result.metrics.online_delay_ratio[mode] for sharing, mode in COTENANT.items()},
         simulated_offline_vs_alone=simulated,
         live_vs_simulated={

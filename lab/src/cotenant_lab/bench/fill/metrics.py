@@ -12,7 +12,7 @@ from cotenant.harness.run import Mode, SharingRun
 
 Round: TypeAlias = Mapping[Mode, SharingRun]
 
-SHARED: Final[tuple[Mode, ...]] = ("slices", "mps", "cotenant slices", "cotenant mps")
+SHARED: Final[tuple[Mode, ...]] = ("slices", "mps", "mps priorities", "cotenant slices", "cotenant mps")
 COTENANT: Final[dict[str, Mode]] = {"slices": "cotenant slices", "mps": "cotenant mps"}
 DEFAULT: Final[dict[str, Mode]] = {"slices": "slices", "mps": "mps"}
 

@@ -77,7 +77,7 @@ class GoodputSettings(msgspec.Struct, frozen=True):
 
 FULL: Final = {
     "onnx-cpu": GoodputSettings(),
-    "replay": GoodputSettings(rounds=1, cell_ns=3 * SECOND_NS, warm_ns=SECOND_NS, profile_time="20s"),
+    "replay": GoodputSettings(rounds=1, cell_ns=12 * SECOND_NS, warm_ns=SECOND_NS, profile_time="20s"),
 }
 QUICK: Final = GoodputSettings(
     rounds=1,
@@ -285,7 +285,10 @@ class _Bench:
         return ((arrival, load) for arrival in ARRIVALS for load in self._settings.loads)
 
     def _instants(self, arrival: str, load: float, number: int) -> dict[str, tuple[Duration, ...]]:
-        """Return the arrival instants by model, at equal rates; they are the same for every contender of a round."""
+        """Return the arrival instants by model, at equal rates; they are the same for every contender of a round.
+
+        Arrivals pause before the measured time, so that the device is as empty as for the schedules of the bound.
+        """
         settings = self._settings
         names = [model.name for model in self._contenders.models]
         rate = load * self._measured.capacity_rps / len(names)
@@ -293,8 +296,13 @@ class _Bench:
         if arrival == "bursty":
             rhythm = bursty_rate(rate, _BURST_RATIO, _BURST_LOW_NS, _BURST_HIGH_NS)
         seed = number * 1000 + settings.loads.index(load) * 10
+        pause_ns = min(max(self._measured.slos_ns()), settings.warm_ns)
         return {
-            name: draw_instants(rhythm, settings.warm_ns + settings.cell_ns, seed + index)
+            name: without(
+                draw_instants(rhythm, settings.warm_ns + settings.cell_ns, seed + index),
+                settings.warm_ns - pause_ns,
+                settings.warm_ns,
+            )
             for index, name in enumerate(names)
         }
 
@@ -345,6 +353,11 @@ class _Bench:
             most_rps,
             waterfall,
         )
+
+
+def without(instants: Sequence[Duration], begin_ns: Duration, end_ns: Duration) -> tuple[Duration, ...]:
+    """Return the instants that are not in this period."""
+    return tuple(instant for instant in instants if not begin_ns <= instant < end_ns)
 
 
 def _report(

@@ -23,7 +23,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from cotenant.errors import WorldError
+from cotenant.errors import SetupError, WorldError
 from cotenant.runner.clock import pause
 from cotenant.serve.protocol.oip.proto import TYPES
 from cotenant_lab.bench.server.load import OWN, TOOLS, generate, on_core, outside_tools
@@ -93,7 +93,7 @@ def bench_server(rounds: int, report: Callable[[str], None], *, quick: bool = Fa
     """Measure every contender at every concurrency."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
-        raise WorldError("bench server needs two cores, one for the server and one for the load")
+        raise SetupError("bench server needs two cores, one for the server and one for the load")
     tools = outside_tools()
     if missing := sorted(set(TOOLS.values()) - set(tools.values())):
         report(f"not installed, so not used: {', '.join(missing)}")

@@ -13,7 +13,8 @@ import msgspec
 from cotenant.errors import ConfigError
 from cotenant_lab.study.claim import StudyClaim
 
-LABS: Final = ("fikit", "arkgpu", "dstack", "muxflow")
+LABS: Final = ("baselines", "fikit", "arkgpu", "dstack", "muxflow")
+"""Studies in the order in which they run; `baselines` has no claims, and judges what others are compared with."""
 
 
 class StudySummary(msgspec.Struct, frozen=True, kw_only=True):

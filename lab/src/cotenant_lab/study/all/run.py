@@ -14,15 +14,20 @@ from rich.text import Text
 from cotenant.cli.render.html.page import html_page, scrolling_table
 from cotenant.errors import ConfigError
 from cotenant.runner.atomic_file import replace_file
+from cotenant.runner.clock import monotonic_ns
 from cotenant.runner.machine import read_machine
+from cotenant.units.instant import SECOND_NS
 from cotenant_lab.study.all.claims import LABS, AllReport, StudySummary, all_report, read_report
 from cotenant_lab.study.arkgpu.report import run_arkgpu
+from cotenant_lab.study.baselines.run import run_baselines
 from cotenant_lab.study.claim import StudyClaim, show_claims
 from cotenant_lab.study.data_files import measurement_bytes
 from cotenant_lab.study.dstack.report import run_dstack
 from cotenant_lab.study.fikit.report import run_fikit
+from cotenant_lab.study.kept_results import keep_results
 from cotenant_lab.study.muxflow.run import run_muxflow
 
+_CASES: Final = "cases"
 _STYLE: Final = "td { vertical-align: top; }"
 
 
@@ -39,11 +44,13 @@ def _fikit(directory: Path, seed: int, console: Console, report: Callable[[str],
 
 
 def _arkgpu(directory: Path, seed: int, console: Console, report: Callable[[str], None], *, quick: bool) -> object:
-    result, _ = run_arkgpu(directory, seed, console, report, quick=quick, live=not quick)
+    # Without real processes: their results are no part of the claims, and depend on the machine.
+    result, _ = run_arkgpu(directory, seed, console, report, quick=quick, live=False)
     return result
 
 
 RUNS: Final[Mapping[str, Lab]] = {
+    "baselines": run_baselines,
     "fikit": _fikit,
     "arkgpu": _arkgpu,
     "dstack": run_dstack,
@@ -61,7 +68,10 @@ def run_all(
     quick: bool,
     runs: Mapping[str, Lab] = RUNS,
 ) -> AllReport:
-    """Read each study's report from `reuse`/STUDY.json if it exists; otherwise run the study and write it there."""
+    """Read each study's report from `reuse`/STUDY.json if it exists; otherwise run the study and write it there.
+
+    The results of cases are kept in `reuse`/cases while their study runs, so that an interrupted run continues.
+    """
     reuse_directory = Path(reuse) if reuse else None
     if reuse_directory is not None and not reuse_directory.is_dir():
         raise ConfigError("--reuse", reuse, "is not a directory; name one with STUDY.json files, or an empty one")
@@ -73,7 +83,10 @@ def run_all(
             studies.append(read_report(lab, measurement_bytes(path), str(path)))
             continue
         report(f"{lab}: running")
-        content = msgspec.json.encode(runs[lab](directory, seed, console, report, quick=quick))
+        begin_ns = monotonic_ns()
+        with keep_results(None if reuse_directory is None else reuse_directory / _CASES):
+            content = msgspec.json.encode(runs[lab](directory, seed, console, report, quick=quick))
+        report(f"{lab}: done after {(monotonic_ns() - begin_ns) / SECOND_NS:.0f} s")
         if path is not None:
             _write(path, content)
         studies.append(read_report(lab, content, lab))

@@ -11,6 +11,7 @@ import msgspec
 from cotenant.simulate.kernels import RunSettings
 from cotenant_lab.baselines.modes import share
 from cotenant_lab.study.arkgpu.cases import OBJECTIVES, ArkCase, run_of, shorten_warmup
+from cotenant_lab.study.arkgpu.peak import Peaks
 from cotenant_lab.study.arkgpu.run import AGAINST, ATTAINED, ArkResult, ArkSimulation, ark_result
 from cotenant_lab.study.claim import (
     KERNEL_CELLS,
@@ -28,6 +29,7 @@ PART: Final = "perturbed"
 PAPER: Final = "ArkGPU"
 CASES: Final = 6
 """Cases of each perturbed cell, evenly spread over all."""
+SLOWDOWN: Final = "online_slowdown"
 _MODES: Final = ("cotenant", "mps", "mps-priority", "exclusive")
 _METRICS: Final = (
     "throughput_vs_mps_pct",
@@ -67,6 +69,7 @@ def evaluate_perturbed(
     for index, cell in enumerate(cells):
         own = results[index * len(chosen) : (index + 1) * len(chosen)]
         metrics = {name: statistics.median(AGAINST[name](result) for result in own) for name in _METRICS}
+        metrics[SLOWDOWN] = statistics.median(_slowdown(result) for result in own)
         reachable = [result for result in own if result.modes["exclusive"].worst >= ATTAINED]
         kept = [result for result in reachable if result.modes["cotenant"].worst >= ATTAINED]
         metrics["objectives_kept"] = len(kept) / len(reachable) if reachable else 1.0
@@ -75,8 +78,19 @@ def evaluate_perturbed(
     return perturbed
 
 
+def _slowdown(result: ArkResult) -> float:
+    """Return the duration of requests without their queue next to a training, over that on a device of their own.
+
+    It has no target: the controller spends what an objective of three or five times the p99 allows.
+    """
+    return result.modes["cotenant"].service_ratio / result.modes["exclusive"].service_ratio
+
+
 def claims_of(
-    simulated: ArkSimulation, cells: Sequence[PerturbedCell], published: tuple[float, float, float]
+    simulated: ArkSimulation,
+    peaks: Peaks,
+    cells: Sequence[PerturbedCell],
+    published: tuple[float, float, float],
 ) -> list[StudyClaim]:
     """Return the paper's three claims; results are medians over all cases."""
     against = simulated.against
@@ -106,6 +120,9 @@ def claims_of(
         bound = against[bound_name].median
         result = f"median {found.median:+.0f} %, {found.min:+.0f} to {found.max:+.0f} %; {kept}"
         reason = f"{what} {bound:+.0f} % in the median of these cases"
+        if name == "throughput_vs_mps_pct":
+            result += f"; highest rate at rising load: median {peaks.peak_vs_mps_pct.median:+.0f} %"
+            reason += f" and {peaks.bound_vs_mps_pct.median:+.0f} % at rising load"
         rival = against[
             name.replace("_vs_mps_pct", "_vs_mps_priority_pct").replace("_vs_exclusive", "_vs_mps_priority")
         ]

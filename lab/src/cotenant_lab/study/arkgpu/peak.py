@@ -79,6 +79,8 @@ class Peaks(msgspec.Struct, frozen=True, kw_only=True):
     cases: list[Peak]
     peak_vs_mps_pct: Distribution
     """Highest rate within the objective under cotenant over that under default MPS, as a percentage increase."""
+    bound_vs_mps_pct: Distribution
+    """The same of a device for the service alone, which no sharing can exceed."""
     peak: dict[str, Distribution]
     sustained: dict[str, Distribution]
     sustained_none: dict[str, int]
@@ -131,13 +133,16 @@ def peaks_of(cases: Sequence[Peak]) -> Peaks:
     """Summarize; a peak of 0 under MPS counts as a hundredth of the service's capacity."""
     return Peaks(
         cases=list(cases),
-        peak_vs_mps_pct=distribution_of(
-            [100 * (case.peak("cotenant") / max(case.peak("mps"), 0.01) - 1) for case in cases]
-        ),
+        peak_vs_mps_pct=_over_mps(cases, "cotenant"),
+        bound_vs_mps_pct=_over_mps(cases, "exclusive"),
         peak={mode: distribution_of([case.peak(mode) for case in cases]) for mode in MODES},
         sustained={mode: distribution_of([case.sustained(mode) for case in cases]) for mode in MODES},
         sustained_none={mode: sum(not case.sustained(mode) for case in cases) for mode in MODES},
     )
+
+
+def _over_mps(cases: Sequence[Peak], mode: str) -> Distribution:
+    return distribution_of([100 * (case.peak(mode) / max(case.peak("mps"), 0.01) - 1) for case in cases])
 
 
 def _run(case: PeakCase, setting: RunSettings, level: float, objective: int) -> RunSpec:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from cotenant.errors import ConfigError
 from cotenant.simulate.kernels import RunSettings
-from cotenant.softgpu.costs import hardware
+from cotenant.softgpu.costs import hardware, hardware_hosts
 from cotenant.workload.arrival_trace import read_azure, read_mooncake
 from cotenant_lab.bench.fill.pairs import MissingPair
 from cotenant_lab.study.arkgpu.cases import LEVELS, LOADS, OBJECTIVES, RUN_NS, Mixes, ark_cases, read_mixes
@@ -123,7 +123,7 @@ def report_of(
         live=list(live),
         left_out=left_out,
         perturbed=list(perturbed),
-        claims=claims_of(simulated, perturbed, published),
+        claims=claims_of(simulated, peaks, perturbed, published),
         met=_met(simulated, peaks, steps, steady) | _met_live(live),
     )
 
@@ -193,7 +193,7 @@ def run_arkgpu(
     full: bool = False,
 ) -> tuple[ArkgpuReport, ArkgpuEvidence]:
     """Run the study with a progress bar on a terminal, or one line per part elsewhere."""
-    setting, workers = RunSettings(device=hardware(PRESET), seed=seed), os.cpu_count() or 1
+    setting, workers = RunSettings(device=hardware(PRESET), costs=hardware_hosts(), seed=seed), os.cpu_count() or 1
     traces = read_traces(directory)
     mixes = read_mixes(directory, setting, quick=quick)
     if not mixes.services or not mixes.trainings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -44,15 +45,16 @@ class ModeMetrics(msgspec.Struct, frozen=True, kw_only=True):
     within_per_s: float
     p99_ratio: float
     """Maximum over services: p99 latency from due to answer, over the p99 alone."""
+    service_ratio: float
+    """Maximum over services: median duration of a request without its queue, over the mean alone."""
+    is_bounded: bool
+    """Whether no service's queue grew over the window; the latencies of others depend on its length."""
     offline: float
     """Completed kernel time of the training, over that on a dedicated device in the same time."""
     gpus: int
     goodput: float
     """Per device: sum of the fraction of requests answered within the objective over all services, and the training's
-    progress."""
-    goodput_capacity: float
-    """Per device: sum of the rate within the objective over the rate alone one after the other over all services,
-    and the training's progress."""
+    progress as a fraction of that on a device of its own. The only definition, for every mode."""
     busy: float
     """Fraction of the devices' time with a block running."""
 
@@ -164,17 +166,20 @@ def mode_metrics(case: ArkCase, run: RunSpec, outcome: SharingOutcome, alone: Sh
     counts = [result.count_within(guest.slo_ns) for _, guest, result in online]
     per_s = [result.within_per_s(guest.slo_ns) for _, guest, result in online]
     offline = outcome.guests[-1].done_ns / max(alone.guests[-1].done_ns, 1)
-    capacity = sum(rate / service.most_per_s for rate, (service, _, _) in zip(per_s, online, strict=True))
     span_ns = outcome.end_ns - outcome.begin_ns
     return ModeMetrics(
         attainment=sum(within for within, _ in counts) / max(sum(resolved for _, resolved in counts), 1),
         worst=min(parts),
         within_per_s=sum(per_s),
         p99_ratio=max(result.quantile_ns(ATTAINED) / service.p99_ns for service, _, result in online),
+        service_ratio=max(
+            statistics.median(result.services_ns() or [service.mean_ns]) / service.mean_ns
+            for service, _, result in online
+        ),
+        is_bounded=all(result.is_bounded() for _, _, result in online),
         offline=offline,
         gpus=outcome.gpus,
         goodput=(sum(parts) + offline) / outcome.gpus,
-        goodput_capacity=(capacity + offline) / outcome.gpus,
         busy=outcome.busy_ns / (span_ns * outcome.gpus),
     )
 
@@ -213,6 +218,9 @@ class ArkSimulation(msgspec.Struct, frozen=True, kw_only=True):
     none_within: int
     """Cases in which default MPS answered nothing within the objective; they count as one request."""
     modes: dict[str, dict[str, Distribution]]
+    """`p99_ratio` is over the cases in which no queue grows."""
+    unbounded: dict[str, int]
+    """By mode: cases in which a service's queue grows."""
     attainable: int
     """Cases in which a dedicated device reaches the objective."""
     attained: dict[str, int]
@@ -234,8 +242,10 @@ def simulated_of(results: Sequence[ArkResult]) -> ArkSimulation:
             mode: {
                 name: distribution_of([metric(result, mode) for result in results]) for name, metric in _METRICS.items()
             }
+            | _queued(results, mode)
             for mode in MODES
         },
+        unbounded={mode: sum(not result.modes[mode].is_bounded for result in results) for mode in MODES},
         attainable=len(reachable),
         attained={mode: sum(result.modes[mode].worst >= ATTAINED for result in reachable) for mode in MODES},
         by_load={
@@ -245,6 +255,12 @@ def simulated_of(results: Sequence[ArkResult]) -> ArkSimulation:
             for load, load_results in by_load.items()
         },
     )
+
+
+def _queued(results: Sequence[ArkResult], mode: str) -> dict[str, Distribution]:
+    """Return the distribution of the p99 with queueing over the cases in which it does not depend on the duration."""
+    bounded = [result.modes[mode].p99_ratio for result in results if result.modes[mode].is_bounded]
+    return {"p99_ratio": distribution_of(bounded)} if bounded else {}
 
 
 def _throughput(result: ArkResult) -> float:
@@ -263,32 +279,28 @@ def _bound(result: ArkResult, rival: str) -> float:
     return 100 * (result.goodput_bound / max(result.modes[rival].goodput, 1e-9) - 1)
 
 
-def _goodput(rival: str, metric: str) -> _Of:
+def _goodput(rival: str) -> _Of:
     def increase(result: ArkResult) -> float:
-        ours, theirs = getattr(result.modes["cotenant"], metric), getattr(result.modes[rival], metric)
-        return 100 * (float(ours) / max(float(theirs), 1e-9) - 1)
+        return 100 * (result.modes["cotenant"].goodput / max(result.modes[rival].goodput, 1e-9) - 1)
 
     return increase
 
 
 AGAINST: Final[dict[str, _Of]] = {
     "throughput_vs_mps_pct": _throughput,
-    "goodput_vs_exclusive_pct": _goodput("exclusive", "goodput"),
-    "goodput_vs_mps_pct": _goodput("mps", "goodput"),
-    "goodput_capacity_vs_exclusive_pct": _goodput("exclusive", "goodput_capacity"),
-    "goodput_capacity_vs_mps_pct": _goodput("mps", "goodput_capacity"),
+    "goodput_vs_exclusive_pct": _goodput("exclusive"),
+    "goodput_vs_mps_pct": _goodput("mps"),
     "throughput_vs_mps_priority_pct": lambda result: _more(result, "cotenant", "mps-priority"),
-    "goodput_vs_mps_priority_pct": _goodput("mps-priority", "goodput"),
+    "goodput_vs_mps_priority_pct": _goodput("mps-priority"),
     "throughput_bound_vs_mps_pct": lambda result: _more(result, "exclusive", "mps"),
     "goodput_bound_vs_exclusive_pct": lambda result: _bound(result, "exclusive"),
     "goodput_bound_vs_mps_pct": lambda result: _bound(result, "mps"),
 }
 _METRICS: Final[dict[str, Callable[[ArkResult, str], float]]] = {
     "attainment": lambda result, mode: result.modes[mode].attainment,
-    "p99_ratio": lambda result, mode: result.modes[mode].p99_ratio,
+    "service_ratio": lambda result, mode: result.modes[mode].service_ratio,
     "offline": lambda result, mode: result.modes[mode].offline,
     "goodput": lambda result, mode: result.modes[mode].goodput,
-    "goodput_capacity": lambda result, mode: result.modes[mode].goodput_capacity,
     "busy": lambda result, mode: result.modes[mode].busy,
 }
 

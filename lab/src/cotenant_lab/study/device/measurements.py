@@ -10,7 +10,7 @@ import msgspec
 from cotenant.errors import ConfigError
 from cotenant.workload.kernel_table import read_kernels
 from cotenant.workload.timeline import Timeline
-from cotenant_lab.data import disb, igniter, parvagpu, rapp
+from cotenant_lab.data import disb, gavel, igniter, miso, parvagpu, rapp
 from cotenant_lab.study.data_files import DATA_PAGE, measurement_bytes, missing_data
 from cotenant_lab.study.device.servers import ServerMeasurements, measured_of
 from cotenant_lab.study.device.split_shares import PairMeasurements
@@ -20,6 +20,8 @@ _SURFACE: Final = "rapp/v100_latency_ms_by_sm_quota_batch.csv.gz"
 _PROFILES: Final = "parvagpu/all_models.csv"
 _ALONE: Final = "igniter/solo.csv"
 _PAIRS: Final = "igniter/pairs.csv"
+_MISO: Final = ("miso/a100_mig_train_iter_time.csv", "miso/util_collection.txt")
+_GAVEL: Final = "gavel/pairs_simulation_throughputs.csv.gz"
 _SERVERS: Final = ("trt", "triton", "tfs")
 
 
@@ -31,6 +33,10 @@ class DeviceMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     profiles: parvagpu.Profiles
     servers: list[ServerMeasurements]
     pairs: PairMeasurements
+    steps: miso.Miso | None = None
+    """Trainings on MIG slices; None: not in the directory."""
+    together: gavel.TrainingPairs | None = None
+    """Pairs of trainings by time slices; None: not in the directory."""
 
 
 def read_measurements(directory: Path) -> DeviceMeasurements:
@@ -58,7 +64,21 @@ def read_measurements(directory: Path) -> DeviceMeasurements:
             alone=igniter.read_alone(measurement_bytes(directory / _ALONE), str(directory / _ALONE)),
             pairs=igniter.read_pairs(measurement_bytes(directory / _PAIRS), str(directory / _PAIRS)),
         ),
+        steps=_steps(directory),
+        together=_together(directory),
     )
+
+
+def _steps(directory: Path) -> miso.Miso | None:
+    steps, uses = (directory / name for name in _MISO)
+    if not steps.exists() or not uses.exists():
+        return None
+    return miso.read_miso(measurement_bytes(steps), measurement_bytes(uses), str(steps))
+
+
+def _together(directory: Path) -> gavel.TrainingPairs | None:
+    path = directory / _GAVEL
+    return gavel.read_pairs(measurement_bytes(path), str(path)) if path.exists() else None
 
 
 def _server(directory: Path, server: str) -> ServerMeasurements:

@@ -13,6 +13,7 @@ from cotenant.cli.render.html.page import html_page
 from cotenant.errors import ConfigError
 from cotenant.runner.atomic_file import check_replaceable, replace_file
 from cotenant.runner.machine import read_machine
+from cotenant_lab.plots.hover import with_values
 from cotenant_lab.plots.pyplot import drawn_with, need_matplotlib
 from cotenant_lab.study.device.run import DeviceEvidence, DeviceReport
 from cotenant_lab.study.device.shares import Curve
@@ -20,7 +21,8 @@ from cotenant_lab.study.error import relative
 
 _MODEL, _MEASURED, _FITTED = "#1f6fb4", "#444444", "#d1495b"
 INDEX: Final = "index.html"
-_STYLE: Final = "figure { margin: 2rem 0; background: #fff; color: #000; } img { max-width: 100%; }"
+_STYLE: Final = "figure { margin: 2rem 0; background: #fff; color: #000; } figure svg { max-width: 100%; width: auto; }"
+_MARGIN_INCHES: Final = 0.1
 _SERVER_COLOURS: Final = ("#1f6fb4", "#d1495b", "#3a9a5b")
 
 
@@ -52,11 +54,14 @@ def plotter(directory: Path) -> Callable[[DeviceReport, DeviceEvidence], None]:
 
 
 def save(pyplot: Any, figure: Any, path: Path) -> None:
-    """Write the figure as a reproducible file; an interrupted study leaves an existing one as it was."""
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="svg", metadata={"Date": None}, bbox_inches="tight")
+    """Write the figure as a reproducible file with values on hover; an interrupted study changes no existing one."""
+    figure.draw_without_rendering()  # the layout decides where the values are
+    box = figure.get_tightbbox().padded(_MARGIN_INCHES)
+    drawn = io.StringIO()
+    figure.savefig(drawn, format="svg", metadata={"Date": None}, bbox_inches=box)
+    text = with_values(drawn.getvalue(), figure, box)
     pyplot.close(figure)
-    replace_file(path, drawn.getvalue())
+    replace_file(path, text.encode())
 
 
 def _draw_shares(pyplot: Any, path: Path, curves: Sequence[Curve]) -> str:
@@ -180,16 +185,25 @@ def write_plots_page(
     captions: Mapping[str, str],
     met: Mapping[str, bool],
 ) -> None:
-    """Write the page of a study: which of its targets are met, a table, and the drawings."""
+    """Write the page of a study: which of its targets are met, a table, and the drawings.
+
+    The drawings are part of the page, because a browser shows no values on hover in an image that a page refers to.
+    """
     drawings = (
-        f'<figure><img src="{name}" alt="{html.escape(caption)}" title="{html.escape(caption)}">'
-        f"<figcaption>{html.escape(caption)}</figcaption></figure>"
+        f"<figure>{_inline(directory / name, caption)}"
+        f'<figcaption>{html.escape(caption)} <a href="{name}">{name}</a></figcaption></figure>'
         for name, caption in captions.items()
     )
     table = f"<div class=scroll tabindex=0><table>{head}{rows}</table></div>"
     body = [f"<p>{html.escape(text)}</p>", table, *drawings]
     page = html_page(title, targets_sentence(met), read_machine(), body, _STYLE, is_measured=False)
     replace_file(directory / INDEX, page.encode())
+
+
+def _inline(path: Path, caption: str) -> str:
+    """Return the SVG element of a file, with a label for readers that do not see it."""
+    element = path.read_text().partition("<svg ")[2]
+    return f'<svg role=img aria-label="{html.escape(caption)}" {element}'
 
 
 def targets_sentence(met: Mapping[str, bool]) -> str:

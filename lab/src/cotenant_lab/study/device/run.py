@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 from rich.console import Console
 
-from cotenant_lab.study.device import servers, shares, split_shares, sums
+from cotenant_lab.study.device import servers, shares, split_shares, sums, trainings
 from cotenant_lab.study.device.instances import CHECK as INSTANCES
 from cotenant_lab.study.device.instances import InstancePrediction, Instances
 from cotenant_lab.study.device.measurements import DeviceMeasurements, read_measurements
@@ -43,6 +43,10 @@ class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
     disb: HalfErrors
     parvagpu: HalfErrors
     igniter: HalfErrors
+    miso: HalfErrors | None
+    """Trainings on parts of an A100; None: without the data."""
+    gavel: trainings.TimeSlicePairs | None
+    """Trainings next to each other by time slices, which this model does not explain; None: without the data."""
     contention: dict[str, int]
     """The cache and DRAM contention fitted to half of iGniter's pairs, in millionths."""
     met: dict[str, bool]
@@ -88,6 +92,11 @@ def evaluate_device(
         "parvagpu": instances.half_errors(instance_outcome),
         "igniter": split_shares.errors_of_halves(pairs),
     }
+    progress(trainings.CHECK, 0, 1)
+    if measured.steps is not None:
+        sets["miso"] = trainings.evaluate_slices(measured.steps)
+    pairs_of_trainings = None if measured.together is None else trainings.evaluate_pairs(measured.together)
+    progress(trainings.CHECK, 1, 1)
     server_splits = [servers.split_of(by, split_seed, outcomes[by, split_seed]) for by, split_seed in kinds]
     checks = [
         sum_check,
@@ -121,7 +130,11 @@ def evaluate_device(
             *servers.unexplained(measured.servers, main),
             *split_shares.unexplained(pairs),
         ],
-        **sets,
+        disb=sets["disb"],
+        parvagpu=sets["parvagpu"],
+        igniter=sets["igniter"],
+        miso=sets.get("miso"),
+        gavel=pairs_of_trainings,
         contention={
             "cache_contention_ppm": pairs.cache_contention_ppm,
             "dram_contention_ppm": pairs.dram_contention_ppm,

@@ -26,9 +26,14 @@ def show_device(console: Console, report: DeviceReport) -> None:
                 rows.append([check.name, guess, _percent(errors.median), _percent(errors.p90)])
     console.print(table("simpler predictors, same cases", ["CHECK", "PREDICTOR", "MEDIAN", "P90"], rows))
     console.print()
+    sets = {"disb": report.disb, "parvagpu": report.parvagpu, "igniter": report.igniter}
+    if report.miso is not None:
+        sets["miso"] = report.miso
+    if report.gavel is not None:
+        sets["gavel, time slices"] = report.gavel.errors
     rows = [
         [name, half, f"{n:,}", _percent(median), _percent(p90), f"{bias:.3f}"]
-        for name, errors in (("disb", report.disb), ("parvagpu", report.parvagpu), ("igniter", report.igniter))
+        for name, errors in sets.items()
         for half, n, median, p90, bias in (
             ("held out", errors.n, errors.error_median, errors.error_p90, errors.bias),
             ("fitted", errors.fitted_n, errors.fitted_error_median, errors.fitted_error_p90, errors.fitted_bias),
@@ -36,6 +41,13 @@ def show_device(console: Console, report: DeviceReport) -> None:
     ]
     console.print(table("both halves of each set", ["SET", "HALF", "CASES", "MEDIAN", "P90", "BIAS"], rows))
     console.print()
+    if report.gavel is not None:
+        constant = _percent(report.gavel.constant_median)
+        text = (
+            f"gavel: a constant has a median error of {constant}; the model does not explain these pairs, whose hosts"
+        )
+        console.print(Text(f"{text} slow each other more than their GPU does"))
+        console.print()
     console.print(table("other splits", ["CHECK", "BY", "SEEDS", "MEDIAN", "MEDIANS FROM ... TO"], _spreads(report)))
     console.print()
     shares, knees = report.shares, report.shares.knees

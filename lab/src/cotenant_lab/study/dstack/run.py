@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from cotenant.predict.slowdown import share_interference
 from cotenant.serve.model.run_times import RunTimes
 from cotenant.units.instant import SECOND_NS
 from cotenant_lab.serving.arrival_bound import most_in_time
@@ -102,7 +103,8 @@ def play_all(tasks: Sequence[CombinationTask], workers: int, progress: Progress)
 def play_task(task: CombinationTask) -> list[ServedRun]:
     """Run one combination at every load in every mode; arrivals are the same for all modes."""
     areas = {model.name: area_of(model) for model in task.models}
-    setting, models = Setting(ALL_UNITS, task.for_ns, WARM_NS, task.seed), task.models
+    setting = Setting(ALL_UNITS, task.for_ns, WARM_NS, task.seed, interference=share_interference())
+    models = task.models
     if task.perturbation is not None:
         setting, models = _perturbed(setting, models, task.perturbation)
     runs = []

@@ -83,7 +83,11 @@ def claims_of(group: FikitGroup, cells: Sequence[PerturbedCell]) -> list[StudyCl
         for name in ("online_speedup_vs_sharing", "offline_ratio_vs_sharing", "online_delay_ratio")
     )
     fast = group.fast_fraction.get("mps", 0.0)
-    others = "the paper's programs and GPUs are others"
+    faster, more = metrics["speedup_vs_priorities"].median, metrics["offline_vs_priorities"].median
+    others = (
+        f"over MPS with priorities the online program is {faster:.2f} times as fast and the offline one has {more:.2f} "
+        "of its speed, in the median; the paper's programs and GPUs are others"
+    )
     gaps = (
         f"the online programs leave gaps of {found['gap_ratio']:.0%} of their time in the median, from which the "
         f"offline program gets {found['offline_vs_alone']:.0%} of its speed alone; default sharing gives it "

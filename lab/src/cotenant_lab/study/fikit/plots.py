@@ -9,6 +9,7 @@ from typing import Any
 from cotenant_lab.bench.fill.metrics import COTENANT
 from cotenant_lab.study.device.plots import drawing, save, write_plots_page
 from cotenant_lab.study.fikit.report import FikitReport, RulePoint
+from cotenant_lab.study.fikit.run import BOUNDED
 
 _COLOURS = {"slices": "#d1495b", "mps": "#1f6fb4"}
 _MARKS = ("o", "s", "^", "D")
@@ -70,16 +71,15 @@ def _draw_speedups(pyplot: Any, path: Path, report: FikitReport) -> str:
 def _draw_oracle(pyplot: Any, path: Path, report: FikitReport) -> str:
     figure, axis = pyplot.subplots(figsize=(8, 4.6))
     for (name, group), mark in zip(report.groups.items(), _MARKS, strict=False):
-        for sharing, colour in _COLOURS.items():
-            axis.plot(
-                [100 * case.gap_ratio for case in group.cases],
-                [case.fill_vs_oracle[sharing] for case in group.cases],
-                mark,
-                color=colour,
-                ms=4,
-                alpha=0.5,
-                label=f"{name}, {sharing}",
-            )
+        axis.plot(
+            [100 * case.gap_ratio for case in group.cases],
+            [case.fill_vs_oracle[BOUNDED] for case in group.cases],
+            mark,
+            color=_COLOURS[BOUNDED],
+            ms=4,
+            alpha=0.5,
+            label=name,
+        )
     axis.axhline(0.9, color="#444444", ls=":", label="0.9")
     axis.set_ylim(0, 1.5)
     axis.set_xlabel("gaps of the online program alone, % of its time")

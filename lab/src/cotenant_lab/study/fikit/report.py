@@ -14,7 +14,7 @@ from rich.console import Console
 from cotenant.errors import ConfigError
 from cotenant.gate.rules import GateRules
 from cotenant.simulate.kernels import RunSettings
-from cotenant.softgpu.costs import hardware
+from cotenant.softgpu.costs import hardware, hardware_hosts
 from cotenant.units.instant import MICROSECOND_NS
 from cotenant.workload.load import Workload
 from cotenant_lab.bench.fill.bench import pairs_to_sweep
@@ -56,7 +56,8 @@ class RulePoint(msgspec.Struct, frozen=True, kw_only=True):
     online_delay_ratio: float
     online_slowdown: float
     offline_vs_alone: float
-    fill_vs_oracle: float
+    fill_vs_oracle: float | None
+    """None under MPS, where the oracle is no bound."""
 
 
 class PairRange(Range, frozen=True, kw_only=True):
@@ -194,7 +195,7 @@ def _points(rule: str, value: float, case: FikitCase, result: FikitResult) -> li
             online_delay_ratio=metrics.online_delay_ratio[mode],
             online_slowdown=metrics.online_slowdown[mode],
             offline_vs_alone=metrics.offline_vs_alone[mode],
-            fill_vs_oracle=result.fill_vs_oracle[sharing],
+            fill_vs_oracle=result.fill_vs_oracle.get(sharing),
         )
         for sharing, mode in COTENANT.items()
     ]
@@ -278,7 +279,7 @@ def run_fikit(
     for missing_pair in left_out:
         report(f"omitted: {missing_pair.name}: {missing_pair.why}")
     groups = {"pairs": pairs, "sweep": sweep(quick=quick), "timelines": traced}
-    setting = RunSettings(device=hardware(PRESET), seed=seed)
+    setting = RunSettings(device=hardware(PRESET), costs=hardware_hosts(), seed=seed)
     online, unknown = services(directory, parts_setting(setting))
     offline, absent = trainings(directory)
     for missing_pair in (*unknown, *absent):

@@ -15,18 +15,32 @@ from cotenant.softgpu.sim.host import Costs
 from cotenant.softgpu.sim.results import DeviceRun
 from cotenant.units.instant import MILLISECOND_NS
 from cotenant.workload.load import Workload
-from cotenant_lab.bench.fill.metrics import COTENANT, PairMetrics, Range, pair_metrics, range_of, ranges_of
+from cotenant_lab.bench.fill.metrics import (
+    COTENANT,
+    PairMetrics,
+    Range,
+    offline_rate,
+    pair_metrics,
+    range_of,
+    ranges_of,
+    same_window_ratio,
+)
 from cotenant_lab.bench.fill.pairs import Pair
 from cotenant_lab.study.workers import mapping
 
 OFFLINE_ALONE_NS: Final = 200 * MILLISECOND_NS
 ONLINE_PRIORITY: Final = 1
 OFFLINE_PRIORITY: Final = 7
+BOUNDED: Final = "slices"
+"""The sharing in which nothing exceeds the oracle."""
 WORTH_FILLING: Final = 0.01
 """Fraction of the time: a pair in which even the oracle fills less has nothing to fill."""
+PRIORITIES: Final = "mps priorities"
+"""MPS with client priorities and no gate."""
 SHARED: Final[dict[Mode, Policy]] = {
     "slices": "open-slice",
     "mps": "open-mps",
+    PRIORITIES: "open-gate",
     "cotenant slices": "fill-slice",
     "cotenant mps": "fill",
 }
@@ -57,10 +71,15 @@ class FikitResult(msgspec.Struct, frozen=True, kw_only=True):
     delay_of_wall: dict[str, float]
     """By sharing: time that its kernels waited, over its whole time alone, including pauses between requests."""
     fill_vs_oracle: dict[str, float]
-    """Offline kernel time over the oracle's at the same delay; more than 1 if kernels ran concurrently."""
+    """By time slices: offline kernel time over the oracle's at the same delay. Under MPS the oracle, which never runs
+    kernels at the same time, is no bound."""
     oracle_vs_wall: dict[str, float]
     """Offline kernel time of the oracle over the time of the run: the time that could be filled."""
     filled_gaps: dict[str, int]
+    speedup_vs_priorities: float
+    """Of the online program, over MPS with client priorities."""
+    offline_vs_priorities: float
+    """Offline kernel time until the slower of the two online runs ends, over that under MPS with client priorities."""
     spun: dict[str, float]
     """Fraction of a processor that the offline program spent spinning."""
 
@@ -103,10 +122,12 @@ def evaluate(case: FikitCase, setting: RunSettings) -> FikitResult:
         sharing = mode.removeprefix("cotenant ")
         plan = plan_oracle(alone, pair.offline, setting, played.clients[0].delayed_ns, sliced=sharing == "slices")
         oracle[sharing] = plan.done_ns / alone.wall_ns
-        against[sharing] = played.clients[1].done_ns / max(plan.done_ns, 1)
+        if sharing == BOUNDED:
+            against[sharing] = played.clients[1].done_ns / max(plan.done_ns, 1)
         filled[sharing] = shared.passes(2)
         spun[sharing] = shared.count("spun_ns") / played.end_ns
     gap_ns = sum(close_ns - open_ns for open_ns, close_ns in alone.gaps_ns)
+    ours, prior = runs["cotenant mps"], runs[PRIORITIES]
     return FikitResult(
         metrics=pair_metrics(pair.name, pair.family, [runs]),
         gap_ratio=gap_ns / max(alone.wall_ns, 1),
@@ -114,6 +135,8 @@ def evaluate(case: FikitCase, setting: RunSettings) -> FikitResult:
         fill_vs_oracle=against,
         oracle_vs_wall=oracle,
         filled_gaps=filled,
+        speedup_vs_priorities=prior.latency_sum_ns / ours.latency_sum_ns,
+        offline_vs_priorities=same_window_ratio(ours, prior, offline_rate(runs["offline alone"])),
         spun=spun,
     )
 
@@ -138,10 +161,13 @@ def group_of(name: str, results: Sequence[FikitResult]) -> FikitGroup:
     """Summarize the cases of a group."""
     metrics = ranges_of([result.metrics for result in results])
     fast_fraction = {}
+    for name_of in ("speedup_vs_priorities", "offline_vs_priorities"):
+        if (range_ := range_of([getattr(result, name_of) for result in results])) is not None:
+            metrics[name_of] = range_
     for sharing in ("slices", "mps"):
         fillable = [result for result in results if result.oracle_vs_wall[sharing] >= WORTH_FILLING]
         columns = {
-            "fill_vs_oracle": [result.fill_vs_oracle[sharing] for result in fillable],
+            "fill_vs_oracle": [result.fill_vs_oracle[sharing] for result in fillable if sharing == BOUNDED],
             "online_delay_of_wall": [result.delay_of_wall[sharing] for result in results],
             "spun": [result.spun[sharing] for result in results],
         }

@@ -66,7 +66,7 @@ def _row(result: FikitResult, sharing: str) -> list[str | Text]:
         f"{metrics.online_speedup_vs_sharing[sharing]:.2f}",
         f"{metrics.offline_ratio_vs_sharing[sharing]:.2f}",
         f"{metrics.offline_vs_alone[mode]:.3f}",
-        f"{result.fill_vs_oracle[sharing]:.2f}",
+        f"{result.fill_vs_oracle[sharing]:.2f}" if sharing in result.fill_vs_oracle else "",
     ]
 
 

@@ -112,10 +112,14 @@ def claims_of(cluster: ClusterResult, ours: PolicyOutcome, cells: Sequence[Pertu
 
 
 def _scaled(use: TaskUse, factor: float) -> TaskUse:
+    """Return a profile in which all kernels take `factor` times as long, and the host as long as it does."""
+    device_ns = round(use.round_device_ns * factor)
+    round_ns = max(use.round_ns - use.round_device_ns, 0) + device_ns
     return msgspec.structs.replace(
         use,
+        duty_ppm=min(round(device_ns / max(round_ns, 1) * WHOLE_PPM), WHOLE_PPM),
         kernel_ns=round(use.kernel_ns * factor),
         longest_ns=round(use.longest_ns * factor),
-        round_ns=round(use.round_ns * factor),
-        round_device_ns=round(use.round_device_ns * factor),
+        round_ns=round_ns,
+        round_device_ns=device_ns,
     )

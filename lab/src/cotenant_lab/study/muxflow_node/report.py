@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 
 from cotenant.simulate.kernels import RunSettings
-from cotenant.softgpu.costs import hardware
+from cotenant.softgpu.costs import hardware, hardware_hosts
 from cotenant_lab.bench.fill.pairs import MissingPair
 from cotenant_lab.study.fikit.report import PRESET
 from cotenant_lab.study.muxflow_node.cases import DAY, node_cases
@@ -139,7 +139,7 @@ def run_muxflow_node(
     for missing_pair in left_out:
         report(f"omitted: {missing_pair.name}: {missing_pair.why}")
     with show_parts(console, report, "to play") as progress:
-        setting = RunSettings(device=hardware(PRESET), seed=seed)
+        setting = RunSettings(device=hardware(PRESET), costs=hardware_hosts(), seed=seed)
         simulated = evaluate_nodes(cases, setting, os.cpu_count() or 1, progress) if cases else None
         results = _live(live_part, 1 if quick else ROUNDS, setting.device.sm_count, progress)
     return report_of(simulated, results, left_out, seed, quick=quick)

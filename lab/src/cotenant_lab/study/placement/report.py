@@ -14,7 +14,7 @@ from rich.console import Console
 
 from cotenant.errors import ConfigError
 from cotenant.simulate.kernels import RunSettings
-from cotenant.softgpu.costs import hardware
+from cotenant.softgpu.costs import hardware, hardware_hosts
 from cotenant.workload.load import TRAINING
 from cotenant_lab.data.gavel import read_pairs
 from cotenant_lab.study.data_files import DATA_PAGE, measurement_bytes
@@ -76,7 +76,7 @@ def run_placement(
     trainings = [msgspec.structs.replace(load, arrival=TRAINING) for load in offline.values()]
     if not services or not pairs.pairs:
         raise ConfigError("data", str(directory), f"has no pair or no service; {DATA_PAGE}")
-    setting = RunSettings(device=hardware(PRESET), seed=seed)
+    setting = RunSettings(device=hardware(PRESET), costs=hardware_hosts(), seed=seed)
     mixes = mixes_of(services, trainings, setting, random.Random(seed), _QUICK_SIZES if quick else _SIZES)
     with show_parts(console, report, "to judge") as progress:
         results = evaluate_trainings(pairs, seed, _MIXES // (10 if quick else 1), progress)

@@ -9,9 +9,9 @@ from typing import Final
 
 from cotenant.cli.render.html.charts import LEFT, RIGHT, WIDTH, bars, svg
 from cotenant.cli.render.html.page import hover_points, html_page, scrolling_table
-from cotenant.cli.render.whatif import answer_line, fraction, milliseconds
+from cotenant.cli.render.whatif import answer_line, fraction, milliseconds, share_text
 from cotenant.runner.machine import MachineState
-from cotenant.simulate.whatif import TenantForecast, WhatIfReport
+from cotenant.simulate.whatif import ModeForecast, TenantForecast, WhatIfReport
 
 _HEIGHT: Final = 260
 _HOVER_POINTS: Final = 50
@@ -25,12 +25,16 @@ _STYLE: Final = """
 .key span { display: inline-block; margin-right: 1.2rem; } .key i { display: inline-block; width: 1.4rem; height: 3px;
 vertical-align: middle; margin-right: .3rem; }
 """
+_MODES_NOTE: Final = (
+    "alone: each tenant has a GPU of its own. mps: kernels of all tenants run at the same time, with priorities of "
+    "streams in mps-priority. slices: the driver gives the GPU to one process after the other."
+)
 _COLOURS: Final = ("#888", "#2a8f5c", "#c7802b", "#7a5bbf", "#3d7ea6")
 
 
 def whatif_page(report: WhatIfReport, machine: MachineState) -> str:
     """Return the HTML page."""
-    parts = [*_tenants(report), _key([mode.mode for mode in report.modes])]
+    parts = [*_tenants(report), "<h2>Sharing modes</h2>", *_modes(report), _key([mode.mode for mode in report.modes])]
     for tenant in report.tenants:
         if tenant.online:
             parts += [f"<h2>{escape(tenant.name)}: latencies by sharing mode</h2>", _latencies(report, tenant)]
@@ -42,7 +46,7 @@ def whatif_page(report: WhatIfReport, machine: MachineState) -> str:
         parts += [f"<li>{escape(', '.join(group))}</li>" for group in report.placement]
         parts.append("</ol>")
     note = (
-        f"{report.seconds:g} simulated seconds with seed {report.seed}. Durations of kernels are estimated from the "
+        f"Simulated time: {report.seconds:g} s, seed {report.seed}. Durations of kernels are estimated from the "
         "operators of the models unless a tenant is marked as measured; intervals contain 90 % of the outcomes."
     )
     parts.append(f"<p class=note>{escape(note)}</p>")
@@ -55,10 +59,28 @@ def _tenants(report: WhatIfReport) -> Iterable[str]:
         name = escape(tenant.name) + (" (measured)" if tenant.measured else "")
         objective = f"{tenant.slo_ms:g} ms at {tenant.rate_per_s:g}/s" if tenant.online else "-"
         p99 = "-" if tenant.p99_ms is None else milliseconds(tenant.p99_ms) + ("" if tenant.met else ": missed")
-        share = "-" if tenant.share_need is None else fraction(tenant.share_need)
+        share = share_text(tenant)
         progress = "-" if tenant.progress is None else fraction(tenant.progress)
         rows.append((name, milliseconds(tenant.alone_ms), objective, p99, share, progress))
     yield from scrolling_table(("tenant", "alone", "objective", "p99 shared", "share needed", "progress"), rows)
+
+
+def _modes(report: WhatIfReport) -> Iterable[str]:
+    """Return the table of p99 of online tenants and speed of offline ones, by mode."""
+    names = [tenant.name for tenant in report.tenants]
+    heads = [
+        f"{tenant.name}: p99, objective {tenant.slo_ms:g} ms" if tenant.online else f"{tenant.name}: speed"
+        for tenant in report.tenants
+    ]
+    rows = [(escape(mode.mode), *(escape(_cell(mode, name)) for name in names)) for mode in report.modes]
+    yield from scrolling_table(("mode", *(escape(head) for head in heads)), rows)
+    yield f"<p class=note>{_MODES_NOTE}</p>"
+
+
+def _cell(mode: ModeForecast, name: str) -> str:
+    if name not in mode.p99_ms:
+        return f"{mode.progress[name]:.0%}"
+    return f"{mode.p99_ms[name]:.3g} ms" + ("" if mode.met[name] else ": missed")
 
 
 def _key(names: Sequence[str]) -> str:
@@ -86,6 +108,8 @@ def _latencies(report: WhatIfReport, tenant: TenantForecast) -> str:
         parts.append(f"<text x={LEFT - 6} y={y_of(part) + 4:.1f} text-anchor=end>{part:.0%}</text>")
     at = x_of(tenant.slo_ms)
     parts.append(f"<line class=objective x1={at:.1f} x2={at:.1f} y1={y_of(0):.1f} y2={y_of(1):.1f} />")
+    side, anchor = (4, "start") if at < WIDTH / 2 else (-4, "end")
+    parts.append(f"<text x={at + side:.1f} y=14 text-anchor={anchor}>objective {tenant.slo_ms:g} ms</text>")
     for number, curve in enumerate(series):
         steps = max(len(curve) - 1, 1)
         points = " ".join(f"{x_of(value):.1f},{y_of(index / steps):.1f}" for index, value in enumerate(curve))
@@ -116,7 +140,7 @@ def _shares(tenant: TenantForecast) -> str:
         parts.append(f"<text x={x_of(share):.1f} y={_HEIGHT - 10} text-anchor=middle>{share:.0%}</text>")
     for value in (0.0, top / 2, top):
         parts.append(f"<line class=grid x1={LEFT} x2={WIDTH - RIGHT} y1={y_of(value):.1f} y2={y_of(value):.1f} />")
-        parts.append(f"<text x={LEFT - 6} y={y_of(value) + 4:.1f} text-anchor=end>{value:.3g} ms</text>")
+        parts.append(f"<text x={LEFT - 6} y={y_of(value) + 4:.1f} text-anchor=end>{value:.2g} ms</text>")
     points = " ".join(f"{x_of(share):.1f},{y_of(value):.1f}" for share, value in tenant.curve)
     parts.append(f"<polyline class='curve series1' points='{points}' />")
     values = ((x_of(share), y_of(value), f"{value:.3g} ms with {share:.0%}") for share, value in tenant.curve)

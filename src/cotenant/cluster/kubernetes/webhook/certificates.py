@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
-from cotenant.errors import ConfigError, WorldError
+from cotenant.errors import ConfigError, SetupError
 
 try:
     from cryptography import x509
@@ -20,7 +20,7 @@ try:
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError:
-    raise WorldError(
+    raise SetupError(
         'the webhook needs the library "cryptography", which is not installed; install it with: pip install '
         '"cotenant[kubernetes]"'
     ) from None

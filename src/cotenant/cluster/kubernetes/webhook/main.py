@@ -21,7 +21,7 @@ from cotenant.cluster.kubernetes.webhook.certificates import validity_of
 from cotenant.cluster.kubernetes.webhook.pod_request import AllocationMode, WebhookSettings
 from cotenant.cluster.kubernetes.webhook.review import mutate, validate
 from cotenant.cluster.kubernetes.webhook.server import WebhookServer
-from cotenant.errors import ConfigError, CotenantError, WorldError
+from cotenant.errors import ConfigError, CotenantError, SetupError
 from cotenant.runner.clock import unix_ns
 from cotenant.runner.process import name_process
 
@@ -166,6 +166,6 @@ def certificate_source(client: ApiClient, options: WebhookOptions) -> Certificat
 def service_names(options: WebhookOptions) -> tuple[str, ...]:
     """Return the names by which the API server may call the Service of the webhook; it uses the first."""
     if not options.service or not options.namespace:
-        raise WorldError("the webhook needs the name and the namespace of its Service: --service and --namespace")
+        raise SetupError("the webhook needs the name and the namespace of its Service: --service and --namespace")
     host = f"{options.service}.{options.namespace}.svc"
     return (host, f"{host}.cluster.local", f"{options.service}.{options.namespace}", options.service)

@@ -13,8 +13,10 @@ part of its time on the GPU, and the SMs it holds then. Assumptions:
 Sharing modes:
 
 - `space`: the training has at most its share of the SMs; the service has all others, and the share as well while the
-  training does not use it. Both share the bandwidth.
+  training does not use it. Both share the bandwidth. A training without a share runs while no request is active, behind
+  the gate: a request waits for the rest of the kernel that runs when it arrives.
 - `mps`: no shares. Each kernel of the service waits for the training's kernel that holds all SMs, if there is one.
+- `mps-priority`: the same with MPS client priorities, which spare a part of the kernels this wait.
 - `time`: equal time slices while both have work. A service that waits for its host within a request loses the GPU, and
   then waits for the end of the training's slice.
 - `priority`: time slices, but the service keeps the GPU while it has work, once the training's slice has ended.
@@ -34,7 +36,7 @@ from cotenant.predict.usage import TaskUse
 from cotenant.units.share import WHOLE_PPM
 from cotenant.units.value import Value
 
-MODES: Final = ("space", "mps", "time", "priority", "none")
+MODES: Final = ("space", "mps", "mps-priority", "time", "priority", "none")
 ABSENT: Final = -1
 _IN_TURNS: Final = ("time", "priority")
 _STEPS: Final = 20
@@ -47,6 +49,8 @@ _IDLE_NS: Final = 500_000
 """Mean length of the intervals without work on the GPU within a request: our choice."""
 _POWER_FREE, _POWER_SMS = 0.75, 0.7
 """Part of the full power up to which clocks do not fall, and part of the power that follows the SMs in use."""
+_OVERRUN_NS: Final = 500_000
+"""Longest wait for a kernel of a training behind the gate: the gate's bound of outstanding work."""
 _FULL: Final = 0.98
 _SLO: Final = 3
 """Latency objective of a service, as a multiple of its latency alone."""
@@ -95,6 +99,8 @@ class Contention(Value, frozen=True):
     """Fall of the clocks at full power."""
     switch_ns: int = 100_000
     """Idle time when another program is switched in."""
+    priority_effect: float = 0.5
+    """Part of the kernels that overtake those of clients of lower priority under MPS."""
 
 
 HARDWARE_CONTENTION: Final = Contention()
@@ -134,7 +140,7 @@ class ColocationModel:
         """Return the results elementwise; -1: no service, no training.
 
         `load`: part of the time in which the service would have a request active when alone. `share`: part of
-        the SMs for the training, used in the mode `space` only.
+        the SMs for the training, used in the mode `space` only; 0: it runs while no request is active.
         """
         if mode not in MODES:
             raise InvariantError(f"unknown sharing mode: {mode}")
@@ -145,10 +151,11 @@ class ColocationModel:
         part = np.clip(np.asarray(share, dtype=np.float64), 0.0, 1.0) if mode == "space" else np.ones(first.shape)
         if mode == "none":
             second = np.where(first >= 0, ABSENT, second)
-        stretch, rate = getattr(self, f"_{mode}")(first, second, offered_load, part)
+        stretch, rate = getattr(self, f"_{mode.replace('-', '_')}")(first, second, offered_load, part)
         rate = np.where(second < 0, 0.0, np.clip(rate, 0.0, 1.0))
         stretch = np.where(first < 0, 1.0, np.maximum(stretch, 1.0))
-        return self._result(first, second, offered_load, stretch, rate, in_turns=mode in _IN_TURNS)
+        in_turns = (mode in _IN_TURNS) | _is_behind_gate(first, second, part)
+        return self._result(first, second, offered_load, stretch, rate, in_turns)
 
     def _space(self, first: Any, second: Any, load: Any, part: Any) -> tuple[Any, Any]:
         alone = self._speed(second, part)
@@ -157,14 +164,21 @@ class ColocationModel:
         )  # part of the time in which the training uses its whole share
         slower = 1 / np.maximum(self._speed(first, 1 - part), 1e-3) - 1
         stretch = 1 + np.minimum(holds, 1.0) * slower
-        return self._bandwidth(first, second, load, stretch, alone)
+        stretch, rate = self._bandwidth(first, second, load, stretch, alone)
+        overrun = np.minimum(self._remaining_ns[second], _OVERRUN_NS) / self._round_ns[first]
+        waits = 1 + (1 - load) * self._busy[second] * overrun
+        is_behind = _is_behind_gate(first, second, part)
+        return np.where(is_behind, waits, stretch), np.where(is_behind, 1 - np.minimum(load * waits, 1.0), rate)
 
-    def _mps(self, first: Any, second: Any, load: Any, part: Any) -> tuple[Any, Any]:
+    def _mps(self, first: Any, second: Any, load: Any, part: Any, *, waiting_part: float = 1.0) -> tuple[Any, Any]:
         del part
-        waits = self._wide[second] * self._remaining_ns[second] / self._kernel_ns[first]
+        waits = waiting_part * self._wide[second] * self._remaining_ns[second] / self._kernel_ns[first]
         stretch = np.maximum(1.0, self._busy[first] * (1 + waits))
         rate = 1 - self._wide[second] * load * self._busy[first] * self._width[first]
         return self._bandwidth(first, second, load, stretch, rate)
+
+    def _mps_priority(self, first: Any, second: Any, load: Any, part: Any) -> tuple[Any, Any]:
+        return self._mps(first, second, load, part, waiting_part=1 - self._contention.priority_effect)
 
     def _time(self, first: Any, second: Any, load: Any, part: Any) -> tuple[Any, Any]:
         del part
@@ -215,18 +229,16 @@ class ColocationModel:
         power = _POWER_SMS * width + (1 - _POWER_SMS) * memory
         return self._contention.clock_drop * np.maximum(0.0, power - _POWER_FREE) / (1 - _POWER_FREE)
 
-    def _result(self, first: Any, second: Any, load: Any, stretch: Any, rate: Any, *, in_turns: bool) -> SharingResult:
+    def _result(self, first: Any, second: Any, load: Any, stretch: Any, rate: Any, in_turns: Any) -> SharingResult:
         served = np.minimum(load, _FULL / stretch)
         active = served * stretch
         queued = (1 + active / (2 * (1 - active))) / (1 + load / (2 * (1 - load)))
         online, offline = served * self._busy[first], rate * self._busy[second]
         activity = np.minimum(online * self._width[first] + offline * self._width[second], 1.0)
-        if in_turns:
-            utilization = np.minimum(online + offline, 1.0)
-        else:
-            observed = active * self._on_gpu_part(first, stretch)
-            co_runners = np.where(rate > 0, self._on_gpu_part(second, 1 / np.maximum(rate, 1e-6)), 0.0)
-            utilization = 1 - (1 - observed) * (1 - co_runners)
+        observed = active * self._on_gpu_part(first, stretch)
+        co_runners = np.where(rate > 0, self._on_gpu_part(second, 1 / np.maximum(rate, 1e-6)), 0.0)
+        together = 1 - (1 - observed) * (1 - co_runners)
+        utilization = np.where(in_turns, np.minimum(online + offline, 1.0), together)
         columns = (rate, stretch * queued, activity, np.maximum(utilization, activity), stretch)
         return SharingResult(*(np.asarray(column, dtype=np.float32) for column in columns))
 
@@ -240,6 +252,11 @@ class ColocationModel:
         below = np.minimum(position.astype(np.intp), _STEPS - 1)
         low, high = self._speeds[program, below], self._speeds[program, below + 1]
         return low + (position - below) * (high - low)
+
+
+def _is_behind_gate(first: Any, second: Any, part: Any) -> Any:
+    """Return where a training has no share, and runs while the service has no request active."""
+    return (first >= 0) & (second >= 0) & (part <= 0)
 
 
 def built_in(contention: Contention = HARDWARE_CONTENTION) -> ColocationModel:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from cotenant.gate.live_ledgers import MAX_BYTES, LiveLedgers
-from cotenant.gate.process_pages import ProcessLedger, read_gate_page, read_ledger_page
+from cotenant.gate.process_pages import ProcessLedger, read_ledger_page
 from cotenant.gate.tenant_table import PAGE_BYTES
+from cotenant.node.daemon.attached_process import AttachedProcess
 from cotenant.node.daemon.monitor.page_check import PageCheck
-from cotenant.node.daemon.processes import AttachedProcess, LiveProcesses
+from cotenant.node.daemon.processes import LiveProcesses
 from cotenant.node.model.event import Event, MemoryRequested, TenantFaulted
 from cotenant.node.model.fault import PageFault, Source
 from cotenant.node.ports import TenantKey
@@ -34,8 +35,8 @@ class _ReadProcess:
     def __init__(self, process: AttachedProcess, device_bytes: int) -> None:
         self.process = process
         self.check = PageCheck(process.generation, device_bytes)
-        self.gate_copy = b""
-        self.ledger_copy = b""
+        self.copy = b""
+        """All of its pages at the latest reading."""
         self.before: ProcessLedger | None = None
         """The ledger as it was read before the device was queried."""
         self.recorded_bytes = 0
@@ -62,6 +63,9 @@ class LedgerCheck:
         self._faulted: set[TenantKey] = set()  # tenants whose pages are invalid
         self._context_sizes: deque[int] = deque(maxlen=_CONTEXT_SIZES_KEPT)
         self._is_context_known = False
+        self._entries: dict[int, int] = {}  # generations of the tenants by slot, at the latest reading
+        self._listed: list[AttachedProcess] = []  # the list of processes that `_read` follows
+        self._is_to_be_reported = True  # a change, or what must be reported again
         self._imported_bytes: dict[int, int] = {}  # by slot: before the device was queried
         self.device_bytes = 0
         """The memory of the device; 0: unknown."""
@@ -76,14 +80,18 @@ class LedgerCheck:
     def read(self, entries: Mapping[int, int], now: Instant) -> bool:
         """Read every page and return whether the device must be queried; `entries` holds generations by slot."""
         self._ledgers.keep_only(self._gpu, entries)
-        self._faulted = {tenant for tenant in self._faulted if entries.get(tenant[0]) == tenant[1]}
+        if entries != self._entries:
+            self._entries, self._is_to_be_reported = dict(entries), True
+            self._faulted = {tenant for tenant in self._faulted if entries.get(tenant[0]) == tenant[1]}
         self._copy_pages()
-        present = [
-            read for read in self._read.values() if entries.get(read.process.tenant[0]) == read.process.tenant[1]
-        ]
-        self._report_faults(present)
-        self._report_requests(present, entries, now)
-        self._report_denials(present, entries, now)
+        if self._is_to_be_reported:
+            present = [
+                read for read in self._read.values() if entries.get(read.process.tenant[0]) == read.process.tenant[1]
+            ]
+            self._report_faults(present)
+            has_requests = self._report_requests(present, entries, now)
+            has_denials = self._report_denials(present, entries, now)
+            self._is_to_be_reported = has_requests or has_denials
         self._post_events()
         gpu = self._gpu
         unmeasured = (not self._ledgers.is_measured(gpu, read.process.index) for read in self._read.values())
@@ -91,26 +99,34 @@ class LedgerCheck:
 
     def _copy_pages(self) -> None:
         """Copy and check the pages of all attached processes; a copy that is not valid is not used."""
-        known, self._read = self._read, {}
-        for process in self._processes.on(self._gpu):
-            read = known.get(process.generation)
-            # A process that attached again has the same generation and new pages.
-            is_same = read is not None and read.process is process
-            self._read[process.generation] = read if read and is_same else _ReadProcess(process, self.device_bytes)
-        now = monotonic_ns()
+        processes = self._processes.on(self._gpu)
+        if processes is not self._listed:
+            known, self._read, self._listed = self._read, {}, processes
+            self._is_to_be_reported = True
+            for process in processes:
+                read = known.get(process.generation)
+                # A process that attached again has the same generation and new pages.
+                is_same = read is not None and read.process is process
+                self._read[process.generation] = read if read and is_same else _ReadProcess(process, self.device_bytes)
         for read in self._read.values():
             copy = read.process.copy()
-            gate_copy, ledger_copy = copy[:PAGE_BYTES], copy[PAGE_BYTES:]
-            if gate_copy != read.gate_copy:
-                read.gate_copy = gate_copy
-                self._report_invalid(read.process, read.check.gate_fault(read_gate_page(gate_copy), now))
-            if ledger_copy != read.ledger_copy or read.check.is_suspicious:
-                read.ledger_copy = ledger_copy
-                ledger = read_ledger_page(copy)
-                fault = read.check.ledger_fault(ledger, copy)
-                self._report_invalid(read.process, fault)
-                if fault is None and ledger.generation == read.process.generation and not read.check.is_suspicious:
-                    self._ledgers.observe(self._gpu, read.process.index, ledger)
+            if copy != read.copy or read.check.is_suspicious:
+                self._check_copy(read, copy)
+
+    def _check_copy(self, read: _ReadProcess, copy: bytes) -> None:
+        """Check a copy that differs from the one before, or the second one of a page that seemed invalid."""
+        before, read.copy = read.copy, copy
+        gate_copy = copy[:PAGE_BYTES]
+        if gate_copy != before[:PAGE_BYTES]:
+            gate_page = read.process.parse_gate_page(gate_copy)
+            self._report_invalid(read.process, read.check.gate_fault(gate_page, monotonic_ns()))
+        if copy[PAGE_BYTES:] != before[PAGE_BYTES:] or read.check.is_suspicious:
+            ledger = read_ledger_page(copy)
+            fault = read.check.ledger_fault(ledger, copy)
+            self._report_invalid(read.process, fault)
+            if fault is None and ledger.generation == read.process.generation and not read.check.is_suspicious:
+                self._is_to_be_reported = True
+                self._ledgers.observe(self._gpu, read.process.index, ledger)
 
     def _report_invalid(self, process: AttachedProcess, fault: PageFault | None) -> None:
         """Post the first invalid page of a tenant, which is evicted for it."""
@@ -123,8 +139,10 @@ class LedgerCheck:
         events, self._events = self._events, []
         for event in events:
             self._deliver(event)
-        attached = {process.generation for process in self._processes.on(self._gpu)}
-        self._read = {generation: read for generation, read in self._read.items() if generation in attached}
+        processes = self._processes.on(self._gpu)
+        if processes is not self._listed:
+            attached = {process.generation for process in processes}
+            self._read = {generation: read for generation, read in self._read.items() if generation in attached}
 
     def prepare(self) -> None:
         """Remember the ledger before the device is queried."""
@@ -211,8 +229,11 @@ class LedgerCheck:
                 read.is_fault_reported = True
                 self._events.append(TenantFaulted(*read.process.tenant, Source.CUDA.value, ledger.fault))
 
-    def _report_requests(self, present: list[_ReadProcess], entries: Mapping[int, int], now: Instant) -> None:
-        """Post memory requests at once, and repeatedly while they last: freed memory may go to another tenant."""
+    def _report_requests(self, present: list[_ReadProcess], entries: Mapping[int, int], now: Instant) -> bool:
+        """Post memory requests at once, and repeatedly while they last: freed memory may go to another tenant.
+
+        Return whether there are any.
+        """
         wanted: dict[int, int] = {}
         for read in present:
             ledger = self._ledgers.ledger(self._gpu, read.process.index)
@@ -225,9 +246,14 @@ class LedgerCheck:
                 self._reported_requests[slot] = now
                 held = tuple((other, self.held(other)) for other in sorted(entries))
                 self._events.append(MemoryRequested(slot, entries[slot], wanted_bytes, held, self.free_bytes))
+        return bool(wanted)
 
-    def _report_denials(self, present: list[_ReadProcess], entries: Mapping[int, int], now: Instant) -> None:
-        """Post the first denial of a tenant, then none for a while; its account counts all of them."""
+    def _report_denials(self, present: list[_ReadProcess], entries: Mapping[int, int], now: Instant) -> bool:
+        """Post the first denial of a tenant, then none for a while; its account counts all of them.
+
+        Return whether a denial is not posted yet.
+        """
+        is_waiting = False
         self._denied_ns = {tenant: at for tenant, at in self._denied_ns.items() if entries.get(tenant[0]) == tenant[1]}
         for read in present:
             tenant = read.process.tenant
@@ -238,3 +264,6 @@ class LedgerCheck:
                 read.denied = ledger.denied
                 self._denied_ns[tenant] = now
                 self._events.append(TenantFaulted(*tenant, Source.CUDA.value, _OUT_OF_MEMORY))
+            else:
+                is_waiting = True
+        return is_waiting

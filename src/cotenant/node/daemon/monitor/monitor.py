@@ -13,6 +13,7 @@ from cotenant.gate.live_grants import LiveGrantPages
 from cotenant.gate.live_ledgers import LiveLedgers
 from cotenant.gate.live_tables import LiveTenantTables
 from cotenant.hook.launch_ring import latest_kernel
+from cotenant.node.daemon.attached_process import AttachedProcess
 from cotenant.node.daemon.monitor.context_program import LEAST_FREE_BYTES
 from cotenant.node.daemon.monitor.context_size import ContextProber
 from cotenant.node.daemon.monitor.hangs import HangDetector, WorkPage, is_drained
@@ -20,7 +21,7 @@ from cotenant.node.daemon.monitor.ledger_check import LedgerCheck
 from cotenant.node.daemon.monitor.memory_use import MemoryAttribution, reclaimable_bytes
 from cotenant.node.daemon.monitor.nvml_sampler import DeviceQuery, DeviceReading, NvmlSampler
 from cotenant.node.daemon.monitor.windows import NodeView
-from cotenant.node.daemon.processes import AttachedProcess, LiveProcesses
+from cotenant.node.daemon.processes import LiveProcesses
 from cotenant.node.model.event import (
     Event,
     GpuFaulted,
@@ -44,6 +45,8 @@ TICK_NS: Final = 50 * MILLISECOND_NS
 """The period of the monitor: the death of a process is noticed within it."""
 MEMORY_PERIOD_NS: Final = 300 * MILLISECOND_NS
 """The period of readings of memory by process: memory that bypasses the hook is found within one second."""
+XID_PERIOD_NS: Final = 100 * MILLISECOND_NS
+"""The period of readings of Xids: each costs a switch to another thread and back."""
 RECONNECT_NS: Final = 10 * SECOND_NS
 """After a start of the node, processes of earlier tenants have this time to attach before they count as unhooked."""
 _REPAIR_NS: Final = SECOND_NS
@@ -104,6 +107,7 @@ class _DeviceState:
         self.samples_left = 0
         self.free_bytes = 0  # at the latest sample
         self.is_probed = False
+        self.changes = (-1, -1)  # of the tenants and of what they hold, at the latest reading
 
 
 def _slots_and_generations(tenants: Sequence[Tenant]) -> set[tuple[int, int]]:
@@ -125,6 +129,8 @@ class DeviceMonitor:
         self._queries: Sequence[DeviceQuery] = ()
         self._changed_devices: set[int] = set()
         self._repaired_ns: Instant = 0
+        self._xids_ns: Instant = 0
+        self._is_xid_due = True
         self._reconnecting = frozenset(_slots_and_generations([view.tenant for view in node.tenants()]))
         self._reconnecting_until_ns = monotonic_ns() + RECONNECT_NS
 
@@ -149,6 +155,9 @@ class DeviceMonitor:
         for device in self._devices.values():
             if self._is_to_be_probed(device):
                 self._probe(device)
+        self._is_xid_due = now // XID_PERIOD_NS != self._xids_ns // XID_PERIOD_NS  # on a common grid, as memory
+        if self._is_xid_due:
+            self._xids_ns = now
         queries = [self._read(device, now) for device in self._devices.values() if self._needs_monitoring(device)]
         self._changed_devices.clear()
         self._queries = [query for query in queries if query is not None]
@@ -232,15 +241,21 @@ class DeviceMonitor:
             device.sampled_ns = now
         if is_due or is_memory_due or needs_query:
             device.memory_ns = now
-        self._set_reclaimable(device)
-        if not (needs_query or is_due or is_memory_due or draining or (device.tenants and device.is_listed)):
+        changes = self._turn, self._parts.ledgers.version(device.gpu)
+        if changes != device.changes:
+            device.changes = changes
+            self._set_reclaimable(device)
+        is_xid_due = device.tenants and device.is_listed and self._is_xid_due
+        if not (needs_query or is_due or is_memory_due or draining or is_xid_due):
             return None
-        device.ledger.prepare()
+        is_memory_wanted = is_due or is_memory_due or needs_query
+        if is_memory_wanted:
+            device.ledger.prepare()
         return DeviceQuery(
             device.gpu,
             self._node.settings.gpus[device.gpu],
             sample=is_due,
-            held=is_due or is_memory_due or needs_query,
+            held=is_memory_wanted,
             uses=bool(draining) or (is_due and any(tenant.spec.kind is Kind.OFFLINE for tenant in device.tenants)),
         )
 

@@ -68,8 +68,10 @@ class NvmlSampler:
     def read(self, queries: Sequence[DeviceQuery]) -> list[DeviceReading]:
         """Return a reading of every given device."""
         readings = []
-        for device_query in queries:
+        for place, device_query in enumerate(queries):
             self.pending_gpu = device_query.gpu
+            if place == 0 and self._session is not None:
+                self._session.receive_xids()  # of all devices
             readings.append(self._read(device_query))
         self.pending_gpu = -1
         return readings
@@ -115,6 +117,7 @@ class _Session:
         self._exit_stack.enter_context(nvml(self._soft))
         self._devices: dict[str, _Device] = {}
         self._event_set: Any = None
+        self._is_event_set_lost = False
 
     def close(self) -> None:
         for device in self._devices.values():
@@ -133,9 +136,12 @@ class _Session:
                 return DeviceReading(device_query.gpu)
             self._register_events(handle)
             device = self._devices[names[0]] = _Device(handle, self._soft)
-        self._receive_xids()
         xids = tuple(device.take_xids())
         try:
+            if (
+                self._is_event_set_lost
+            ):  # one of its devices does not answer: this one, if it does not answer now either
+                pynvml.nvmlDeviceGetMemoryInfo(device.handle)
             return DeviceReading(
                 device_query.gpu,
                 is_there=True,
@@ -172,14 +178,14 @@ class _Session:
         if self._event_set is not None:
             query(pynvml.nvmlDeviceRegisterEvents, handle, pynvml.nvmlEventTypeXidCriticalError, self._event_set)
 
-    def _receive_xids(self) -> None:
+    def receive_xids(self) -> None:
         """Read the reported Xids without waiting; a caller that polls every few milliseconds needs no thread."""
+        self._is_event_set_lost = False
         for _ in range(_XIDS_LIMIT if self._event_set is not None else 0):
             try:
                 event = pynvml.nvmlEventSetWait_v2(self._event_set, 0)
             except pynvml.NVMLError as error:
-                if error.value != pynvml.NVML_ERROR_TIMEOUT:
-                    raise
+                self._is_event_set_lost = error.value != pynvml.NVML_ERROR_TIMEOUT
                 return
             for device in self._devices.values():
                 if device.address == _address(event.device):
@@ -190,7 +196,7 @@ class _Device:
     """One device of a session."""
 
     def __init__(self, handle: Any, soft: Path | None) -> None:
-        self._handle = handle
+        self.handle = handle
         self._soft = soft
         self._number = pynvml.nvmlDeviceGetMinorNumber(handle) if soft is not None else -1
         self._top_mhz = query(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM)
@@ -207,19 +213,19 @@ class _Device:
 
     def held(self) -> dict[int, int | None]:
         """Return memory by process; None: not reported."""
-        return process_memory(self._handle)
+        return process_memory(self.handle)
 
     def uses(self) -> dict[int, int] | None:
         """Return the recent activity by process in per cent of the time; None: not reported.
 
         Activity of an MPS server is that of its clients, which cannot be separated.
         """
-        uses: dict[int, int] | None = query(process_use, self._handle, _RECENT_US)
+        uses: dict[int, int] | None = query(process_use, self.handle, _RECENT_US)
         return None if uses is None or any(_is_mps_server(pid) for pid in uses) else uses
 
     def sample(self) -> GpuSample:
-        memory = pynvml.nvmlDeviceGetMemoryInfo(self._handle)
-        use = query(pynvml.nvmlDeviceGetUtilizationRates, self._handle)
+        memory = pynvml.nvmlDeviceGetMemoryInfo(self.handle)
+        use = query(pynvml.nvmlDeviceGetUtilizationRates, self.handle)
         active_pct = self._activity_pct()
         return GpuSample(
             utilization_ppm=-1 if use is None else use.gpu * _PERCENT_PPM,
@@ -235,10 +241,10 @@ class _Device:
         An idle device lowers its clock to save power, which says nothing about how fast kernels run. Utilization does
         not tell whether it is idle: it is an average, and remains high for a while after the last kernel.
         """
-        clock_mhz = query(pynvml.nvmlDeviceGetClockInfo, self._handle, pynvml.NVML_CLOCK_SM)
-        reasons = query(pynvml.nvmlDeviceGetCurrentClocksEventReasons, self._handle)
+        clock_mhz = query(pynvml.nvmlDeviceGetClockInfo, self.handle, pynvml.NVML_CLOCK_SM)
+        reasons = query(pynvml.nvmlDeviceGetCurrentClocksEventReasons, self.handle)
         if reasons is None:  # drivers before 535 know the earlier name only
-            reasons = query(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._handle)
+            reasons = query(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, self.handle)
         is_idle = reasons is not None and bool(reasons & pynvml.nvmlClocksThrottleReasonGpuIdle)
         return -1 if clock_mhz is None or not self._top_mhz or is_idle else clock_mhz * WHOLE_PPM // self._top_mhz
 

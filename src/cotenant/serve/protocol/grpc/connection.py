@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from cotenant.serve.protocol.budget import ByteBudget
+from cotenant.serve.protocol.budget import ByteBudget, OpenCalls
 from cotenant.serve.protocol.compression import INLINE_LIMIT_BYTES, Decompression
 from cotenant.serve.protocol.grpc.calls import (
     PREFIX_BYTES,
@@ -31,6 +31,10 @@ from cotenant.serve.protocol.http2.hpack import Header, HpackDecoder, HpackError
 
 _DEFAULT_WINDOW: Final = 65535
 _HEADER_BLOCK_LIMIT: Final = 64 << 10
+_BLOCK_FRAMES_LIMIT: Final = 64
+"""Frames of one header block; clients fill each frame (16 KiB) before the next."""
+_MODEST_CALLS: Final = 8
+"""Calls that a connection may have even if all connections together have too many. Our choice."""
 _RESETS_ALLOWED: Final = 1000
 _BUFFERED_MESSAGES: Final = 4
 _REMEMBERED_CALLS: Final = 256
@@ -38,16 +42,25 @@ _REMEMBERED_CALLS: Final = 256
 _CONTROL_FRAMES: Final = 256
 """Control frames and empty frames that a client may send between two sweeps, beyond those that its calls earn."""
 _EARNED_FRAMES: Final = 4
-"""Control frames that one frame of a call earns: clients measure their bandwidth with PING."""
+"""Control frames that one frame of a call earns, in either direction: clients measure their bandwidth with PING, and
+acknowledge data with WINDOW_UPDATE."""
+_EARNING_BYTES: Final = 1024
+"""A frame to the client that neither ends a message nor has this size earns nothing, because the client chose its size
+by the window."""
 
 
 class GrpcConnection:
     """One client connection. After an `Http2Error`, only `take` may be called."""
 
     def __init__(
-        self, message_limit_bytes: int, receive_budget: ByteBudget | None = None, send_budget: ByteBudget | None = None
+        self,
+        message_limit_bytes: int,
+        receive_budget: ByteBudget | None = None,
+        send_budget: ByteBudget | None = None,
+        open_calls: OpenCalls | None = None,
     ) -> None:
-        """The budgets bound partly received messages and blocked responses of all connections together."""
+        """The budgets bound partly received messages, blocked responses and calls of all connections together."""
+        self._open_calls = open_calls or OpenCalls()
         self._limit = message_limit_bytes
         self._receive_budget = receive_budget or ByteBudget(1 << 62)
         self._send_budget = send_budget or ByteBudget(1 << 62)
@@ -65,6 +78,7 @@ class GrpcConnection:
         self._blocked: dict[int, CallState] = {}
         """Calls with messages that flow control blocks."""
         self._block: tuple[int, int, bytes] | None = None
+        self._block_frames = 0
         self._resets = 0
         self._settings_seen = False
         self._control_frames_left = _CONTROL_FRAMES
@@ -176,6 +190,10 @@ class GrpcConnection:
         if self._control_frames_left < 0:
             raise Http2Error(http2.ENHANCE_YOUR_CALM, "too many control frames")
 
+    def _earn_control_frames(self) -> None:
+        if self._control_frames_left < _CONTROL_FRAMES:
+            self._control_frames_left += _EARNED_FRAMES
+
     def renew_control_frames(self) -> None:
         """Allow the number of control frames again that a client may send between two sweeps."""
         self._control_frames_left = _CONTROL_FRAMES
@@ -199,6 +217,7 @@ class GrpcConnection:
         self._flush_all()
 
     def _take_window_update(self, frame: Frame) -> None:
+        self._count_control_frame()
         increment = http2.read_number(frame.payload, "WINDOW_UPDATE") & http2.MAX_WINDOW_SIZE
         if frame.stream > self._last_stream:
             raise Http2Error(http2.PROTOCOL_ERROR, "WINDOW_UPDATE for a stream that was never opened")
@@ -240,13 +259,15 @@ class GrpcConnection:
             self._headers(frame.stream, frame.flags, block, events)
         else:
             self._block = (frame.stream, frame.flags, block)
+            self._block_frames = 1
 
     def _continue(self, frame: Frame, events: list[CallEvent]) -> None:
         if self._block is None or self._block[0] != frame.stream:
             raise Http2Error(http2.PROTOCOL_ERROR, "CONTINUATION without a header block")
         stream, flags, block = self._block
         block += frame.payload
-        if len(block) > _HEADER_BLOCK_LIMIT or not frame.payload:
+        self._block_frames += 1
+        if len(block) > _HEADER_BLOCK_LIMIT or not frame.payload or self._block_frames > _BLOCK_FRAMES_LIMIT:
             raise Http2Error(http2.ENHANCE_YOUR_CALM, "a header block is too long")
         self._block = (stream, flags, block)
         if frame.flags & http2.END_HEADERS:
@@ -274,7 +295,11 @@ class GrpcConnection:
         if len(self._calls) >= http2.STREAMS_LIMIT or self._draining:
             self._out.append(http2.rst_stream(stream, http2.REFUSED_STREAM))
             return
+        if self._open_calls.count >= self._open_calls.limit and len(self._calls) >= _MODEST_CALLS:
+            self._out.append(http2.rst_stream(stream, http2.REFUSED_STREAM))
+            return
         call = self._calls[stream] = CallState(self._peer_window)
+        self._open_calls.count += 1
         call.half_closed = bool(flags & http2.END_STREAM)
         self._begin(stream, call, headers, events)
         if flags & http2.END_STREAM and stream in self._calls:
@@ -301,17 +326,17 @@ class GrpcConnection:
 
     def _take_data(self, frame: Frame, events: list[CallEvent]) -> None:
         size = len(frame.payload)
-        if not size and not frame.flags & http2.END_STREAM:
+        payload = frame.payload if not frame.flags & http2.PADDED else http2.unpadded(frame)
+        if payload or frame.flags & http2.END_STREAM:
+            self._earn_control_frames()
+        else:
             self._count_control_frame()
-        elif self._control_frames_left < _CONTROL_FRAMES:
-            self._control_frames_left += _EARNED_FRAMES
         self._unacknowledged += size
         if self._unacknowledged > http2.CONNECTION_WINDOW_BYTES:
             raise Http2Error(http2.FLOW_CONTROL_ERROR, "received data exceeds the flow-control window")
         if self._unacknowledged > http2.CONNECTION_WINDOW_BYTES // 2:
             self._out.append(http2.window_update(0, self._unacknowledged))
             self._unacknowledged = 0
-        payload = frame.payload if not frame.flags & http2.PADDED else http2.unpadded(frame)
         call = self._calls.get(frame.stream)
         if call is None:
             if frame.stream > self._last_stream:
@@ -387,6 +412,7 @@ class GrpcConnection:
             call.window -= size
             self._window -= size
             self._out.append(http2.frame_header(http2.DATA, 0, stream, size) + data)
+            self._earn_control_frames()
         elif self._send_budget.reserve(size):
             call.outgoing.append(data)
             call.held_bytes += size
@@ -420,6 +446,7 @@ class GrpcConnection:
         elif size <= call.window and size <= self._window and not call.status_sent:  # fast path: the windows suffice
             self._window -= size
             self._out += unary_response(stream, message)
+            self._earn_control_frames()
             self._end(stream)
             return
         self.send(stream, message)
@@ -437,6 +464,10 @@ class GrpcConnection:
             if call.incoming
         }
 
+    def incomplete_calls(self) -> frozenset[int]:
+        """Return the calls that the client has not half-closed and of which no message is partly received."""
+        return frozenset(stream for stream, call in self._calls.items() if not call.half_closed and not call.incoming)
+
     def close(self) -> None:
         """Release the budgets; the connection is closed."""
         for stream in list(self._calls):
@@ -450,6 +481,7 @@ class GrpcConnection:
 
     def _end(self, stream: int) -> None:
         call = self._calls.pop(stream)
+        self._open_calls.count -= 1
         self._ended[stream] = call.half_closed
         if len(self._ended) > _REMEMBERED_CALLS:
             del self._ended[next(iter(self._ended))]
@@ -483,6 +515,8 @@ class GrpcConnection:
             self._window -= size
             self._send_budget.release(size)
             self._out += (http2.frame_header(http2.DATA, 0, stream, size), head[:size])
+            if size == len(head) or size >= _EARNING_BYTES:
+                self._earn_control_frames()
             if size == len(head):
                 del call.outgoing[0]
             else:

@@ -19,6 +19,8 @@ _TARGET: Final = re.compile(rb"[\x21-\x7e]+")
 _VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 _CHUNK_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,12})[ \t]*(?:;[^\r\n]*)?")
 _CHUNK_LINE_LIMIT: Final = 256
+_SMALL_PART_BYTES: Final = 4096
+"""Smaller parts of a body are joined as they come: as objects of their own, they would take many times their size."""
 _CHUNKED: Final = -1
 _IN_TRAILERS: Final = -2
 _END: Final = b"\r\n\r\n"
@@ -141,7 +143,7 @@ class HttpReader:
         self._ready: deque[HttpRequest] = deque()
         self._buffer = b""
         self._head: RequestHead | None = None
-        self._parts: list[bytes] = []
+        self._parts: list[bytes | bytearray] = []
         self._chunked_body = bytearray()
         self._missing = 0
         self._held_bytes = 0
@@ -232,7 +234,10 @@ class HttpReader:
     def _read_body(self, data: bytes, position: int) -> int:
         part = data[position : position + self._missing]
         self._reserve(len(part))
-        self._parts.append(part)
+        if len(part) < _SMALL_PART_BYTES and self._parts and type(self._parts[-1]) is bytearray:
+            self._parts[-1] += part
+        else:
+            self._parts.append(bytearray(part) if len(part) < _SMALL_PART_BYTES else part)
         self._missing -= len(part)
         if not self._missing:
             self._complete()
@@ -283,7 +288,8 @@ class HttpReader:
 
     def _complete(self) -> None:
         assert self._head is not None
-        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        parts = self._parts
+        body = parts[0] if len(parts) == 1 and isinstance(parts[0], bytes) else b"".join(parts)
         self._ready.append(HttpRequest(self._head, memoryview(body), self._held_bytes))
         self._held_bytes = 0
         self._head = None

@@ -6,7 +6,7 @@ Decoded blocks are cached, because clients repeat them.
 from __future__ import annotations
 
 import functools
-from typing import Final
+from typing import Final, NamedTuple
 
 Header = tuple[bytes, bytes]
 
@@ -58,34 +58,65 @@ def _codes() -> dict[tuple[int, int], int]:
     return codes
 
 
-_CODES: Final = _codes()
 _END_SYMBOL: Final = 256
-_SHORTEST: Final = min(length for length, _ in _CODES)
+
+
+class _Step(NamedTuple):
+    """What a byte of a Huffman-coded string means after a part of a code."""
+
+    text: bytes
+    """The symbols that end in this byte."""
+    node: int
+    """The part of a code that follows them: the bits after a leading 1; -1: the string is invalid."""
+
+
+_ROOT: Final = 1
+_INVALID: Final = _Step(b"", -1)
+_STEPS_LIMIT: Final = 1 << 16
+
+
+def _step(node: int, byte: int) -> _Step:
+    out = bytearray()
+    for shift in range(7, -1, -1):
+        node = node << 1 | byte >> shift & 1
+        length = node.bit_length() - 1
+        symbol = _CODES.get((length, node - (1 << length)))
+        if symbol is not None:
+            if symbol == _END_SYMBOL:
+                return _INVALID
+            out.append(symbol)
+            node = _ROOT
+        elif length > _LONGEST:
+            return _INVALID
+    return _Step(bytes(out), node)
+
+
+_CODES: Final = _codes()
 _LONGEST: Final = max(length for length, _ in _CODES)
+_steps: Final[dict[int, _Step]] = {}
+"""Steps that occurred before, by node and byte: bytes are decoded about eight times as fast as single bits."""
 
 
 def huffman_decode(packed: bytes) -> bytes:
     """Decode a Huffman-coded string."""
-    out = bytearray()
-    code = 0
-    length = 0
+    parts = []
+    node = _ROOT
     for byte in packed:
-        for shift in range(7, -1, -1):
-            code = code << 1 | byte >> shift & 1
-            length += 1
-            if length < _SHORTEST:
-                continue
-            symbol = _CODES.get((length, code))
-            if symbol is not None:
-                if symbol == _END_SYMBOL:
-                    raise HpackError("a Huffman-coded string contains EOS")
-                out.append(symbol)
-                code = length = 0
-            elif length > _LONGEST:
-                raise HpackError("a string contains an invalid Huffman code")
-    if length > 7 or code != (1 << length) - 1:
+        key = node << 8 | byte
+        step = _steps.get(key)
+        if step is None:
+            step = _step(node, byte)
+            if len(_steps) < _STEPS_LIMIT:
+                _steps[key] = step
+        text, node = step
+        if node < 0:
+            raise HpackError("a string contains an invalid Huffman code")
+        if text:
+            parts.append(text)
+    length = node.bit_length() - 1
+    if length > 7 or node != (2 << length) - 1:
         raise HpackError("a Huffman-coded string has invalid padding")
-    return bytes(out)
+    return b"".join(parts)
 
 
 _cached_huffman_decode: Final = functools.lru_cache(_CACHED_TEXTS)(huffman_decode)
@@ -213,6 +244,8 @@ def _text(block: bytes, position: int) -> tuple[bytes, int]:
     end = position + length
     if end > len(block):
         raise HpackError("a header block is truncated")
+    if length > LIST_LIMIT_BYTES:
+        raise HpackError(f"a string of {length} bytes exceeds the limit of {LIST_LIMIT_BYTES} bytes")
     text = block[position:end]
     if packed:
         text = _cached_huffman_decode(text) if length <= _CACHED_LENGTH_LIMIT else huffman_decode(text)

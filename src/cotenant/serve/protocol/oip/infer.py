@@ -50,6 +50,8 @@ class RequestInput(NamedTuple):
     raw: Buffer | None = None
     data: Any = None
     location: RegionSlice | None = None
+    array: Array | None = None
+    """Set if the contents were decoded already."""
 
 
 class RequestedOutput(NamedTuple):
@@ -215,6 +217,8 @@ def _find(tensor_spec: TensorSpec, tensors: tuple[RequestInput, ...]) -> Request
 
 def _content(tensor: RequestInput, expected: InputSignature) -> Array | RegionSlice:
     raw = tensor.raw
+    if tensor.array is not None:
+        return tensor.array
     try:
         if raw is not None:
             width = expected.width_bytes

@@ -25,6 +25,8 @@ from cotenant.serve.protocol.oip.tensor import Array, TensorError, to_list, to_r
 _NONE: Final[dict[str, Any]] = {}
 _CACHED_HEADER_BYTES: Final = 1024
 _CACHED_HEADERS: Final = 1024
+_PIECE: Final = 4096
+"""Elements that are encoded at once."""
 _HELD_HEADER_BYTES: Final = 64 << 10
 """Maximum JSON that may stay in memory together with the tensors that follow it."""
 
@@ -205,18 +207,14 @@ def write_response(
     for name, datatype, shape, array, binary, location in outputs:
         entry: dict[str, Any] = {"name": name, "datatype": datatype.value, "shape": shape}
         if location is not None:
-            entry["parameters"] = {
-                "shared_memory_region": location.region,
-                "shared_memory_offset": location.offset,
-                "shared_memory_byte_size": location.size,
-            }
+            pass  # as from Triton: NVIDIA's C++ client expects a binary_data_size wherever there are parameters
         elif binary:
             raw = to_raw(datatype, array)
             entry["parameters"] = {"binary_data_size": len(raw)}
             raws.append(raw)
         else:
             try:
-                entry["data"] = to_list(datatype, array)
+                entry["data"] = _encoded(datatype, array)
             except TensorError as error:
                 raise InferError(f"output {name!r}: {error}") from None
         entries.append(entry)
@@ -227,6 +225,15 @@ def write_response(
         tree["parameters"] = parameters
     header = _encode(tree)
     return ResponseBody([header, *raws], len(header) if raws else -1)
+
+
+def _encoded(datatype: Datatype, array: Array) -> list[Any] | msgspec.Raw:
+    """Return the elements for JSON; many are encoded in pieces, between which other threads can run."""
+    if array.size <= _PIECE:
+        return to_list(datatype, array)
+    flat = array.ravel()
+    pieces = [_encode(to_list(datatype, flat[begin : begin + _PIECE]))[1:-1] for begin in range(0, flat.size, _PIECE)]
+    return msgspec.Raw(b"[" + b",".join(pieces) + b"]")
 
 
 def _write_binary(model: str, version: str, outputs: Sequence[ResponseOutput]) -> ResponseBody | None:

@@ -32,6 +32,8 @@ _CACHED_HEADER_BYTES: Final = 1024
 _CACHED_HEADERS: Final = 1024
 _HELD_HEADER_BYTES: Final = 64 << 10
 _LENGTH_DELIMITED: Final = 2
+_FIELDS_LIMIT: Final = 4 * TENSORS_LIMIT
+"""A valid request has fewer fields: inputs, outputs, raw contents and parameters."""
 _RAW_INPUT: Final = 7 << 3 | _LENGTH_DELIMITED
 _RAW_OUTPUT: Final = bytes([6 << 3 | _LENGTH_DELIMITED])
 _ID: Final = bytes([3 << 3 | _LENGTH_DELIMITED])
@@ -123,6 +125,12 @@ def _parse_request(data: bytes) -> Any:
         raise InferError(f"the message is not a valid ModelInferRequest: {error}") from None
 
 
+def header_bytes(data: bytes) -> int:
+    """Return the size of a message without its raw contents."""
+    parts = _split(data)
+    return len(data) if parts is None else parts[0]
+
+
 def _split(data: bytes) -> tuple[int, list[Buffer]] | None:
     """Return where the raw contents begin, and views of them; None if they are not all at the end of the message.
 
@@ -132,6 +140,7 @@ def _split(data: bytes) -> tuple[int, list[Buffer]] | None:
     position = 0
     size = len(data)
     header_end = -1
+    fields = 0
     raws: list[Buffer] = []
     view = memoryview(data)
     while position + 1 < size:
@@ -152,7 +161,8 @@ def _split(data: bytes) -> tuple[int, list[Buffer]] | None:
             else:
                 return None
         end = position + length
-        if end > size:
+        fields += 1
+        if end > size or fields > _FIELDS_LIMIT:
             return None
         if tag == _RAW_INPUT:
             if header_end < 0:
@@ -253,6 +263,7 @@ def write_response(
             tensor.parameters["shared_memory_region"].string_param = location.region
             tensor.parameters["shared_memory_offset"].int64_param = location.offset
             tensor.parameters["shared_memory_byte_size"].int64_param = location.size
+            answer.raw_output_contents.append(b"")  # as from Triton: NVIDIA's C++ client expects one for each output
     for key, value in (parameters or _NONE).items():
         set_parameter(answer.parameters[key], value)
     return answer

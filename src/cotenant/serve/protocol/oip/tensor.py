@@ -35,7 +35,7 @@ NUMPY: Final[dict[Datatype, np.dtype[Any]]] = {
     Datatype.FP64: np.dtype("<f8"),
     Datatype.BYTES: np.dtype(np.object_),
 }
-_OBJECT_BYTES: Final = 42
+OBJECT_BYTES: Final = 42
 """Approximate memory of a BYTES element in addition to its contents and pointer."""
 _LENGTH: Final = struct.Struct("<I")
 
@@ -50,7 +50,7 @@ def size_of(arrays: Iterable[Any]) -> int:
     for array in arrays:
         size += array.nbytes
         if array.dtype.hasobject:
-            size += array.size * _OBJECT_BYTES + sum(map(len, array.flat))
+            size += array.size * OBJECT_BYTES + sum(map(len, array.flat))
     return size
 
 

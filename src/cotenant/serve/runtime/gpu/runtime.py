@@ -19,7 +19,7 @@ from cotenant.serve.runtime.gpu.model_workers import WorkerStatistics
 from cotenant.serve.runtime.gpu.shared_tensors import WorkerReady, WorkerSetup
 from cotenant.serve.runtime.gpu.worker_handle import WorkerHandle, WorkerStart
 from cotenant.serve.runtime.gpu.worker_pool import WorkerLimits, WorkerPool
-from cotenant.serve.runtime.model import LoadedModel, ModelLoadError, ModelSource
+from cotenant.serve.runtime.model import LoadedModel, ModelLoadError, ModelSource, read_file
 from cotenant.serve.runtime.onnx import PLATFORM as ONNX_PLATFORM
 from cotenant.serve.runtime.runtime import REPLAY
 from cotenant.serve.runtime.threads import Job, ReportResponse, ReportResult
@@ -105,9 +105,19 @@ class GpuRuntime:
     pinned = False
 
     def __init__(
-        self, kind: str, launcher: Launcher, limits: WorkerLimits, report: Callable[[str], None], at_once: int = 1
+        self,
+        kind: str,
+        launcher: Launcher,
+        limits: WorkerLimits,
+        report: Callable[[str], None],
+        at_once: int = 1,
+        interference: float = 1.0,
     ) -> None:
-        """`at_once` limits the concurrent runs of a model, so that a worker is ready for each; 0: its spec does."""
+        """`at_once` limits the concurrent runs of a model, so that a worker is ready for each; 0: its spec does.
+
+        `interference` is the slowdown of concurrent runs; profiles are measured one run at a time.
+        """
+        self.interference = interference
         self.name = kind
         self._at_once = at_once
         self._launcher = launcher
@@ -169,7 +179,7 @@ class GpuRuntime:
         if self.name != REPLAY:
             return 0, int(config.memory)
         try:
-            replay = decode_replay(source.path.read_text(encoding="utf-8"), source.path.name)
+            replay = decode_replay(read_file(source.path).decode(), source.path.name)
         except (ConfigError, OSError, UnicodeDecodeError) as error:
             raise ModelLoadError(str(error)) from None
         rows = max(1, replay.max_batch)
