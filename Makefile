@@ -186,7 +186,7 @@ release: $(VENV)/.installed $(WEB_PAGE) ## build wheel and sdist of product and 
 	@rm -r dist/plain dist/audit.log
 	@ls -l dist
 
-# The hook and the software GPU are tested on x86_64 only. Debian's qemu-user runs what this target builds: see docs/developer/release.md.
+# Only built, not tested: docs/developer/release.md.
 AARCH64_BUILD := build/aarch64
 wheel-aarch64: $(VENV)/.installed $(WEB_PAGE) ## cross-compile the product's wheel for AArch64 into dist/ (needs gcc-aarch64-linux-gnu)
 	@echo "wheel-aarch64: cross-compiling into dist/"

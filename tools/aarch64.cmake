@@ -7,7 +7,3 @@ set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
 set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
 # Python's headers have no machine code, and its stable ABI is the same on both processors.
 set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE BOTH)
-find_program(QEMU qemu-aarch64)
-if(QEMU)
-  set(CMAKE_CROSSCOMPILING_EMULATOR ${QEMU} -L /usr/aarch64-linux-gnu)
-endif()

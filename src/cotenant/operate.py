@@ -127,11 +127,15 @@ class RunningTenant:
 
     def wait(self, timeout_s: float | None = None) -> int:
         """Wait for the end and return the exit code."""
-        return self._process.wait(timeout_s)
+        code = self._process.wait(timeout_s)
+        self._keep_errors()
+        return code
 
     def output(self) -> str:
         """Wait for the end and return what the program wrote to standard output, if it was started with `capture`."""
-        return self._process.communicate()[0] or ""
+        text = self._process.communicate()[0] or ""
+        self._keep_errors()
+        return text
 
     def errors(self) -> str:
         """Return what the program has written to standard error so far, and what `cotenant run` reported there."""
@@ -143,7 +147,12 @@ class RunningTenant:
         """Ask the program to end, wait, and return its exit code; the node kills it after its grace period."""
         if self._process.poll() is None:
             self._process.terminate()
-        return self._process.wait()
+        return self.wait()
+
+    def _keep_errors(self) -> None:
+        """Close the file of the errors after the end of the program; its contents can still be read."""
+        self.errors()
+        self._errors.close()
 
     def __enter__(self) -> Self:
         """Return the tenant."""
@@ -154,8 +163,6 @@ class RunningTenant:
     ) -> None:
         """End the program; its errors can still be read."""
         self.stop()
-        self.errors()
-        self._errors.close()
         if self._process.stdout is not None:
             self._process.stdout.close()
 

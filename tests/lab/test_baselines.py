@@ -21,7 +21,7 @@ from cotenant_lab.baselines.tgs import (
     RateControl,
     RateLimiter,
 )
-from cotenant_lab.study.baselines.run import PairCase, evaluate_pair, host_bound
+from cotenant_lab.study.baselines.run import TrainingPairCase, evaluate_pair, host_bound
 from cotenant_lab.study.fikit.cases import synthetic
 
 SETTING = RunSettings(device=preset("v100"), seed=1)
@@ -184,7 +184,7 @@ def test_rate_limiter_keeps_its_number_of_blocks_per_window() -> None:
 def test_tgs_leaves_offline_work_what_a_host_bound_training_does_not_use() -> None:
     """What its paper reports: 0.7 to 0.9 of the speed alone next to a production training that is hardly affected."""
     idle = host_bound(synthetic("production", 100, 0, TRAINING, 0), 0.2)
-    case = PairCase(name="pair", duty=0.2, production=idle, opportunistic=BATCH.load)
+    case = TrainingPairCase(name="pair", duty=0.2, production=idle, opportunistic=BATCH.load)
     production, opportunistic = evaluate_pair(case, SETTING, for_ns=8 * SECOND_NS).speeds["tgs"]
     assert production > 0.97
     assert 0.6 < opportunistic < 0.9

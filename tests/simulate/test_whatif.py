@@ -31,7 +31,7 @@ def tenant(name: str, kernels: int, kernel_us: int, rate: float = 0.0, slo_ms: i
 
 
 def asked(*tenants: WhatIfTenant) -> WhatIfReport:
-    return answer(tenants, V100, 1, 1, lambda _: None, 2.0)
+    return answer(tenants, V100, 1, 1, lambda *_: None, 2.0)
 
 
 def test_the_answer_orders_modes_and_edges() -> None:
@@ -98,7 +98,7 @@ def test_a_tenant_that_no_gpu_can_hold_is_named() -> None:
 
 
 def test_a_rate_beyond_any_number_of_gpus_is_no_matter_of_the_objective() -> None:
-    report = answer([tenant("flood", 10, 1000, 1_000_000, 60)], V100, 1, 1, lambda _: None, 0.01)
+    report = answer([tenant("flood", 10, 1000, 1_000_000, 60)], V100, 1, 1, lambda *_: None, 0.01)
     assert report.gpus_needed is None
     assert "need more than 500 GPUs" in answer_line(report)
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from rich.console import Console
 
-from cotenant.errors import ConfigError, CotenantError, WorldError
+from cotenant.errors import ConfigError, CotenantError, SetupError
 from cotenant_lab.kubernetes import binaries, leftovers, requirements
 from cotenant_lab.kubernetes.cluster import TEMPORARY, TestCluster
 from cotenant_lab.kubernetes.demo import run_demo
@@ -54,11 +54,11 @@ def main() -> int:
 
 
 def _requirements() -> int:
-    """Print each thing that is missing; the exit code is that of a WorldError if there is one."""
+    """Print each thing that is missing; the exit code is that of a SetupError if there is one."""
     found = requirements.missing()
     for text in found:
         print(f"a test cluster cannot run here: {text}", file=sys.stderr)
-    return WorldError.exit_code if found else 0
+    return SetupError.exit_code if found else 0
 
 
 def _demo() -> None:

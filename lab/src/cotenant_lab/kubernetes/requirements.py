@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from cotenant.errors import WorldError
+from cotenant.errors import SetupError
 from cotenant_lab.kubernetes import binaries, cgroups
 from cotenant_lab.kubernetes.namespaces import LINK_PREFIX, require_root
 
@@ -42,7 +42,7 @@ def missing(cache: Path | None = None) -> list[str]:
     is_built = all(binaries.programs_directory(name, cache).is_dir() for name in binaries.MODULES)
     try:
         require_root()
-    except WorldError as error:
+    except SetupError as error:
         found = [str(error)]  # the operations below would fail for the same reason
     else:
         found = [text for examine in (_namespaces, _control_groups) for text in examine()]

@@ -25,14 +25,14 @@ _PACKAGES: Final = ("cotenant", "cotenant_lab")
 _SUFFIXES: Final = (".py", ".so", ".json")
 
 
-class Kept(NamedTuple):
+class KeptResults(NamedTuple):
     """Where results are kept, and the version of the code that made them."""
 
     directory: str
     version: str
 
 
-_KEPT: ContextVar[Kept | None] = ContextVar("kept", default=None)
+_KEPT: ContextVar[KeptResults | None] = ContextVar("kept", default=None)
 
 
 @contextlib.contextmanager
@@ -42,7 +42,7 @@ def keep_results(directory: Path | None) -> Iterator[None]:
         yield
         return
     _make_private(directory)
-    token = _KEPT.set(Kept(str(directory), code_version()))
+    token = _KEPT.set(KeptResults(str(directory), code_version()))
     try:
         yield
     finally:
@@ -69,7 +69,7 @@ def code_version() -> str:
     return found.hexdigest()
 
 
-def _read_or_call(kept: Kept, function: Callable[..., Any], *arguments: Any) -> Any:
+def _read_or_call(kept: KeptResults, function: Callable[..., Any], *arguments: Any) -> Any:
     name = f"{function.__module__}.{function.__qualname__}"
     key = hashlib.sha256(pickle.dumps((kept.version, name, arguments), protocol=5)).hexdigest()
     path = Path(kept.directory) / f"{key}.pickle"

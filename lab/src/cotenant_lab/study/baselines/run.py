@@ -72,7 +72,7 @@ OPPORTUNISTIC: Final = PublishedRange(
 )
 
 
-class PairCase(msgspec.Struct, frozen=True, kw_only=True):
+class TrainingPairCase(msgspec.Struct, frozen=True, kw_only=True):
     """A production training that leaves the GPU idle for most of its time, and an opportunistic one."""
 
     name: str
@@ -118,7 +118,7 @@ class BaselinesReport(msgspec.Struct, frozen=True, kw_only=True):
     met: dict[str, bool]
 
 
-def pair_cases(trainings: Sequence[Workload], *, quick: bool) -> list[PairCase]:
+def pair_cases(trainings: Sequence[Workload], *, quick: bool) -> list[TrainingPairCase]:
     """Return each training as production at every duty, next to another one in turn."""
     cases = []
     for index, production in enumerate(trainings):
@@ -126,7 +126,7 @@ def pair_cases(trainings: Sequence[Workload], *, quick: bool) -> list[PairCase]:
             other = trainings[(index + 1 + turn % (len(trainings) - 1)) % len(trainings)]
             name = f"{production.name} at {duty:.0%} + {other.name}"
             load = host_bound(production, duty)
-            cases.append(PairCase(name=name, duty=duty, production=load, opportunistic=other))
+            cases.append(TrainingPairCase(name=name, duty=duty, production=load, opportunistic=other))
     return cases[:: len(cases) // QUICK_CASES][:QUICK_CASES] if quick else cases
 
 
@@ -138,7 +138,7 @@ def host_bound(training: Workload, duty: float) -> Workload:
     return msgspec.structs.replace(training, launches=launches)
 
 
-def evaluate_pair(case: PairCase, setting: RunSettings, for_ns: int = RUN_NS) -> PairResult:
+def evaluate_pair(case: TrainingPairCase, setting: RunSettings, for_ns: int = RUN_NS) -> PairResult:
     """Run a pair under the baseline and under time slices, which TGS controls; the first half is not measured."""
     run = RunSpec(
         guests=(
@@ -210,7 +210,7 @@ def run_baselines(
 
 
 def _evaluate(
-    cases: Sequence[PairCase], setting: RunSettings, workers: int, progress: Progress, results: list[PairResult]
+    cases: Sequence[TrainingPairCase], setting: RunSettings, workers: int, progress: Progress, results: list[PairResult]
 ) -> None:
     progress(PART, 0, len(cases))
     with mapping(workers) as mapped:

@@ -92,11 +92,9 @@ def evaluate_device(
         "parvagpu": instances.half_errors(instance_outcome),
         "igniter": split_shares.errors_of_halves(pairs),
     }
-    progress(trainings.CHECK, 0, 1)
-    if measured.steps is not None:
-        sets["miso"] = trainings.evaluate_slices(measured.steps)
-    pairs_of_trainings = None if measured.together is None else trainings.evaluate_pairs(measured.together)
-    progress(trainings.CHECK, 1, 1)
+    miso, gavel = _evaluate_trainings(measured, progress)
+    if miso is not None:
+        sets["miso"] = miso
     server_splits = [servers.split_of(by, split_seed, outcomes[by, split_seed]) for by, split_seed in kinds]
     checks = [
         sum_check,
@@ -114,10 +112,7 @@ def evaluate_device(
         shares=share_part,
         servers={split_seed.server: split_seed.fitted for split_seed in main},
         splits={INSTANCES: instance_splits, servers.CHECK: server_splits},
-        spreads={
-            INSTANCES: spread_of(instance_splits),
-            servers.CHECK: spread_of(server_splits),
-        },
+        spreads={INSTANCES: spread_of(instance_splits), servers.CHECK: spread_of(server_splits)},
         left_out={
             "share curves too short": too_short,
             "instance rows not run": measured.profiles.not_run,
@@ -133,8 +128,8 @@ def evaluate_device(
         disb=sets["disb"],
         parvagpu=sets["parvagpu"],
         igniter=sets["igniter"],
-        miso=sets.get("miso"),
-        gavel=pairs_of_trainings,
+        miso=miso,
+        gavel=gavel,
         contention={
             "cache_contention_ppm": pairs.cache_contention_ppm,
             "dram_contention_ppm": pairs.dram_contention_ppm,
@@ -145,6 +140,17 @@ def evaluate_device(
         },
     )
     return report, DeviceEvidence(curves=curves, instances=instance_outcome, servers=main)
+
+
+def _evaluate_trainings(
+    measured: DeviceMeasurements, progress: Progress
+) -> tuple[HalfErrors | None, trainings.TimeSlicePairs | None]:
+    """Return the errors for trainings on slices and in pairs; None for a data set that is absent."""
+    progress(trainings.CHECK, 0, 1)
+    slices = None if measured.steps is None else trainings.evaluate_slices(measured.steps)
+    pairs = None if measured.together is None else trainings.evaluate_pairs(measured.together)
+    progress(trainings.CHECK, 1, 1)
+    return slices, pairs
 
 
 def _no_target(check: ErrorCheck) -> ErrorCheck:
