@@ -281,10 +281,13 @@ static struct ct_gate_answer admit_idle(struct ct_gate *gate, const struct ct_la
                                       uint64_t now_ns)
 {
     const uint64_t debt_ns = ct_gate_debt(gate, now_ns), lead_ns = min_u64(CT_GATE_LEAD_NS, gate->bound_ns);
-    if (debt_ns > CT_GATE_BURST_NS)
+    if (debt_ns > CT_GATE_BURST_NS) {
+        gate->idle_debt_ns = now_ns;
         return wait_for(CT_GATE_DEBT, sat_add_u64(now_ns, debt_ns - CT_GATE_BURST_NS));
+    }
     const uint64_t slice_ns = request->blocks ? ct_slice_bound(gate, now_ns) : 0;
-    const uint64_t bound_ns = slice_ns ? slice_ns : ct_cost_bound(gate, request);
+    const uint64_t bound_ns = slice_ns ? max_u64(slice_ns, ct_cost_idle_depth(gate, now_ns))
+                                       : ct_cost_bound(gate, request, now_ns);
     if (snapshot->submitted_ns > lead_ns && sat_add_u64(snapshot->submitted_ns, request->expect_ns) > bound_ns)
         return wait_for(CT_GATE_BOUND, sat_add_u64(now_ns, snapshot->submitted_ns - lead_ns));
     return pass_if_unchanged(gate, request, CT_GATE_FREE, snapshot, now_ns);
@@ -404,6 +407,14 @@ static struct ct_gate_answer admit_lower(struct ct_gate *gate, struct ct_launch_
         answer = admit_space(gate, request, snapshot, now_ns);
         if (answer.pass || answer.reason > CT_GATE_DUE || !ct_space_permits_loss(gate, request))
             return answer;
+    }
+    if (ct_space_prefers_idle(gate) && sat_sub_u64(now_ns, since_ns) < CT_GATE_WAITED_LONG_NS &&
+        !request->is_collective) {
+        answer = admit_space(gate, request, snapshot, now_ns);
+        if (answer.pass || answer.reason > CT_GATE_DUE || !ct_space_permits_loss(gate, request)) {
+            answer.until_ns = min_u64(answer.until_ns, sat_add_u64(since_ns, CT_GATE_WAITED_LONG_NS));
+            return answer;
+        }
     }
     if (now_ns < snapshot->gap_begin_ns)
         answer = wait_for(CT_GATE_BUSY, snapshot->gap_begin_ns);

@@ -20,9 +20,13 @@ static inline uint64_t patience_of(const struct ct_gate *gate, uint64_t low_ns, 
 {
     if (__builtin_expect(high_ns && high_ns - low_ns <= CT_ANNOUNCE_PATIENCE_MIN_NS / CT_ANNOUNCE_PATIENCE_SPREADS, 1))
         return CT_ANNOUNCE_PATIENCE_MIN_NS;
-    uint64_t patience_ns = min_u64(sat_sub_u64(high_ns, low_ns), gate->patience_ns) * CT_ANNOUNCE_PATIENCE_SPREADS;
+    const uint64_t spread_ns = sat_sub_u64(high_ns, low_ns);
+    uint64_t patience_ns = min_u64(spread_ns, gate->patience_ns) * CT_ANNOUNCE_PATIENCE_SPREADS;
     if (!high_ns || patience_ns > gate->patience_ns)
         patience_ns = gate->patience_ns;
+    /* The launches of a host whose intervals vary by far more fall rarely into this time: waiting is of little use. */
+    if (high_ns && gate->patience_ns && spread_ns > gate->patience_ns)
+        patience_ns = gate->patience_ns / (spread_ns / gate->patience_ns);
     return max_u64(patience_ns, CT_ANNOUNCE_PATIENCE_MIN_NS);
 }
 

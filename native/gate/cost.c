@@ -4,7 +4,13 @@
 #include "gate/debt.h"
 #include "gate/internal.h"
 
-enum { PPM = 1000 * 1000, PREEMPTIBLE_BOUND_FACTOR = 4 };
+enum {
+    PPM = 1000 * 1000,
+    PREEMPTIBLE_BOUND_FACTOR = 4,
+    IDLE_DIVISOR = 512,      /* this part of the time for which holders have been idle may be in flight, */
+    SLACK_PPM = 100 * 1000,  /* and this part, or `delay_ppm`, of the time that their requests take, */
+    IDLE_BOUND_FACTOR = 16,  /* and no more than this multiple of the bound */
+};
 
 /* Returns the cost of a context switch if this launch would be the first since a higher-priority tenant launched. */
 uint64_t ct_cost_switch(const struct ct_gate *gate)
@@ -47,14 +53,36 @@ uint64_t ct_cost_fraction(uint64_t amount_ns, uint64_t ppm)
     return min_u64(amount_ns, UINT32_MAX) * min_u64(ppm, PPM) / PPM;
 }
 
+uint64_t ct_cost_idle_depth(const struct ct_gate *gate, uint64_t now_ns)
+{
+    uint64_t idle_ns = CT_GATE_HORIZON_NS, request_ns = CT_GATE_NEVER;
+    for (uint32_t i = 0; i < gate->higher_count; i++) {
+        const struct ct_gate_page *page = gate->higher[i].page;
+        if (load_acquire(&page->generation) != gate->higher[i].generation)
+            continue;
+        const uint64_t last_ns = max_u64(load_relaxed(&page->at_ns), plausible(load_relaxed(&page->busy_ns), now_ns));
+        idle_ns = min_u64(idle_ns, sat_sub_u64(now_ns, last_ns));
+        request_ns = min_u64(request_ns, gate->higher[i].request_ns);
+    }
+    if (request_ns == CT_GATE_NEVER)
+        return 0;
+    const uint64_t slack_ns = ct_cost_fraction(request_ns, max_u64(gate->delay_ppm, SLACK_PPM));
+    return min_u64(min_u64(idle_ns / IDLE_DIVISOR, slack_ns),
+                   min_u64(gate->bound_ns, CT_GATE_HORIZON_NS) * IDLE_BOUND_FACTOR);
+}
+
 /* Preemptible work may be submitted further ahead the larger the permitted delay is: it occupies the device only with
  * the blocks that run. */
-uint64_t ct_cost_bound(const struct ct_gate *gate, const struct ct_launch_request *request)
+static uint64_t base_bound(const struct ct_gate *gate, const struct ct_launch_request *request)
 {
-    return request->granularity_ns ? sat_add_u64(gate->bound_ns,
-                                                 ct_cost_fraction(PREEMPTIBLE_BOUND_FACTOR * gate->bound_ns,
-                                                                  gate->delay_ppm))
-                                                     : gate->bound_ns;
+    if (!request->granularity_ns)
+        return gate->bound_ns;
+    return sat_add_u64(gate->bound_ns, ct_cost_fraction(PREEMPTIBLE_BOUND_FACTOR * gate->bound_ns, gate->delay_ppm));
+}
+
+uint64_t ct_cost_bound(const struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns)
+{
+    return max_u64(base_bound(gate, request), ct_cost_idle_depth(gate, now_ns));
 }
 
 /* Returns how much may be in flight while a higher-priority tenant is active. */
@@ -63,7 +91,7 @@ static uint64_t active_bound(const struct ct_gate *gate, const struct ct_launch_
     const int is_preemptible = request->granularity_ns && (gate->granularity_ns ||
                                                            load_relaxed(&gate->mine->busy_ns) <= now_ns);
     return sat_add_u64(CT_GATE_DEPTH_NS, is_preemptible
-                       ? ct_cost_fraction(ct_cost_bound(gate, request), gate->delay_ppm)
+                       ? ct_cost_fraction(base_bound(gate, request), gate->delay_ppm)
                        : 0);
 }
 

@@ -28,9 +28,12 @@ uint64_t ct_cost_gap(const struct ct_gate *gate, const struct ct_launch_request 
 uint64_t ct_cost_corun(const struct ct_launch_request *request, const struct snapshot *snapshot, uint64_t now_ns);
 /* Returns a fraction of an amount, at most the whole amount. */
 uint64_t ct_cost_fraction(uint64_t amount_ns, uint64_t ppm);
+/* Returns how much device time may be in flight because holders have been idle for long: they are expected to remain so
+ * for about as long again. */
+uint64_t ct_cost_idle_depth(const struct ct_gate *gate, uint64_t now_ns);
 /* Return how much device time may be in flight while no higher-priority tenant is active, and whether this launch would
  * exceed the bound that applies while one is active. */
-uint64_t ct_cost_bound(const struct ct_gate *gate, const struct ct_launch_request *request);
+uint64_t ct_cost_bound(const struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns);
 int ct_cost_reaches_bound(const struct ct_gate *gate, const struct ct_launch_request *request,
                           const struct snapshot *snapshot,
                      uint64_t now_ns);

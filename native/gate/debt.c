@@ -51,7 +51,8 @@ static void update_duty(struct ct_gate *gate, uint64_t now_ns)
             span_ns = now_ns - gate->duty_from_ns;
         const uint64_t duty_ppm = period_active_ns >= span_ns ? PPM : period_active_ns * 1000 / (span_ns / 1000);
         /* A value at the minimum is replaced at once: it was a default, or the tenant has just become active again. */
-        const uint64_t previous_ppm = gate->duty_ppm > CT_GATE_DUTY_MIN_PPM ? gate->duty_ppm : duty_ppm;
+        const int is_measured = gate->duty_ppm > CT_GATE_DUTY_MIN_PPM && gate->duty_ppm != CT_GATE_DUTY_START_PPM;
+        const uint64_t previous_ppm = is_measured ? gate->duty_ppm : duty_ppm;
         gate->duty_ppm = max_u64((previous_ppm + duty_ppm) / 2, CT_GATE_DUTY_MIN_PPM);
     }
     gate->duty_from_ns = now_ns;
@@ -121,17 +122,23 @@ static uint64_t budget_spent(const struct ct_gate *gate, uint64_t now_ns)
     return max_u64(gate->spent_ns, sat_sub_u64(now_ns, CT_GATE_SPARE_NS));
 }
 
+uint64_t ct_gate_idle_first_until(const struct ct_gate *gate)
+{
+    return gate->idle_debt_ns ? sat_add_u64(gate->idle_debt_ns, CT_GATE_IDLE_FIRST_NS) : 0;
+}
+
 uint64_t ct_gate_spendable_at(const struct ct_gate *gate, uint64_t loss_ns, uint64_t work_ns, uint64_t since_ns,
                               uint64_t now_ns)
 {
     if (gate->policy != CT_GATE_FILL || !gate->delay_ppm)
         return CT_GATE_NEVER;
     const uint64_t earned_ns = ct_gate_time_to_earn(ct_loss_scaled(gate, loss_ns), ct_gate_spared_ppm(gate));
-    const uint64_t debt_ns = ct_gate_debt(gate, now_ns);
+    const uint64_t debt_ns = ct_gate_debt(gate, now_ns), first_ns = ct_gate_idle_first_until(gate);
     if (loss_ns <= work_ns / SMALL_LOSS_DIVISOR || loss_ns <= min_u64(work_ns, UINT32_MAX) * gate->delay_ppm / PPM)
-        return max_u64(sat_add_u64(budget_spent(gate, now_ns), earned_ns),
-                       sat_add_u64(now_ns, sat_sub_u64(debt_ns, CT_GATE_BURST_NS)));
-    return max_u64(sat_add_u64(max_u64(gate->spent_ns, since_ns), earned_ns), sat_add_u64(now_ns, debt_ns));
+        return max_u64(first_ns, max_u64(sat_add_u64(budget_spent(gate, now_ns), earned_ns),
+                                         sat_add_u64(now_ns, sat_sub_u64(debt_ns, CT_GATE_BURST_NS))));
+    return max_u64(first_ns, max_u64(sat_add_u64(max_u64(gate->spent_ns, since_ns), earned_ns),
+                                     sat_add_u64(now_ns, debt_ns)));
 }
 
 void ct_gate_spend(struct ct_gate *gate, uint64_t loss_ns, uint64_t now_ns)

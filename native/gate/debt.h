@@ -19,6 +19,9 @@ void ct_gate_charge(struct ct_gate *gate, uint64_t lost_ns, uint64_t now_ns);
  * that it takes about the best gap that occurs. */
 uint64_t ct_gate_spendable_at(const struct ct_gate *gate, uint64_t loss_ns, uint64_t work_ns, uint64_t since_ns,
                               uint64_t now_ns);
+/* Returns until when no loss is spent next to active holders, because a debt keeps launches waiting while they are idle:
+ * there the same loss buys more device time. */
+uint64_t ct_gate_idle_first_until(const struct ct_gate *gate);
 /* Spends an expected loss from the budget. */
 void ct_gate_spend(struct ct_gate *gate, uint64_t loss_ns, uint64_t now_ns);
 /* Charges what higher-priority tenants lost since the last call: from their first launch to the end of our work that

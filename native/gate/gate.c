@@ -25,7 +25,7 @@ void ct_gate_open(struct ct_gate *gate, const struct ct_tenant_table *table, con
     gate->generation = generation;
     gate->writes = UINT64_MAX;
     ct_gang_join(&gate->gang, NULL, 0, 0);
-    gate->duty_ppm = CT_GATE_DUTY_MIN_PPM; /* until it has been measured */
+    gate->duty_ppm = CT_GATE_DUTY_START_PPM; /* until it has been measured */
     ct_gate_reread(gate);
 }
 

@@ -34,6 +34,8 @@ enum {
     CT_GATE_SPARE_NS = 20 * 1000 * 1000,       /* unused budget of higher-priority tenants is kept for this long */
     CT_GATE_BURST_NS = 30 * 1000 * 1000,       /* a debt up to this has no effect */
     CT_GATE_HARD_DEBT_NS = 120 * 1000 * 1000,  /* a debt above this closes gaps too */
+    CT_GATE_IDLE_FIRST_NS = 500 * 1000 * 1000, /* after a debt has closed the gate while holders were idle, nothing is
+                                                * spent while they are active for this long */
     CT_GATE_CLOSED_NS = 2000 * 1000 * 1000,    /* the debt of any loss if higher-priority tenants may lose nothing */
     CT_GATE_DOUBTFUL_FACTOR = 16,              /* work that is not seen to complete counts as running for this multiple
                                                 * of its expected time, plus CT_GATE_STUCK_NS */
@@ -43,7 +45,8 @@ enum {
 
 enum {
     CT_GATE_DUTY_NS = 20 * 1000 * 1000, /* period over which the activity of higher-priority tenants is measured */
-    CT_GATE_DUTY_MIN_PPM = 300 * 1000, /* a tenant that is rarely active is assumed to be active for at least this
+    CT_GATE_DUTY_START_PPM = 300 * 1000, /* what it is taken to be before it has been measured */
+    CT_GATE_DUTY_MIN_PPM = 30 * 1000, /* a tenant that is rarely active is assumed to be active for at least this
                                         * fraction */
 };
 
@@ -152,6 +155,7 @@ struct ct_gate {
         uint64_t begin_ns, end_ns; /* work that the host has not waited for: start and expected end; 0: none */
         int has_unknown;           /* the length of some of it is unknown */
         int64_t clean_ns;          /* mean delay of the host's return from a wait while no lower-priority work ran */
+        int64_t spread_ns;         /* mean distance of these delays from their mean */
         uint32_t clean_count;      /* number of such waits */
         uint32_t overlapped;       /* waits since then that overlapped with lower-priority work */
     } burst;
@@ -167,6 +171,9 @@ struct ct_gate {
         uint64_t delayed_ns, undelayed_ns; /* the sums of all holders then */
         uint64_t waits, launches;
         uint64_t requests_ns;             /* when the lengths of their requests were last computed */
+        uint64_t duty_ppm;                /* mean fraction of time in which they were active */
+        uint32_t duty_periods;            /* the periods that it covers */
+        int is_worth_sharing;             /* they leave so little idle time that a part of the SMs is worth its cost */
         uint64_t retry_ns, retry_wait_ns; /* when to try again after a part that was too small, and how long that was */
         uint64_t failed_delay_ppm;        /* the permitted loss with which it was too small */
     } space;
@@ -185,6 +192,7 @@ struct ct_gate {
     int has_switched;                  /* a launch of ours passed after the last one of a higher-priority tenant: no
                                         * context switch is needed */
     uint64_t spent_ns;                 /* budget that was spent, as an instant */
+    uint64_t idle_debt_ns;             /* when a debt last kept a launch waiting although holders were idle */
     uint64_t spin_ns;                  /* spinning budget that was used, as an instant */
     uint64_t claim_refused_ns;         /* since when every attempt to take the claim was refused; 0: the last was not */
     uint64_t claim_refusals;           /* number of these attempts */

@@ -221,7 +221,7 @@ int ct_limit_is_full(const struct ct_gate *gate, const struct ct_launch_request 
         return gate->unconfirmed || tenant_is_busy(gate, now_ns);
     if (gate->higher_count)
         return gate->unconfirmed > 1 && sat_add_u64(gate->unconfirmed_ns, weight_ns) >
-            max_u64(ct_cost_bound(gate, request), gate->space.sm_ppm ? ct_space_bound(gate) : 0);
+            max_u64(ct_cost_bound(gate, request, now_ns), gate->space.sm_ppm ? ct_space_bound(gate) : 0);
     /* A tenant that is alone is limited by its own share only. */
     const uint64_t part_ppm = max_u64(sat_sub_u64(CT_LIMIT_WHOLE_PPM, request->free_ppm), CT_LIMIT_MIN_PART_PPM);
     return gate->peer_count > gate->sibling_count && gate->unconfirmed > 1 &&

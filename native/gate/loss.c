@@ -7,29 +7,15 @@
 enum {
     PPM = 1000 * 1000,
     CLEAN_MAX = 16,              /* the mean covers about this many waits without lower-priority work */
+    STANDARD_ERROR_DIVISOR = 3,  /* of that mean: its spread over the square root of their number */
     HISTORY_NS = 4 * 1000 * 1000, /* when more than this has been charged, the history is halved */
-    PRIOR_NS = 500 * 1000,       /* until much more than this was charged, charges are assumed to be correct */
+    PRIOR_NS = 100 * 1000,       /* until much more than this was charged, charges are assumed to be correct */
     IMPLAUSIBLE_NS = 64 * HISTORY_NS,
     CLEAN_WANTED = 512,      /* after this many overlapping waits in a row a wait without overlap is wanted */
     OVERLAPPED_MAX = 4096,   /* after this many the mean without overlap is outdated */
-    SCALE_MIN_PPM = PPM / 8, /* reports reduce charges to this fraction at most */
+    SCALE_MIN_PPM = PPM / 64, /* reports reduce charges to this fraction at most */
     SCALE_MAX_PPM = 4 * PPM, /* and increase them by this factor at most */
-    SLACK_PPM = 50 * 1000,   /* a loss of this fraction of the wait, or of `delay_ppm` of it, counts twice */
-    WEIGHT_MAX = 31,         /* upper limit of the additional weight */
 };
-
-/* Weights a loss by its fraction of the host's wait: one large loss matters more than many small ones, because
- * objectives for tail latency concern single requests. */
-static int64_t weighted_loss(const struct ct_gate *gate, int64_t late_ns, uint64_t span_ns)
-{
-    if (late_ns <= 0 || !span_ns)
-        return late_ns;
-    const uint64_t lost_ns = min_u64((uint64_t)late_ns, CT_GATE_HORIZON_NS);
-    const uint64_t slack_ppm = max_u64(min_u64(gate->delay_ppm, 8 * PPM), SLACK_PPM);
-    const uint64_t slack_ns = max_u64(min_u64(span_ns, CT_GATE_HORIZON_NS) * slack_ppm / PPM, 1);
-    return (int64_t)(lost_ns + min_u64(min_u64(lost_ns, UINT32_MAX) * min_u64(lost_ns, UINT32_MAX) / slack_ns,
-                                       WEIGHT_MAX * lost_ns));
-}
 
 static int ran_since(const struct ct_gate_page *page, uint64_t begin_ns, uint64_t now_ns)
 {
@@ -73,6 +59,9 @@ void ct_loss_drained(struct ct_gate *gate, uint64_t now_ns)
     const uint64_t span_ns = sat_sub_u64(now_ns, begin_ns);
     if (!asked_work_ran_since(gate, begin_ns, now_ns)) {
         burst->clean_count += burst->clean_count < CLEAN_MAX;
+        const int64_t apart_ns = late_ns > burst->clean_ns ? late_ns - burst->clean_ns : burst->clean_ns - late_ns;
+        burst->spread_ns = burst->clean_count == 1 ? 0
+            : burst->spread_ns + (apart_ns - burst->spread_ns) / (int64_t)(burst->clean_count - 1);
         burst->clean_ns += (late_ns - burst->clean_ns) / (int64_t)burst->clean_count;
         burst->overlapped = 0;
         store_relaxed(&gate->mine->clean_wanted_ns, 0);
@@ -83,9 +72,11 @@ void ct_loss_drained(struct ct_gate *gate, uint64_t now_ns)
         store_relaxed(&gate->mine->clean_wanted_ns, now_ns);
     if (!burst->clean_count || burst->overlapped >= OVERLAPPED_MAX)
         return; /* what its waits take without overlap is not known, or no longer */
-    add_single_writer(&gate->mine->lost_ns, (uint64_t)weighted_loss(gate, late_ns - burst->clean_ns, span_ns));
+    /* The mean of few waits of varying length may be too high by about its standard error, for many waits in a row. */
+    const int64_t delay_ns = late_ns - (burst->clean_ns - burst->spread_ns / STANDARD_ERROR_DIVISOR);
+    add_single_writer(&gate->mine->lost_ns, (uint64_t)delay_ns);
     add_single_writer(&gate->mine->loss_reports, 1);
-    measure_wait(gate->mine, late_ns - burst->clean_ns, span_ns);
+    measure_wait(gate->mine, delay_ns, span_ns);
 }
 
 uint64_t ct_loss_reported(const struct ct_gate_peer *peer)

@@ -185,8 +185,8 @@ struct ct_gate_page {
     _Atomic uint64_t min_share_used_ns;    /* device time of its launches by the minimum share */
     _Alignas(64) struct ct_gate_requests requests;
     /* Its measured loss. All sums are signed, because only those of many waits are meaningful. */
-    _Alignas(64) _Atomic uint64_t lost_ns; /* delay of its host's waits compared with running alone; a delay counts for
-                                            * more, the larger a part of the wait it is */
+    _Alignas(64) _Atomic uint64_t lost_ns; /* delay of its host's waits compared with running alone, next to
+                                            * lower-priority work */
     _Atomic uint64_t loss_reports;         /* number of additions to lost_ns */
     _Atomic uint64_t owes_ns;              /* when the debt to higher-priority tenants ended at its last charge */
     _Atomic uint64_t min_share_ns;         /* use of the minimum share, as the instant when it will have been earned */

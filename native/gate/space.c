@@ -6,6 +6,7 @@
  * lower-priority process decides for itself from the same measurements. */
 #include "gate/space.h"
 
+#include "gate/debt.h"
 #include "gate/internal.h"
 
 enum {
@@ -21,6 +22,10 @@ enum {
     SHRINK_MIN_PPM = PPM / 2,      /* the largest decrease of one evaluation */
     TOLERANCE_DIVISOR = 8,         /* a loss this close to the permitted one changes nothing */
     WHOLE_FROM_PPM = 95 * PPM / 100, /* a larger part is the whole device */
+    DUTY_WEIGHT = 16,              /* the mean activity of holders covers about this many periods, */
+    DUTY_PERIODS_MIN = 4,          /* and says something from this many on */
+    BUSY_PPM = 40 * PPM / 100,     /* holders that are active for more than this leave little idle time, */
+    IDLE_PPM = 30 * PPM / 100,     /* and for less than this much */
     LOSSES_PER_REQUEST = 4,        /* a request may meet this many launches that delay it for their whole time */
     REQUESTS_MIN = 16,             /* requests of a holder from which their mean length is computed */
 };
@@ -79,7 +84,7 @@ static void try_again(struct ct_gate *gate, uint64_t now_ns)
 {
     struct ct_gate_space *space = &gate->space;
     const int is_permitted_more = gate->delay_ppm > space->failed_delay_ppm + space->failed_delay_ppm / 4;
-    if (now_ns < space->retry_ns && !is_permitted_more)
+    if ((now_ns < space->retry_ns && !is_permitted_more) || ct_gate_idle_first_until(gate) > now_ns)
         return;
     if (is_permitted_more)
         space->retry_wait_ns = 0;
@@ -105,7 +110,9 @@ static void evaluate(struct ct_gate *gate, const struct totals *totals, uint64_t
     const int64_t delayed_ns = (int64_t)(totals->delayed_ns - space->delayed_ns);
     const uint64_t undelayed_us = min_u64(totals->undelayed_ns - space->undelayed_ns, CT_GATE_HORIZON_NS) / 1000;
     const uint64_t lost_ns = delayed_ns > 0 ? min_u64((uint64_t)delayed_ns, CT_GATE_HORIZON_NS) : 0;
-    if (undelayed_us)
+    if (gate->idle_debt_ns > space->from_ns) /* the same loss buys more device time while holders are idle */
+        set_part(gate, space->sm_ppm / 2, now_ns);
+    else if (undelayed_us)
         set_part(gate, next_part(space->sm_ppm, lost_ns * 1000 / undelayed_us, gate->delay_ppm), now_ns);
     if (space->sm_ppm)
         space->retry_wait_ns -= space->retry_wait_ns / 8;
@@ -132,20 +139,41 @@ static void follow_requests(struct ct_gate *gate)
     }
 }
 
+/* Follows for which part of the time holders are active. If they pause often, work in the pauses costs them less: work
+ * next to them takes from every request, and an SM-limited kernel still runs when the pause begins. */
+static void follow_duty(struct ct_gate *gate)
+{
+    struct ct_gate_space *space = &gate->space;
+    const int64_t apart_ppm = (int64_t)min_u64(gate->duty_ppm, PPM) - (int64_t)space->duty_ppm;
+    space->duty_periods += space->duty_periods < DUTY_WEIGHT;
+    space->duty_ppm = (uint64_t)((int64_t)space->duty_ppm + apart_ppm / (int64_t)space->duty_periods);
+    if (space->duty_periods < DUTY_PERIODS_MIN)
+        return;
+    if (space->duty_ppm > BUSY_PPM)
+        space->is_worth_sharing = 1;
+    else if (space->duty_ppm < IDLE_PPM)
+        space->is_worth_sharing = 0;
+}
+
 void ct_space_update(struct ct_gate *gate, uint64_t now_ns)
 {
     struct ct_gate_space *space = &gate->space;
+    if (sat_sub_u64(now_ns, space->requests_ns) >= PERIOD_NS) {
+        space->requests_ns = now_ns;
+        follow_requests(gate);
+        follow_duty(gate);
+    }
     if (!is_possible(gate)) {
         space->sm_ppm = 0;
         return;
     }
-    if (sat_sub_u64(now_ns, space->requests_ns) >= PERIOD_NS) {
-        space->requests_ns = now_ns;
-        follow_requests(gate);
-    }
     if (gate->sm_ppm <= PPM) { /* the node follows an objective */
         space->sm_ppm = gate->sm_ppm >= max_u64(SMALLEST_PPM, gate->sm_step_ppm) ? gate->sm_ppm : 0;
         space->from_ns = 0;
+        return;
+    }
+    if (!space->is_worth_sharing) {
+        space->sm_ppm = space->from_ns = 0;
         return;
     }
     const uint64_t elapsed_ns = sat_sub_u64(now_ns, space->from_ns);
@@ -183,6 +211,12 @@ int ct_space_needs_losses(const struct ct_gate *gate)
 int ct_space_is_open(const struct ct_gate *gate)
 {
     return is_possible(gate) && (gate->space.sm_ppm || is_stated(gate));
+}
+
+int ct_space_prefers_idle(const struct ct_gate *gate)
+{
+    return is_possible(gate) && !ct_space_is_open(gate) && gate->space.duty_periods >= DUTY_PERIODS_MIN &&
+        !gate->space.is_worth_sharing;
 }
 
 /* Returns for how long holders are expected to remain active: until their present requests end. */

@@ -11,6 +11,8 @@ void ct_space_update(struct ct_gate *gate, uint64_t now_ns);
 int ct_space_needs_losses(const struct ct_gate *gate);
 /* Returns whether launches may pass next to an active holder. */
 int ct_space_is_open(const struct ct_gate *gate);
+/* Returns whether holders pause so often that losses next to an active one are better spent in the pauses. */
+int ct_space_prefers_idle(const struct ct_gate *gate);
 /* Returns whether this launch may pass next to an active holder, and limits it to its part of the SMs: it then takes
  * longer. */
 int ct_space_limit(const struct ct_gate *gate, struct ct_launch_request *request, uint64_t now_ns);

@@ -278,6 +278,12 @@ static PyObject *completed(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static PyObject *busy_ns(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLongLong(load_relaxed(&gate_of(self)->mine->busy_ns));
+}
+
 static PyObject *clock_ppm(PyObject *self, PyObject *unused)
 {
     (void)unused;
@@ -311,7 +317,8 @@ static PyMethodDef gate_methods[] = {
     METHOD(share_by_mps, METH_VARARGS), METHOD(requested, METH_VARARGS), METHOD(oldest, METH_VARARGS),
     METHOD(measured, METH_VARARGS),  METHOD(slept, METH_VARARGS),     METHOD(overslept, METH_VARARGS),
         METHOD(wait_plan, METH_VARARGS),       METHOD(has_sleepers, METH_VARARGS),
-    METHOD(completed, METH_VARARGS), METHOD(clock_ppm, METH_NOARGS),  METHOD(quiescence, METH_VARARGS),
+    METHOD(completed, METH_VARARGS), METHOD(busy_ns, METH_NOARGS),
+    METHOD(clock_ppm, METH_NOARGS),  METHOD(quiescence, METH_VARARGS),
     METHOD(was_quiescent, METH_VARARGS), METHOD(join_gang, METH_VARARGS),
     METHOD(set_collective, METH_VARARGS),
     {NULL, NULL, 0, NULL},

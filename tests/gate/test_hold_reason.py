@@ -31,7 +31,7 @@ def job_asks(file: memoryview, work_ns: int, at_ns: int = NOW, may_fill: int = 1
     [
         (50 * MS, 60 * MS, 90 * MS, HoldReason.BUSY),
         (MS, 8 * MS, 9 * MS, HoldReason.TIGHT),
-        (MS, 3 * MS, 500 * MS, HoldReason.DUE),
+        (MS, 3 * MS, 5 * MS, HoldReason.DUE),
     ],
 )
 def test_hold_reason_equals_the_answer_of_the_gate(work_ns: int, low_ns: int, high_ns: int, hold: HoldReason) -> None:

@@ -102,7 +102,7 @@ def test_charges_follow_losses_in_both_directions(late_ns: int) -> None:
     assert charged <= thought or late_ns > 300 * US, "a smaller loss than the estimate raises no charge"
     assert charged > thought or late_ns < 900 * US, "a loss far above the estimate does"
     assert charged <= bursts(late_ns + 50 * US, 400)[0]
-    assert charged * 8 >= thought - 2 * MS, "an eighth is charged at least"
+    assert charged * 64 >= thought - 2 * MS, "a sixty-fourth is charged at least"
 
 
 def test_work_without_reported_loss_is_hardly_charged() -> None:

@@ -125,7 +125,7 @@ def test_setting_with_the_most_collectives_within_the_limit_counts() -> None:
     other, third = GangSetting(1), GangSetting(2)
     assert best_setting({DEFAULT: result(1.2, 0.9), other: result(1.0, 0.5), third: result(1.1, 0.6)}) == third
     assert best_setting({DEFAULT: result(1.3, 0.9), other: result(1.2, 0.1)}) == other
-    assert DEFAULT.flags == "--delay 2%"
+    assert DEFAULT.flags == "--delay 5%"
     assert NO_SPACE.flags == "--delay 2% --sms 1%"
 
 

@@ -82,7 +82,7 @@ def test_tenants_are_paused_and_resumed_by_name_or_all_offline(node: InProcessNo
 def test_priority_and_rules_are_set_and_reported(node: InProcessNode, run_command: Say) -> None:
     assert run_command("set", "a", "--priority", "0") == (0, "a has priority 0\n", "")
     assert run_command("set", "--gate", "strict", "--delay", "1%")[1].startswith(
-        "rules in force: strict, bound 500us, delay 1%"
+        "rules in force: strict, bound 250us, delay 1%"
     )
     answer = json.loads(run_command("set", "--bound", "200us", "--json")[1])
     assert answer == {
@@ -180,7 +180,7 @@ def test_node_started_by_run_keeps_the_settings_of_its_predecessor() -> None:
     rules = GateRules(GatePolicy.STRICT, 123_456, 12_345, 7, 10_000, 999_999)
     control = ControlLimits(70_000_000, "aimd", 950_000, 50_000, 300_000, 900_000, mps_share=True)
     promised = (7, 10**10, 0, "predict", "overcommit", (Gpu("a", 1 << 30), Gpu("b", 3 << 30)), rules)
-    settings = NodeSettings(*promised, control=control, is_mps=True, refuse_unmet=True)
+    settings = NodeSettings(*promised, control=control, is_mps=True, refuse_unmet=True, uses_calibration=True)
     words = iter(_flags_of(settings))
     given = [(word.removeprefix("--").replace("-", "_"), next(words)) for word in words]
     steers = {field.name for field in msgspec.structs.fields(ControlConfig)}

@@ -55,7 +55,7 @@ def test_adjustment_writes_the_table_and_reports_the_previous_share() -> None:
     assert isinstance(reported[0], SetTenantTable)
     assert reported[0].rules.delay_ppm == 1_000_000
     assert [entry.slot for entry in reported[0].rules.entries] == [0, 1]
-    assert reported[1] == SetOnlineShare(4, proposal(500_000).adjustment, 980_392)
+    assert reported[1] == SetOnlineShare(4, proposal(500_000).adjustment, 952_381)
     node.handle(proposal(250_000))
     again = node.reported
     assert isinstance(again[0], SetTenantTable)

@@ -9,6 +9,7 @@ from tests.support.gate_sums import (
     DELAY_MOST,
     DUTY,
     DUTY_LEAST,
+    DUTY_START,
     FAR,
     HELD_FOR,
     HELD_MOST,
@@ -49,8 +50,8 @@ class Ledger:
         self.unconfirmed = self.unconfirmed_ns = 0
         self.charged_from = self.charged_until = self.owed = 0
         self.is_back = self.has_switched = False
-        self.spent = self.granularity = self.duty_from = self.duty_active = 0
-        self.duty_ppm = DUTY_LEAST
+        self.spent = self.granularity = self.duty_from = self.duty_active = self.idle_debt = 0
+        self.duty_ppm = DUTY_START
         self.is_lent = False
         self.held = self.held_at = self.ended = 0
         self.losses = Losses()
@@ -99,6 +100,8 @@ class Ledger:
 
     def patience(self, low: int, high: int) -> int:
         most, spread = self.rules.patience_ns, max(high - low, 0)
+        if high and most and spread > most:
+            return max(most // (spread // most), PATIENCE_LEAST)
         return max(most if not high or spread > most // 4 else 4 * spread, PATIENCE_LEAST)
 
     def be_active(self, now: int) -> None:
@@ -136,7 +139,7 @@ class Ledger:
         if is_drained:
             present = [page, *filter(None, map(self.page_of, [*self.above, *self.beside]))]
             asked_until = max(other["admitted_until_ns"] for other in present)
-            self.losses.drained(page, asked_until, self.rules.delay_ppm, now)
+            self.losses.drained(page, asked_until, now)
             if page["waits_ns"]:
                 self.be_held(max(now - max(page["busy_ns"], page["waits_ns"]), 0), now)
         busy = now if is_drained else max(page["busy_ns"], now)
@@ -172,7 +175,7 @@ class Ledger:
         if self.duty_from:
             more, span = max(active - self.duty_active, 0), now - self.duty_from
             duty = PPM if more >= span else more * 1000 // (span // 1000)
-            before = self.duty_ppm if self.duty_ppm > DUTY_LEAST else duty
+            before = duty if self.duty_ppm in {DUTY_LEAST, DUTY_START} else self.duty_ppm
             self.duty_ppm = max((before + duty) // 2, DUTY_LEAST)
         self.duty_from, self.duty_active = now, active
 

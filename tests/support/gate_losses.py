@@ -6,15 +6,14 @@ from tests.support.gate_sums import (
     ASTRAY,
     CLEAN_MOST,
     CLEAN_WANTED,
+    ERROR_PART,
     FAR,
-    FELT_MOST,
     MEMORY,
     MET_MOST,
     PPM,
     PRIOR,
     SCALE_LEAST,
     SCALE_MOST,
-    SLACK,
     Page,
     quotient,
 )
@@ -26,7 +25,7 @@ class Losses:
     """The losses of one process: measured by its own waits, and reported by higher priorities."""
 
     def __init__(self) -> None:
-        self.begin = self.end = self.clean = self.count = self.met = 0
+        self.begin = self.end = self.clean = self.spread = self.count = self.met = 0
         self.unsure = self.is_begun = False
         self.charged_sum = self.lost = self.charged = self.ppm = 0
         self.pages: dict[Key, Page] = {}
@@ -47,7 +46,7 @@ class Losses:
         self.end = max(self.end, now) + expect
         self.unsure = self.unsure or not expect
 
-    def drained(self, page: Page, asked_until: int, delay: int, now: int) -> None:
+    def drained(self, page: Page, asked_until: int, now: int) -> None:
         begin, waits = self.begin, page["waits_ns"]
         late = now - max(self.end, waits)
         self.begin = self.end = 0
@@ -55,6 +54,8 @@ class Losses:
             return
         if asked_until < begin:
             self.count = min(self.count + 1, CLEAN_MOST)
+            apart = abs(late - self.clean)
+            self.spread = 0 if self.count == 1 else self.spread + quotient(apart - self.spread, self.count - 1)
             self.clean += quotient(late - self.clean, self.count)
             self.met = page["clean_wanted_ns"] = 0
             return
@@ -62,7 +63,7 @@ class Losses:
         if self.met == CLEAN_WANTED or (not self.count and self.met % CLEAN_WANTED == 1):
             page["clean_wanted_ns"] = now
         if self.count and self.met < MET_MOST:
-            page["lost_ns"] += felt(late - self.clean, max(now - begin, 0), delay)
+            page["lost_ns"] += late - (self.clean - quotient(self.spread, ERROR_PART))
             page["loss_reports"] += 1
 
     # ---- lower priorities
@@ -99,11 +100,3 @@ class Losses:
 def lost_of(key: Key, page: Page) -> int:
     """Return the loss that a higher priority reported; 0 while the page belongs to another generation."""
     return page["lost_ns"] if page["generation"] == key[1] else 0
-
-
-def felt(late: int, span: int, delay: int) -> int:
-    """Return the weight of a loss, which grows with its part of the time that the host waited."""
-    if late <= 0 or not span:
-        return late
-    lost, slack = min(late, FAR), max(min(span, FAR) * max(min(delay, 8 * PPM), SLACK) // PPM, 1)
-    return lost + min(min(lost, 2**32 - 1) ** 2 // slack, FELT_MOST * lost)

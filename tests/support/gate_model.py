@@ -24,6 +24,7 @@ from tests.support.gate_sums import (
     FREE,
     GAP,
     HARD_DEBT,
+    IDLE_FIRST,
     LEAD,
     LEAST,
     LENT,
@@ -148,6 +149,7 @@ class Tenant(Shares):
     def decide_free(self, request: LaunchRequest, submitted: int, now: int) -> tuple[int, int]:
         debt, lead = self.debt(now), min(LEAD, self.rules.bound_ns)
         if debt > BURST:
+            self.idle_debt = now
             return DEBT, now + debt - BURST
         bound = self.part_bound(now) if len(request) > BLOCKS and request[BLOCKS] else 0
         if submitted > lead and submitted + request[0] > (bound or self.bound_of(request)):
@@ -170,9 +172,10 @@ class Tenant(Shares):
         if self.rules.policy is not GatePolicy.FILL or not self.rules.delay_ppm:
             return NEVER
         earned, debt = earned_in(self.losses.scaled(loss), self.spared_ppm()), self.debt(now)
+        first = self.idle_debt + IDLE_FIRST if self.idle_debt else 0
         if loss <= max(loss_ns // 4, min(loss_ns, 2**32 - 1) * min(self.rules.delay_ppm, DELAY_MOST) // PPM):
-            return max(max(self.spent, now - SPARE) + earned, now + max(debt - BURST, 0))
-        return max(max(self.spent, since) + earned, now + debt)
+            return max(first, max(self.spent, now - SPARE) + earned, now + max(debt - BURST, 0))
+        return max(first, max(self.spent, since) + earned, now + debt)
 
     def spend(self, loss: int, now: int) -> None:
         self.spent = max(self.spent, now - SPARE) + earned_in(self.losses.scaled(loss), self.spared_ppm())

@@ -64,9 +64,9 @@ class GateRules(Value, frozen=True):
     """The tenant table of a device. docs/concepts/gate.md explains the default values."""
 
     policy: GatePolicy = GatePolicy.FILL
-    bound_ns: int = 500_000
+    bound_ns: int = 250_000
     """Device time that a lower-priority tenant may have in flight while no higher-priority tenant is active."""
-    delay_ppm: int = 20_000
+    delay_ppm: int = 50_000
     """The share of its time that a tenant may lose to tenants of lower priority."""
     patience_ns: int = 2_000_000
     """A holder that is this late for its expected launch counts as idle."""

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Final
 
 from cotenant import _native
 from cotenant.gate.launch_estimate import LaunchEstimate, free_part, granularity_of
 from cotenant.gate.learned_times import LearnedTimes
 from cotenant.gate.tenant_table import WritableBuffer
+from cotenant.units.instant import MICROSECOND_NS
+
+_EXTENSION_NS: Final = 30 * MICROSECOND_NS
+"""By how much the expected end of overdue work moves each time it is asked for (EXTENSION_NS in the hook)."""
 
 
 class TenantGate:
@@ -51,6 +56,8 @@ class TenantGate:
         ]
         self._grids = [(work.blocks, work.wave_blocks) for work in works]
         self._rest_blocks = 0  # of a launch of which a part has passed
+        self._is_rest = False
+        self._outstanding = 0
         self._steps = steps
         self._base = len(works) + 2
         self._wait = len(works) + 1
@@ -84,6 +91,8 @@ class TenantGate:
         if not self._must_ask:
             self.sm_ppm, self.part_blocks = gate.announce(request, now_ns), 0
             return self._pass(now_ns)
+        if self._outstanding and gate.busy_ns() <= now_ns:  # it should have ended and has not
+            gate.prolong(now_ns + _EXTENSION_NS)
         passes, reason, until_ns, expect_ns, self.sm_ppm, self.part_blocks = gate.admit(request, since_ns, now_ns)
         if passes:
             self._request = (expect_ns, *request[1:])
@@ -104,7 +113,10 @@ class TenantGate:
     def ended(self, step: int, length_ns: int, now_ns: int) -> None:
         """Report that a launch has ended, and how long it took."""
         work = self._steps[step]
-        expect_ns, part_blocks = self._admitted[work].popleft() if self._admitted[work] else (0, 0)
+        expect_ns, part_blocks = 0, 0
+        if self._admitted[work]:
+            expect_ns, part_blocks = self._admitted[work].popleft()
+            self._outstanding -= 1
         if self._times is not None:
             if part_blocks:
                 blocks, wave_blocks = self._grids[work]
@@ -150,6 +162,7 @@ class TenantGate:
             expect_ns, sure_ns, preemption, doubtful = self._times.estimate(work, self._gate.clock_ppm())
         self._request = (expect_ns, sure_ns, *self._forecast(), *preemption, doubtful, *self._grids[work])
         self._whole = self._request
+        self._is_rest = False
         self._since_ns = now_ns
         self.sleeps = self.spins = False
 
@@ -164,13 +177,16 @@ class TenantGate:
             granularity_ns, free_ppm = granularity_of(expect_ns, rest, wave), free_part(rest, wave)
         times = (expect_ns, sure_ns, low_ns, high_ns)
         self._request = (*times, may_fill, granularity_ns, count, free_ppm, doubtful, rest, wave)
+        self._is_rest = True
         self._since_ns = since_ns
         self.sleeps = self.spins = False
 
     def _pass(self, now_ns: int) -> int:
         self._passing = self._request
         if self._must_ask:
-            self._admitted[self._work].append((self._request[0], self.part_blocks))
+            self._outstanding += 1
+            rest_blocks = self._request[9] if self._is_rest else 0
+            self._admitted[self._work].append((self._request[0], self.part_blocks or rest_blocks))
         self._rest_blocks = self._request[9] - self.part_blocks if self.part_blocks else 0
         if self._times is not None:
             self._times.launched(self._work, self._gate, now_ns)

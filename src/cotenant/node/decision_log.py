@@ -33,6 +33,7 @@ from cotenant.node.model.event import (
     Event,
     EvictionRequested,
     GateChange,
+    GpuCalibrated,
     GpuFaulted,
     GpuLost,
     GpuRecovered,
@@ -269,8 +270,10 @@ def _measurement(event: Event) -> str:
 
 
 def _memory_or_daemon(event: Event) -> str:
-    """Return what happened to a tenant's memory or to the daemon itself in words."""
+    """Return what happened to a tenant's memory, to the daemon itself, or what it measured of a device, in words."""
     match event:
+        case GpuCalibrated(gpu=gpu, calibration=calibration):
+            return f"GPU {gpu} was measured: {calibration.describe()}"
         case MemoryRequested(slot=slot, generation=generation, bytes=requested):
             return f"slot {slot}/{generation} requests {round_size(requested)} of device memory"
         case MemoryBypassed(slot=slot, generation=generation):

@@ -81,6 +81,11 @@ class Directories(msgspec.Struct, frozen=True):
         return self.state / "diurnal.json"
 
     @property
+    def calibrations(self) -> Path:
+        """What sharing each device costs, by its UUID."""
+        return self.state / "calibration.json"
+
+    @property
     def log(self) -> Path:
         """The log of a node that was started in the background."""
         return self.state / "node.log"

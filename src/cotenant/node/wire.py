@@ -18,7 +18,7 @@ from cotenant.gate.rules import GateRules, Limit
 from cotenant.node.model.action import SignalKind
 from cotenant.node.model.admission import Reject
 from cotenant.node.model.control import OnlineShareSetpoint
-from cotenant.node.model.event import Detail, Ending, GateChange
+from cotenant.node.model.event import Detail, Ending, GateChange, GpuCalibrated
 from cotenant.node.model.gang import GANG_RANKS
 from cotenant.node.model.gpu import Gpu
 from cotenant.node.model.protection import GpuWatch
@@ -405,6 +405,8 @@ class NodeStatus(Message, frozen=True, tag="node-status"):
     """Requests that were refused or dropped without a record."""
     mps: str
     """"off", "ready" or "not ready"."""
+    calibrations: list[GpuCalibrated] = []
+    """What was measured of the devices."""
 
 
 class ReloadResult(Message, frozen=True, tag="reload-result"):

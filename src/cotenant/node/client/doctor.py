@@ -59,6 +59,7 @@ def examine(directories: Directories) -> Iterator[Finding]:
         lambda: _journal(directories),
         lambda: _damaged_files(directories),
         lambda: _mps(directories),
+        lambda: _calibration(directories),
         lambda: _driver(directories),
         _hook,
     ]
@@ -109,6 +110,28 @@ def _directories(directories: Directories) -> Iterator[Finding]:
             yield Finding(Level.BAD, f"{label} directory {path} {reason}, so the node refuses joins", remedy)
         else:
             yield Finding(Level.GOOD, f"{label} directory {path}")
+
+
+def _calibration(directories: Directories) -> Iterator[Finding]:
+    """Yield what the node has measured of its devices."""
+    try:
+        status = node_status(directories)
+    except CotenantError:
+        return
+    if status is None:
+        return
+    measured = {entry.gpu: entry.calibration for entry in status.calibrations}
+    for gpu, calibration in measured.items():
+        what = f"GPU {gpu}: {calibration.describe()}"
+        if calibration.gap_filling_loss or calibration.has_ineffective_mps:
+            remedy = 'share this GPU under MPS (mps = "on" in [node]), or accept that only idle time is used'
+            yield Finding(Level.NOTE, what, remedy)
+        else:
+            yield Finding(Level.GOOD, what)
+    missing = [str(gpu) for gpu in range(len(status.gpus)) if gpu not in measured]
+    if missing:
+        what = f"the costs of sharing GPU {', '.join(missing)} are not measured; the gate uses those of the config"
+        yield Finding(Level.NOTE, what, "nothing to do: the node measures them when no tenant has used it for 3 s")
 
 
 def _exists(path: Path) -> bool:

@@ -363,7 +363,7 @@ def _flags_of(settings: NodeSettings | None) -> list[str]:
     flags += ["--gate", gate.policy.value, "--bound", format_duration(gate.bound_ns)]
     flags += ["--delay", format_share(gate.delay_ppm), "--patience", format_duration(gate.patience_ns)]
     flags += ["--switch", format_duration(gate.switch_ns), "--spin", format_share(gate.spin_ppm)]
-    flags += ["--sms", format_share(gate.sm_ppm or 0)]
+    flags += ["--sms", format_share(gate.sm_ppm or 0), "--calibrate", "yes" if settings.uses_calibration else "no"]
     control = settings.control
     flags += ["--adjust", control.adjust, "--adjust-period", format_duration(control.period_ns)]
     for flag, ppm in (

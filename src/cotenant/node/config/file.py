@@ -89,6 +89,14 @@ class NodeConfig(Section, frozen=True):
     patience: Annotated[
         DurationNs, Meta(description="a tenant that is this late with its next expected launch counts as idle")
     ] = DurationNs(_GATE.patience_ns)
+    calibrate: Annotated[
+        str,
+        Meta(
+            pattern=r"^(yes|no)\Z",
+            description="measure what sharing a GPU costs, while no tenant uses it, and use that instead of `switch`: "
+            "yes or no",
+        ),
+    ] = "yes"
     switch: Annotated[
         DurationNs, Meta(description="cost of a context switch to another process and back; about 10us without MPS")
     ] = DurationNs(_GATE.switch_ns)
@@ -145,7 +153,8 @@ class NodeConfig(Section, frozen=True):
         times = (int(self.grace), int(self.idle_exit))
         flags = (self.mps == "on", self.unmet == "refuse")
         return NodeSettings(
-            self.slots, *times, self.place, self.admit, gpus, self.rules(), limits, control, *flags, on_bypass
+            *(self.slots, *times, self.place, self.admit, gpus, self.rules(), limits, control, *flags, on_bypass),
+            uses_calibration=self.calibrate == "yes",
         )
 
     def rules(self) -> GateRules:

@@ -14,6 +14,7 @@ from cotenant.gate.live_tables import LiveTenantTables
 from cotenant.node.config.file import Config
 from cotenant.node.daemon.diurnal_file import DiurnalFile
 from cotenant.node.daemon.enforcer import LiveEnforcer, since_boot
+from cotenant.node.daemon.monitor.calibrator import CalibrationFile, Calibrator
 from cotenant.node.daemon.monitor.context_size import DEADLINE_S, ContextProber
 from cotenant.node.daemon.monitor.diurnal import DiurnalSaver
 from cotenant.node.daemon.monitor.monitor import DeviceMonitor, MonitorParts
@@ -94,6 +95,14 @@ class Monitoring:
             prober,
             self._limit_tenants,
         )
+        self._calibrator = Calibrator(
+            machine,
+            BackgroundTasks(loop, "cotenant-cost"),
+            homes,
+            self._mps_environment,
+            CalibrationFile(directories.calibrations),
+            loop.post,
+        )
         self._on_sample: Callable[[int, GpuSample], None] = lambda *_: None
         self._devices = DeviceMonitor(machine, parts, self._post)
         self._report = report
@@ -137,6 +146,7 @@ class Monitoring:
         self._on_sample = on_sample
         self._time_slices.begin(gpus)
         self._loop.add_timer(self._devices)
+        self._loop.add_timer(self._calibrator)
         self._loop.add_timer(self._objectives)
         self._loop.add_timer(self._saver)
         if self.mps is not None:
@@ -147,6 +157,7 @@ class Monitoring:
         """Stop the monitors. MPS keeps running while there are tenants."""
         self._devices.close()
         self._time_slices.close()
+        self._calibrator.close()
         self._tasks.close()
         self._diurnal_tasks.close()
         self._saver.close()

@@ -24,7 +24,7 @@ from cotenant.node.daemon.request_limit import DroppedRequests, RequestLimiter
 from cotenant.node.daemon.systemd import ServiceManager
 from cotenant.node.directories import Directories, link_socket, listen
 from cotenant.node.model.admission import Reject
-from cotenant.node.model.event import Event, NodeStopping, SettingsChanged
+from cotenant.node.model.event import Event, GpuCalibrated, NodeStopping, SettingsChanged
 from cotenant.node.model.protection import OnBypass
 from cotenant.node.model.tenant import GPU_LIMIT
 from cotenant.node.state.node import NodeMachine
@@ -222,6 +222,10 @@ class NodeService:
             kept_turns=self._parts.host.kept_turns,
             dropped=self._parts.dropped.total,
             mps="off" if is_mps_ready is None else "ready" if is_mps_ready else "not ready",
+            calibrations=[
+                GpuCalibrated(gpu, calibration)
+                for gpu, calibration in sorted(machine.registry.tables.calibrations.items())
+            ],
         )
 
     def reload(self) -> wire.ReloadResult:

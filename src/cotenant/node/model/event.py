@@ -7,6 +7,7 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 
 from cotenant.gate.rules import GatePolicy, GateRules, Limit
+from cotenant.node.model.calibration import Calibration
 from cotenant.node.model.control import Adjustment, ControlLimits, OnlineShareSetpoint
 from cotenant.node.model.gpu import Gpu
 from cotenant.node.model.log_event import LogEventKind, LogLevel
@@ -40,6 +41,8 @@ class NodeSettings(Value, frozen=True):
     refuse_unmet: bool = False
     """Whether an online tenant is refused if no device is predicted to meet its objective."""
     on_bypass: OnBypass = OnBypass.EVICT
+    uses_calibration: bool = False
+    """Whether measured costs of a device replace those of the gate rules."""
 
 
 class NodeStarted(Value, frozen=True, tag="started"):
@@ -75,6 +78,13 @@ class OnlineFirst(Value, frozen=True):
     until_ns: Instant
 
 
+class GpuCalibrated(Value, frozen=True, tag="gpu-calibrated"):
+    """The node has measured what sharing a device costs, now or earlier with the same driver."""
+
+    gpu: int
+    calibration: Calibration
+
+
 class NodeRestored(Value, frozen=True, tag="restored"):
     """A snapshot of the whole state at the head of a journal segment; it replaces the state."""
 
@@ -92,6 +102,7 @@ class NodeRestored(Value, frozen=True, tag="restored"):
     waiting: tuple[WaitingJoin, ...] = ()
     online_first: tuple[OnlineFirst, ...] = ()
     setpoints: tuple[OnlineShareSetpoint, ...] = ()
+    calibrations: tuple[GpuCalibrated, ...] = ()
 
 
 class TenantJoined(Value, frozen=True, tag="joined"):
@@ -424,6 +435,7 @@ Event: TypeAlias = (
     | TenantRestored
     | TenantRestarted
     | MpsStatusChanged
+    | GpuCalibrated
     | TimerFired
     | SettingsChanged
     | NodeReported

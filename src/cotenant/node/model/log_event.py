@@ -71,6 +71,7 @@ class LogEventKind(enum.Enum):
     GPU_FAULTED = "gpu-faulted"
     GPU_LOST = "gpu-lost"
     GPU_RECOVERED = "gpu-recovered"
+    GPU_CALIBRATED = "gpu-calibrated"
     MPS_READY = "mps-ready"
     MPS_EXITED = "mps-exited"
     MPS_RESTART = "mps-restart"

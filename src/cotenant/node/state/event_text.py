@@ -8,6 +8,7 @@ from cotenant.gate.grant import Grant, Kind
 from cotenant.node.decision_log import cause_of, describe_bypass
 from cotenant.node.model.action import KillTenant, ReportGpuHealth, RestartMps, RestoreTenant, Stop, SuspendTenant
 from cotenant.node.model.event import (
+    GpuCalibrated,
     GpuFaulted,
     GpuLost,
     GpuRecovered,
@@ -177,6 +178,12 @@ def _mps_status(event: MpsStatusChanged, tenant: TenantIdentity) -> LogText:
     return LogText(LogEventKind.MPS_EXITED, text, LogLevel.ERROR, event.gpu, name)
 
 
+def _gpu_calibrated(event: GpuCalibrated, tenant: TenantIdentity) -> LogText:
+    del tenant
+    text = f"GPU {event.gpu} was measured: {event.calibration.describe()}"
+    return LogText(LogEventKind.GPU_CALIBRATED, text, gpu=event.gpu)
+
+
 def _mps_restarted(action: RestartMps, tenant: TenantIdentity) -> LogText:
     del tenant
     return LogText(LogEventKind.MPS_RESTART, f"the MPS server of GPU {action.gpu} is restarted", gpu=action.gpu)
@@ -215,6 +222,7 @@ FORMATTERS: Final = dict(
         handler(GpuLost, _gpu_lost),
         handler(GpuRecovered, _gpu_recovered),
         handler(MpsStatusChanged, _mps_status),
+        handler(GpuCalibrated, _gpu_calibrated),
         handler(RestartMps, _mps_restarted),
         handler(SettingsChanged, _settings_changed),
         handler(NodeReported, _reported),

@@ -19,6 +19,7 @@ from cotenant.node.model.event import (
     DisruptionAnnounced,
     Event,
     EvictionRequested,
+    GpuCalibrated,
     GpuFaulted,
     GpuLost,
     GpuRecovered,
@@ -52,6 +53,7 @@ from cotenant.node.model.event import (
     TenantSuspended,
     TimerFired,
 )
+from cotenant.node.model.gpu import Gpu
 from cotenant.node.model.protection import ExitPhase, GpuWatch, Lifecycle
 from cotenant.node.model.tenant import Tenant, TenantView
 from cotenant.node.state.capacity import Capacity
@@ -105,6 +107,7 @@ class NodeMachine:
                 handler(GpuLost, devices.lost),
                 handler(GpuRecovered, devices.recovered),
                 handler(MpsStatusChanged, devices.mps_changed),
+                handler(GpuCalibrated, self._calibrated),
                 handler(TenantFaulted, devices.tenant_faulted),
                 handler(TenantHung, devices.tenant_hung),
                 handler(MemoryRequested, pressure.memory_requested),
@@ -204,6 +207,10 @@ class NodeMachine:
             tuple(self._pressure.waiting),
             tuple(entry for _, entry in sorted(self._devices.online_first.items())),
             tuple(setpoint for _, setpoint in sorted(self.registry.tables.setpoints.items())),
+            tuple(
+                GpuCalibrated(gpu, calibration)
+                for gpu, calibration in sorted(self.registry.tables.calibrations.items())
+            ),
         )
 
     def plan(self) -> Plan:
@@ -227,6 +234,7 @@ class NodeMachine:
             self._context.rules = event.settings.gate
         before = self._context.settings.gpus
         self._context.settings = event.settings
+        self._forget_calibrations(before)
         self.registry.peer_of.clear()
         self.registry.slot_of_peer.clear()
         self._pressure.waiting.clear()
@@ -260,7 +268,8 @@ class NodeMachine:
         self.registry.idle_since = event.idle_since_ns
         self._context.rules = event.settings.gate if event.gate is None else event.gate
         self._pressure.waiting = list(event.waiting)
-        self.registry.tables = TenantTables((), event.setpoints)
+        calibrations = {entry.gpu: entry.calibration for entry in event.calibrations}
+        self.registry.tables = TenantTables((), event.setpoints, calibrations)
         self.registry.rebuild()
         self._devices.restore(event.watches, event.online_first)
         return []
@@ -283,8 +292,25 @@ class NodeMachine:
             self._context.rules = event.settings.gate
         self.registry.capacity = Capacity(event.settings, self.registry.holders.values(), self._context.rules)
         self._devices.add_devices(len(event.settings.gpus) - len(before.gpus))
+        self._forget_calibrations(before.gpus)
         self.registry.mark_all()
         return []
+
+    def _calibrated(self, event: GpuCalibrated, now: Instant) -> list[Action]:
+        """Use measured costs from now on, unless the settings state them."""
+        del now
+        if 0 <= event.gpu < len(self._context.settings.gpus) and self._context.settings.uses_calibration:
+            self.registry.tables.calibrations[event.gpu] = event.calibration
+            self.registry.tables.mark_all(event.gpu)
+        return []
+
+    def _forget_calibrations(self, before: tuple[Gpu, ...]) -> None:
+        """Forget the measurements of devices that are no longer the same, or of all if the settings state the costs."""
+        settings, calibrations = self._context.settings, self.registry.tables.calibrations
+        for gpu in list(calibrations):
+            is_same = gpu < min(len(before), len(settings.gpus)) and before[gpu] == settings.gpus[gpu]
+            if not is_same or not settings.uses_calibration:
+                del calibrations[gpu]
 
     def _reported(self, event: NodeReported, now: Instant) -> list[Action]:
         """Change nothing: the event is journaled for `cotenant events`."""

@@ -211,7 +211,7 @@ class TenantRegistry:
         self.generations += [0] * (settings.slots - len(self.generations))
         self.free = [slot for slot in range(settings.slots) if slot not in self.holders]
         self.slot_of_name = {tenant.name: slot for slot, tenant in self.holders.items()}
-        self.tables = TenantTables(self.holders.values(), self.tables.setpoints.values())
+        self.tables = TenantTables(self.holders.values(), self.tables.setpoints.values(), self.tables.calibrations)
         self.capacity = Capacity(settings, self.holders.values(), self._context.rules)
         lifecycles = {slot: tenant.lifecycle for slot, tenant in self.holders.items()}
         self.deadlines = {

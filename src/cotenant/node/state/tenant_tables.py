@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 from cotenant.gate.grant import Kind
 from cotenant.gate.rules import ENTRIES_LIMIT, GateEntry, GatePolicy, GateRules, Limit
 from cotenant.node.model.action import Action, RemoveEntry, SetTenantTable, UpsertEntry
+from cotenant.node.model.calibration import Calibration
 from cotenant.node.model.control import OnlineShareSetpoint
 from cotenant.node.model.protection import ExitPhase
 from cotenant.node.model.tenant import PRIORITY_LOWEST, Tenant
@@ -56,11 +58,18 @@ class TenantTables:
     actions.
     """
 
-    __slots__ = ("_entries", "_shares", "changed", "setpoints")
+    __slots__ = ("_entries", "_shares", "calibrations", "changed", "setpoints")
 
-    def __init__(self, tenants: Iterable[Tenant] = (), setpoints: Iterable[OnlineShareSetpoint] = ()) -> None:
-        """Begin with these tenants and set-points."""
+    def __init__(
+        self,
+        tenants: Iterable[Tenant] = (),
+        setpoints: Iterable[OnlineShareSetpoint] = (),
+        calibrations: Mapping[int, Calibration] = MappingProxyType({}),
+    ) -> None:
+        """Begin with these tenants, set-points and measurements of devices."""
         self.setpoints: dict[int, OnlineShareSetpoint] = {}
+        self.calibrations = dict(calibrations)
+        """By device: the measurements that the gate uses."""
         self._shares: dict[tuple[int, int], int] = {}  # by device and slot, from all set-points
         for setpoint in setpoints:
             self.set_online_share(setpoint)
@@ -140,13 +149,17 @@ class TenantTables:
     def table(self, gpu: int, rules: GateRules) -> GateRules:
         """Return the rules with the entries of a device; its online share determines delay budget and offline SMs."""
         setpoint = self.setpoints.get(gpu)
+        calibration = self.calibrations.get(gpu)
         is_open = setpoint is not None and setpoint.online_ppm <= ALL_SMS_PPM and rules.policy is GatePolicy.FILL
+        policy = GatePolicy.OPEN if is_open else rules.policy
+        if policy is GatePolicy.FILL and calibration is not None and calibration.gap_filling_loss:
+            policy = GatePolicy.STRICT
         return GateRules(
-            GatePolicy.OPEN if is_open else rules.policy,
+            policy,
             rules.bound_ns,
             rules.delay_ppm if setpoint is None else delay_of(setpoint.online_ppm),
             rules.patience_ns,
-            rules.switch_ns,
+            rules.switch_ns if calibration is None else calibration.switch_ns,
             rules.spin_ppm,
             self.entries(gpu)[:ENTRIES_LIMIT],
             rules.sm_ppm if setpoint is None else offline_sms_of(setpoint.online_ppm),

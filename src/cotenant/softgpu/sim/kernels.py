@@ -37,6 +37,8 @@ _OPS: Final = 8192
 _STEP_BITS: Final = 24
 _STEP_MASK: Final = (1 << _STEP_BITS) - 1
 _PART_MASK: Final = (1 << 15) - 1
+_IS_PART: Final = 1 << 14
+"""Numbers of parts have this bit, those of the operations of a launch do not."""
 _HOST_SHIFT: Final = 40
 
 
@@ -248,7 +250,7 @@ class DeviceSimulation:
         rest_blocks = blocks - (host.gate.part_blocks or blocks)
         # Of the kernel's time, which adds up to exactly that.
         done_ns = device_ns * (kernel[0] - rest_blocks) // kernel[0] - device_ns * (kernel[0] - blocks) // kernel[0]
-        number = host.part_number = host.part_number % _PART_MASK + 1
+        number = host.part_number = _IS_PART | (host.part_number + 1) % _IS_PART
         host.part_times[number] = done_ns << 1 | (not rest_blocks)
         is_confirmed = host.gate.confirms or host.gate.learns
         tag = host.tag | is_confirmed << 39 | number << _STEP_BITS | host.step

@@ -13,7 +13,7 @@ import msgspec
 from cotenant.errors import CotenantError
 from cotenant.harness.harness import PRESET, SharingHarness
 from cotenant.simulate.kernels import ClockChange, Knowledge, RunSettings, SharedRun, Tenant, play
-from cotenant.softgpu.sim.device import preset
+from cotenant.softgpu.costs import hardware
 from cotenant.softgpu.sim.results import DeviceRun
 from cotenant.units.instant import SECOND_NS
 from cotenant.workload.load import Workload
@@ -67,7 +67,7 @@ class ColdReport(msgspec.Struct, frozen=True, kw_only=True):
 def bench_cold(rounds: int, report: ReportLine, *, quick: bool = False, live: bool = True) -> ColdReport:
     """Run every service alone, without a profile, and with one."""
     run_ns = QUICK_RUN_NS if quick else RUN_NS
-    setting = RunSettings(device=preset(PRESET))
+    setting = RunSettings(device=hardware(PRESET))
     training = cold_training()
     services = cold_services(run_ns)
     results = []

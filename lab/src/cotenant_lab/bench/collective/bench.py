@@ -50,7 +50,7 @@ MODES: Final[tuple[Mode, ...]] = (
 class GangSetting(msgspec.Struct, frozen=True):
     """Options of `cotenant node`: --delay and --sms, in millionths; `sms_ppm` None: its default."""
 
-    delay_ppm: int = 20_000
+    delay_ppm: int = GateRules().delay_ppm
     sms_ppm: int | None = None
 
     @property

@@ -74,12 +74,22 @@ class ContextProber:
         return int(output) if output.strip().isdigit() and process.returncode == 0 else 0
 
     def _start(self, gpu: int, device: Gpu) -> subprocess.Popen[str]:
-        environ = {name: value for name, value in os.environ.items() if name not in _HOOK_VARIABLES}
-        soft_home = next((home for home in self._homes if any(soft.alive for soft in manage.gpus(home))), None)
-        if soft_home is not None:
-            environ |= manage.env(soft_home, base=environ)
-        environ |= {**self._environment(), "CUDA_VISIBLE_DEVICES": device.visible(gpu)}
+        environ = program_environment(self._homes, {**self._environment(), "CUDA_VISIBLE_DEVICES": device.visible(gpu)})
         command = [sys.executable, "-m", "cotenant.node.daemon.monitor.context_program"]
         return subprocess.Popen(
             command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
+
+
+def soft_home_of(homes: Sequence[Path]) -> Path | None:
+    """Return the first of these directories in which software GPUs run."""
+    return next((home for home in homes if any(soft.alive for soft in manage.gpus(home))), None)
+
+
+def program_environment(homes: Sequence[Path], more: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a program that measures a device without the hook."""
+    environ = {name: value for name, value in os.environ.items() if name not in _HOOK_VARIABLES}
+    soft_home = soft_home_of(homes)
+    if soft_home is not None:
+        environ |= manage.env(soft_home, base=environ)
+    return {**environ, **more}
