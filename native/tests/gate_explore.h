@@ -40,7 +40,7 @@ struct thread {
 };
 
 /* How the code is deliberately broken, to check that the exploration finds it. */
-enum defect { CORRECT, NO_RECHECK, UNORDERED_STORES, RELAXED_SEQUENCE, RELAXED_TABLE, NO_FENCE };
+enum defect { CORRECT, NO_RECHECK, NO_LEASE_CHECK, UNORDERED_STORES, RELAXED_SEQUENCE, RELAXED_TABLE, NO_FENCE };
 
 struct scenario {
     unsigned char *file;

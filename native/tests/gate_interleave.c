@@ -416,7 +416,7 @@ static void each_defect_is_detected(void)
     expect_violation("without the claim", three, explore_buffers, CORRECT, "two launches passed where only one fits");
     set_up_pair();
     expect_violation("a lease without the last check", scenario_of(launch_twice, ask_and_use_lease, NULL),
-                     explore_buffers, NO_RECHECK, missed);
+                     explore_buffers, NO_LEASE_CHECK, missed);
 }
 
 int main(void)
