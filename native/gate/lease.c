@@ -29,7 +29,8 @@ void ct_lease_grant(struct ct_gate *gate, uint32_t reason, uint64_t now_ns)
     /* A process without higher-priority tenants may have any amount of work in flight. */
     lease->bound_ns = gate->higher_count ? gate->bound_ns : CT_GATE_HORIZON_NS;
     lease->lead_ns = min_u64(CT_GATE_LEAD_NS, lease->bound_ns);
-    lease->until_ns = sat_add_u64(now_ns, CT_LEASE_NS);
+    /* A decision measures the activity of holders, which later losses are weighed by: no lease delays the next one. */
+    lease->until_ns = min_u64(sat_add_u64(now_ns, CT_LEASE_NS), sat_add_u64(gate->duty_from_ns, CT_GATE_DUTY_NS));
 }
 
 void ct_lease_end(struct ct_gate *gate, uint64_t now_ns)
@@ -37,8 +38,8 @@ void ct_lease_end(struct ct_gate *gate, uint64_t now_ns)
     struct ct_gate_lease *lease = &gate->lease;
     const uint64_t used_ns = lease->used_ns;
     lease->until_ns = lease->used_ns = 0;
-    if (used_ns)
-        ct_limit_charge_use(gate, used_ns, now_ns);
+    if (used_ns) /* as of its last launch: the tenant keeps what it has earned since */
+        ct_limit_charge_use(gate, used_ns, min_u64(gate->charged_from_ns, now_ns));
 }
 
 void ct_lease_late(struct ct_gate *gate, uint64_t now_ns)

@@ -92,9 +92,10 @@ static void expect_same_pages(void)
     EXPECT_SAME(counts.passed[CT_GATE_FREE]);
     EXPECT_SAME(counts.overruns);
     EXPECT_SAME(used_ns);
-    /* Time that a tenant below its share has not used is lost at each charge, and a lease charges later. */
+    /* Time that a tenant below its share has not used is lost at each charge, and a lease charges at its end, as of its
+     * last launch. */
     const uint64_t paid_ns[] = {load_relaxed(&pages[0]->paid_ns), load_relaxed(&pages[1]->paid_ns)};
-    EXPECT(paid_ns[1] + 2 * MS >= paid_ns[0] && paid_ns[0] + 2 * MS >= paid_ns[1]);
+    EXPECT(paid_ns[1] >= paid_ns[0] && paid_ns[1] - paid_ns[0] <= CT_LEASE_NS);
     EXPECT_EQ(lowers[1].unconfirmed, lowers[0].unconfirmed);
     EXPECT_EQ(lowers[1].unconfirmed_ns, lowers[0].unconfirmed_ns);
 }
@@ -191,6 +192,31 @@ static void a_share_is_charged(void)
     EXPECT(passes(10 * US, START + 3 * US) && !passes(US, START + 3 * US));
 }
 
+/* The activity of holders is measured at the same instants with leases and without. */
+static void a_lease_does_not_delay_a_measurement(void)
+{
+    const uint64_t due_ns = START + CT_GATE_DUTY_NS;
+    begin_with_lease(0, 0);
+    EXPECT(admit(&lowers[1], request_of(US), due_ns - 50 * US).pass);
+    EXPECT_EQ(lowers[1].lease.until_ns, due_ns);
+    EXPECT(passes(US, due_ns - US) && !passes(US, due_ns));
+    EXPECT(admit(&lowers[1], request_of(US), due_ns).pass);
+    EXPECT_EQ(lowers[1].duty_from_ns, due_ns);
+    EXPECT_EQ(lowers[1].lease.until_ns, due_ns + CT_LEASE_NS);
+}
+
+/* A tenant that pauses after a lease keeps what it earns in the pause, as it would have after decisions. */
+static void a_pause_after_a_lease_is_not_charged(void)
+{
+    const uint64_t idle_ns = START + 500 * MS, resumed_ns = idle_ns + CT_LIMIT_WINDOW_NS / 2;
+    begin_with_lease(HALF_PPM, CT_TENANT_STATIC);
+    EXPECT(admit(&lowers[1], request_of(US), idle_ns).pass);
+    EXPECT(passes(40 * US, idle_ns + US));
+    const uint64_t before_ns = lowers[1].paid_ns;
+    ct_lease_end(&lowers[1], resumed_ns);
+    EXPECT(lowers[1].paid_ns > before_ns && lowers[1].paid_ns <= before_ns + 2 * 40 * US + US);
+}
+
 static void a_refused_launch_is_taken_back(void)
 {
     const struct ct_gate_page *page = &devices[1].process[LOWER].gate;
@@ -235,7 +261,9 @@ int main(void)
     a_lease_gives_the_same_as_decisions(HALF_PPM, CT_TENANT_STATIC);
     a_lease_gives_the_same_as_decisions(HALF_PPM, 0);
     a_lease_ends_with_its_reasons();
+    a_lease_does_not_delay_a_measurement();
     a_share_is_charged();
+    a_pause_after_a_lease_is_not_charged();
     a_refused_launch_is_taken_back();
     a_late_launch_is_counted();
     a_process_with_peers_gets_no_lease();
