@@ -41,7 +41,7 @@ from cotenant.node.model.event import (
 )
 from cotenant.node.model.gpu import Gpu
 from cotenant.node.model.tenant import NEIGHBOURS_LIMIT, TenantSpec
-from cotenant.node.policy.limit.share import ALL_SMS_PPM, delay_of, offline_sms_of, share_of
+from cotenant.node.policy.limit.share import ALL_SMS_PPM, delay_of, share_of
 from cotenant.node.state.node import NodeMachine
 from cotenant.runner.host import replay
 from cotenant.runner.journal import MAGIC, encode_turn
@@ -322,7 +322,7 @@ class NodeStateMachine(Life):
                         rules,
                         policy=GatePolicy.OPEN if is_open else rules.policy,
                         delay_ppm=delay_of(online_ppm),
-                        sm_ppm=offline_sms_of(online_ppm),
+                        sm_ppm=0 if rules.sm_ppm is None else rules.sm_ppm,
                     )
                 assert self.tables[gpu] == rules
         assert -1 not in self.tables

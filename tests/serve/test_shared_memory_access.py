@@ -99,8 +99,8 @@ def grpc_requests() -> Iterator[tuple[str, bytes]]:
         tensor = message.inputs.add(name="X", datatype=datatype, shape=[count])
         tensor.parameters["shared_memory_region"].string_param = "r"
         tensor.parameters["shared_memory_byte_size"].int64_param = 8 * MANY_TEXTS
-        yield "ModelInfer", message.SerializeToString()
-        yield "ModelStreamInfer", message.SerializeToString()
+        yield "ModelInfer", message.SerializeToString(deterministic=True)
+        yield "ModelStreamInfer", message.SerializeToString(deterministic=True)
     yield "SystemSharedMemoryStatus", b""
 
 

@@ -13,7 +13,7 @@ from cotenant.node.model.calibration import Calibration
 from cotenant.node.model.control import OnlineShareSetpoint
 from cotenant.node.model.protection import ExitPhase
 from cotenant.node.model.tenant import PRIORITY_LOWEST, Tenant
-from cotenant.node.policy.limit.share import ALL_SMS_PPM, delay_of, offline_sms_of
+from cotenant.node.policy.limit.share import ALL_SMS_PPM, delay_of
 
 _NO_LAUNCH: Final = frozenset(
     {
@@ -147,7 +147,11 @@ class TenantTables:
         return sorted(gpu for gpu, entries in self._entries.items() if entries)
 
     def table(self, gpu: int, rules: GateRules) -> GateRules:
-        """Return the rules with the entries of a device; its online share determines delay budget and offline SMs."""
+        """Return the rules with the entries of a device; its online share determines the delay budget.
+
+        With an online share, offline work shares no SMs with active online work unless the config says so: the budget
+        buys more device time in the pauses of online work, at a lower latency.
+        """
         setpoint = self.setpoints.get(gpu)
         calibration = self.calibrations.get(gpu)
         is_open = setpoint is not None and setpoint.online_ppm <= ALL_SMS_PPM and rules.policy is GatePolicy.FILL
@@ -162,5 +166,5 @@ class TenantTables:
             rules.switch_ns if calibration is None else calibration.switch_ns,
             rules.spin_ppm,
             self.entries(gpu)[:ENTRIES_LIMIT],
-            rules.sm_ppm if setpoint is None else offline_sms_of(setpoint.online_ppm),
+            0 if setpoint is not None and rules.sm_ppm is None else rules.sm_ppm,
         )

@@ -25,14 +25,6 @@ def delay_of(online_ppm: int) -> int:
     return ((WHOLE_PPM - kept_ppm) * WHOLE_PPM + kept_ppm // 2) // kept_ppm
 
 
-def offline_sms_of(online_ppm: int) -> int:
-    """Return the part of the SMs that offline work may occupy next to active online work, in ppm.
-
-    It is none where online work keeps everything, and all of them at an online share of a tenth.
-    """
-    return min((WHOLE_PPM - min(online_ppm, WHOLE_PPM)) * WHOLE_PPM // (WHOLE_PPM - ALL_SMS_PPM), WHOLE_PPM)
-
-
 def share_of(delay_ppm: int) -> int:
     """Return the online share that corresponds to a delay budget."""
     product = WHOLE_PPM * WHOLE_PPM
