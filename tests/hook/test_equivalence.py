@@ -38,6 +38,9 @@ NOT_COMPARED = {
     "crasher.py": "runs until it is killed",
     "data_duration.py": "prints how long things took",
     "external.py": "needs other people's packages",
+    "external_cuda.py": "needs other people's packages",
+    "external_kserve.py": "needs other people's packages",
+    "external_server.py": "needs other people's packages",
     "external_tinygrad.py": "needs other people's packages",
     "exporter.py": "prints what NVML measures",
     "cuda_helpers.py": "no program",
@@ -49,6 +52,7 @@ NOT_COMPARED = {
     "killed_tenants.py": "its children run until they are killed",
     "orphan.py": "runs until it is killed",
     "service.py": "runs until it is killed",
+    "several_devices.py": "launches until its test tells it to end",
     "unreported_requests.py": "serves a number of requests, and prints nothing",
     "rank.py": "runs until it is killed",
     "request_reporter.py": "prints whether requests are recorded",
@@ -78,7 +82,7 @@ INPUT = {"worker.py": WORKER_COMMANDS, "zeros.py": " ".join(hooked_symbols())}
 ON_TWO_DEVICES = ("peers.py", "two.py")
 WITHOUT_RECORD = {"obedient.py"}  # it does not call the driver
 LOWER_PRIORITY = {"capture.py", "capture_beside.py", "contexts.py", "oldlaunch.py", "spins.py", "twins.py"}
-LOWER_PRIORITY |= {"ptx_rules.py", "sliced_launches.py"}
+LOWER_PRIORITY |= {"linking.py", "ptx_rules.py", "sliced_launches.py"}
 NOT_LOWER_PRIORITY = {  # a launch at lower priority may wait until earlier work has ended
     "deep.py": "queues more than ever ends: it takes seconds until the gate gives up",
     "graph_memory.py": "expects a launch to return while earlier work runs",

@@ -1,7 +1,12 @@
 /* Physical memory: counted from cuMemCreate until its last handle is released and its last mapping is removed. */
+#define _GNU_SOURCE
 #include "hook/memory/memory.h"
 
+#include <errno.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+
+enum { ENTRIES_BYTES = 4096 };
 
 /* Protected by the lock of the supplies; found in the holdings by handle and by the start of each mapping. Entries are
  * reused but never freed, because a program that releases a handle twice concurrently may reach one after its end. */
@@ -15,17 +20,33 @@ struct ct_physical {
     int has_aliases; /* the driver has given it more than one handle */
 };
 
+/* Maps a page of free entries; a forked child gets neither them nor the accounting that refers to them. */
+static void add_entries(struct ct_memory *memory)
+{
+    const int saved_errno = errno;
+    struct ct_physical *entries =
+        mmap(NULL, ENTRIES_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (entries != MAP_FAILED) {
+        madvise(entries, ENTRIES_BYTES, MADV_DONTFORK);
+        for (size_t i = 0; i < ENTRIES_BYTES / sizeof *entries; i++) {
+            entries[i].next = memory->free_physical;
+            memory->free_physical = &entries[i];
+        }
+    }
+    errno = saved_errno;
+}
+
 static struct ct_physical *make_physical(struct ct_memory *memory)
 {
     ct_supplies_lock(&memory->supplies);
+    if (!memory->free_physical)
+        add_entries(memory);
     struct ct_physical *physical = memory->free_physical;
-    if (physical)
+    if (physical) {
         memory->free_physical = physical->next;
-    ct_supplies_unlock(&memory->supplies);
-    if (!physical)
-        physical = malloc(sizeof *physical);
-    if (physical)
         *physical = (struct ct_physical){0};
+    }
+    ct_supplies_unlock(&memory->supplies);
     return physical;
 }
 

@@ -72,12 +72,20 @@ static int is_named(void *device, const char *entry, size_t length)
     return length && uuid_of && uuid_of(device, uuid, sizeof uuid) == NVML_SUCCESS && strncmp(uuid, entry, length) == 0;
 }
 
+static uint32_t count_entries(const char *list)
+{
+    uint32_t count = 1;
+    for (; *list; list++)
+        count += *list == ',';
+    return count;
+}
+
 /* Returns the number by which the process's driver knows this device: its position in CUDA_VISIBLE_DEVICES. -1: it is none of
- * the tenant's. */
-static int number_of(void *device)
+ * the tenant's, or unknown because the list is missing or names more devices than the tenant has. */
+static int number_of(void *device, uint32_t device_count)
 {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
-    if (!visible || !*visible)
+    if (!visible || !*visible || count_entries(visible) > device_count)
         return is_only_device() ? 0 : -1;
     for (int number = 0; visible; number++) {
         const size_t length = strcspn(visible, ",");
@@ -93,8 +101,8 @@ static uint64_t quota_of(void *device, uint64_t *held_bytes)
 {
     if (!ct_memory()) /* attaches the process, unless it has */
         return 0;
-    const int number = number_of(device);
-    if (number < 0 || (number && !ct_has_several_devices(load_acquire(&ct_page))))
+    const int number = number_of(device, load_relaxed(&load_acquire(&ct_page)->device_count));
+    if (number < 0)
         return 0;
     CT_ON_DEVICE(number);
     struct ct_memory *memory = ct_memory();

@@ -33,8 +33,8 @@ def slowdowns(
 
 
 def points_of(uses: Sequence[TaskUse | None], *, is_mps: bool = True) -> list[float]:
-    """Return the slowdown of each tenant, without uncertainty."""
-    return [estimate.point for estimate in slowdowns(uses, is_mps=is_mps)]
+    """Return the slowdown of each tenant for a forecast: without uncertainty, and never less with another tenant."""
+    return [1.0] * len(uses) if len(uses) < 2 else _predictor(is_mps=is_mps).most_slowdowns(uses)
 
 
 def interferences(uses: Sequence[TaskUse | None], *, is_mps: bool = True) -> list[float]:

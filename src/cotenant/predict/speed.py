@@ -8,6 +8,7 @@ to one set of co-running tenants.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
@@ -39,6 +40,8 @@ _MIN_SIZE: Final = 0.05
 _CELLS: Final = 1 << 13
 """Pairs that are computed at a time, to stay in the processor cache."""
 _WHOLE: Final = 1_000_000
+_MAX_GROUPED: Final = 6
+"""Number of neighbours up to which every group of them is predicted."""
 WORST: Final = tuple(
     TaskUse(_WHOLE, ((width, _WHOLE),), memory_ppm, kernel_ns, kernel_ns, 20 * kernel_ns, 20 * kernel_ns, _WHOLE)
     for width in (_WHOLE // 2, _WHOLE)
@@ -120,6 +123,21 @@ class SpeedPredictor:
         predicted = self.predict(uses, _others_of(uses)).point
         uncertainty = _UNKNOWN if None in uses or TaskUse() in uses else 1.0
         return tuple(self.interval(float(predicted[index, index]), uncertainty).inverse() for index in range(len(uses)))
+
+    def most_slowdowns(self, uses: Sequence[TaskUse | None]) -> list[float]:
+        """Return for each of several tenants of a GPU its largest slowdown next to any group of the others.
+
+        It never falls with another tenant. That of `slowdowns` may, by a few percent: some features are means over the
+        neighbours, and the fitted model is not monotone.
+        """
+        groups = {index: _groups_of_others(index, len(uses)) for index in range(len(uses))}
+        column = {group: number for number, group in enumerate(dict.fromkeys(itertools.chain(*groups.values())))}
+        known = [OnlineUse("", TaskUse() if use is None else use) for use in uses]
+        spots = [Spot(tuple(known[other] for other in group), _WHOLE) for group in column]
+        predicted = self.predict(uses, spots).point
+        return [
+            1 / float(predicted[index, [column[group] for group in groups[index]]].min()) for index in range(len(uses))
+        ]
 
     def interferences(self, uses: Sequence[TaskUse | None]) -> list[float]:
         """Return for each of several tenants its slowdown through caches and memory alone."""
@@ -219,6 +237,13 @@ class SpeedPredictor:
         before = self._learned.pop((profile, co_runners), _Correction(0, 0.0))
         times = min(before.times + 1, _FORGETS)
         self._learned[profile, co_runners] = _Correction(times, round(before.shift + (error - before.shift) / times, 6))
+
+
+def _groups_of_others(index: int, count: int) -> list[tuple[int, ...]]:
+    """Return all groups of the other tenants; of many, only single ones and all, because there are 2**n groups."""
+    others = [other for other in range(count) if other != index]
+    sizes = range(1, len(others) + 1) if len(others) <= _MAX_GROUPED else (1, len(others))
+    return [group for size in sizes for group in itertools.combinations(others, size)]
 
 
 def _others_of(uses: Sequence[TaskUse | None]) -> list[Spot]:

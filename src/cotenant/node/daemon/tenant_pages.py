@@ -35,7 +35,7 @@ class TenantPages:
         """Read the pages of these processes."""
         self._processes = processes
         self._tables = tables
-        self._latest: dict[int, _LatestPage] = {}  # by slot, of tenants with one process
+        self._latest: dict[tuple[int, int], _LatestPage] = {}  # by device and slot, of tenants with one process there
 
     def page(self, gpu: int, slot: int) -> dict[str, int | list[int]]:
         """Return the combined page of the present tenant in a slot; empty if none of its processes has launched."""
@@ -74,7 +74,8 @@ class TenantPages:
         pages = [*filter(None, read), *self._processes.ended_counters(tenant, gpu)]
         if len(pages) != 1:
             return combine(pages, tenant[1])
-        latest = self._latest.get(tenant[0])
+        place = (gpu, tenant[0])
+        latest = self._latest.get(place)
         if latest is None or latest.tenant != tenant or latest.page is not pages[0]:
-            latest = self._latest[tenant[0]] = _LatestPage(tenant, pages[0], combine(pages, tenant[1]))
+            latest = self._latest[place] = _LatestPage(tenant, pages[0], combine(pages, tenant[1]))
         return latest.combined
