@@ -210,8 +210,8 @@ def check_daemon(node_harness: NodeHarness, tenants: int) -> None:
     expected = Counter(dict.fromkeys(pages, 2))  # one to pass on, and one of the mapping
     expected["/memfd:cotenant-process (deleted)"] = 2 * tenants
     # Both listeners, the two ends that signals go through, two for each thread: those that ask devices, one writes
-    # days. Of each tenant, the connections of its parent and of its process.
-    expected["socket"] = 10 + 2 * tenants
+    # diurnal profiles, one measures devices. Of each tenant, the connections of its parent and of its process.
+    expected["socket"] = 12 + 2 * tenants
     expected["anon_inode:[pidfd]"] = 4 * tenants  # one of each connection, and one of each process in the registry
 
     def quiet() -> bool:
