@@ -48,8 +48,8 @@ def test_a_check_of_a_broken_cluster_shows_remedies_and_ends_with_1(tmp_path: Pa
 @pytest.mark.parametrize(
     "words, code, message",
     [
-        (["check"], 75, "no Kubernetes API is configured"),
-        (["check", "--kubeconfig", "/nowhere"], 75, "cannot read /nowhere"),
+        (["check"], 69, "no Kubernetes API is configured"),
+        (["check", "--kubeconfig", "/nowhere"], 69, "cannot read /nowhere"),
         (["webhook", "--allocation", "magic"], 2, "--allocation = 'magic': choose auto or claim or device-plugin"),
         (["webhook", "--port", "70000"], 2, "--port = '70000': write a port from 0 to 65535"),
         (["webhook", "--port", "x"], 2, "--port = 'x': write a whole number"),
@@ -57,7 +57,7 @@ def test_a_check_of_a_broken_cluster_shows_remedies_and_ends_with_1(tmp_path: Pa
         (["controller", "--round", "10"], 2, "--round = '10': write a number and a unit"),
         (["controller", "--workers", "-1"], 2, "--workers = '-1': write a whole number"),
         (["plugin", "--places", "x"], 2, "--places = 'x': write a whole number"),
-        (["webhook"], 75, "no Kubernetes API is configured"),
+        (["webhook"], 69, "no Kubernetes API is configured"),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(words: list[str], code: int, message: str, capsys: Any) -> None:

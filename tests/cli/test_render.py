@@ -39,9 +39,10 @@ def test_the_sharing_demo_writes_a_report(node_harness: NodeHarness, tmp_path: P
         ("alone", 10),
         ("default sharing", 10),
         ("MPS", 10),
+        ("MPS with priorities", 10),
         ("cotenant", 10),
     ]
-    alone, shared, _, cotenant = result["phases"]
+    alone, shared, *_, cotenant = result["phases"]
     assert alone["waited_ns"] == alone["steps_per_s"] == 0 < shared["waited_ns"]
     assert min(shared["steps_per_s"], cotenant["steps_per_s"]) > 0
     for phase in result["phases"]:
@@ -50,7 +51,7 @@ def test_the_sharing_demo_writes_a_report(node_harness: NodeHarness, tmp_path: P
         assert phase["timeline"]["online"]
     assert Path(result["trace"]).is_file()
     text = page.read_text(encoding="utf-8")
-    assert text.count("<svg") == 7
+    assert text.count("<svg") == 8
     assert not [word for word in ("src=", "href=", "@import", "url(") if word in text]
 
 

@@ -94,7 +94,7 @@ def test_claim_with_several_gpus_sees_all_of_them(harness: PluginHarness) -> Non
     uuids = [GPUS[1].called[0], GPUS[0].called[0]]
     assert f"CUDA_VISIBLE_DEVICES={','.join(uuids)}" in harness.cdi()[0].read_text()
     assert harness.plugin.grants.gpus(CLAIM_UID) == uuids
-    assert spec_of(harness).gpu == uuids[0]
+    assert spec_of(harness).gpu == ",".join(uuids)
 
 
 def test_repeated_preparation_changes_nothing(harness: PluginHarness) -> None:

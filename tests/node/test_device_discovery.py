@@ -32,7 +32,7 @@ def test_gpus_are_discovered_on_demand_and_visible_as_granted(gpus: NodeHarness)
     gpu_of = {departure["name"]: departure["gpu"] for departure in gpus.json("ps", "--all")["departed"]}
     assert gpu_of == {"a": 1, "b": 0, "c": 1}
     refused = gpus.run("run", "--", *SEEN, env={**gpus.environ, "CUDA_VISIBLE_DEVICES": "7"})
-    assert (refused.returncode, refused.stdout) == (75, "")
+    assert (refused.returncode, refused.stdout) == (2, "")
     assert "no GPU '7', only soft:0, soft:1" in refused.stderr
 
 

@@ -239,7 +239,7 @@ def test_grant_is_readable_inside_a_tenant(node_harness: NodeHarness) -> None:
     asked = node_harness.json("run", *options, "--", *COTENANT, "self")
     assert asked == {
         "slot": 0, "generation": 1, "kind": "online", "priority": 2, "share_ppm": 300_000,
-        "memory_bytes": 4 << 30, "slo_ns": 50_000_000, "gpu": 0,
+        "memory_bytes": 4 << 30, "slo_ns": 50_000_000, "gpu": 0, "more_gpus": [],
     }  # fmt: skip
     table = node_harness.run("run", *options, "--", *COTENANT, "self")
     assert "0/2" in table.stdout

@@ -227,6 +227,8 @@ class Membership:
         self.grant = answer.grant
 
     def _is_larger_than_every_gpu(self) -> bool:
+        if not self.spec.memory_bytes:
+            return False
         with contextlib.suppress(CotenantError):
             gpus = list_tenants(self._directories).gpus
             return bool(gpus) and self.spec.memory_bytes > max(gpu.memory_bytes for gpu in gpus)
