@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,8 @@ import pytest
 from cotenant.errors import CotenantError
 from cotenant.node import wire
 from cotenant.node.client.connection import Connection
-from cotenant.node.daemon.node_files import free_space, unwritable
+from cotenant.node.daemon.node_files import PERIOD_NS, free_space, unwritable
+from cotenant.units.instant import SECOND_NS
 from tests.support.node_processes import NodeHarness, alive, until
 
 pytestmark = pytest.mark.live
@@ -63,21 +65,24 @@ def test_full_disk_refuses_joins_and_recovers(node_harness: NodeHarness) -> None
         doctor = node_harness.run("doctor")
         assert doctor.returncode == 1
         assert "the node refuses joins" in doctor.stdout
+        time.sleep(3 * PERIOD_NS / SECOND_NS)  # until the node has looked at its files: no reader sees events now
         (node_harness.directories.state / "filler").unlink()
         until(lambda: node_harness.json("node", "status")["storage"]["ok"])
         assert node_harness.run("run", "--", "true").returncode == 0
         assert node.poll() is None
         assert node_harness.json("replay", str(node_harness.directories.journal))["reproduced"]
-        kinds = [event["event"] for event in events_of(node_harness)]
+        until(lambda: "files-restored" in kinds_of(node_harness))
+        kinds = kinds_of(node_harness)
         assert kinds.count("files-lost") == kinds.count("files-restored") == 1
         assert kinds.count("journal-failed") == kinds.count("journal-restored")
         node.terminate()
         node.communicate()
 
 
-def events_of(node_harness: NodeHarness) -> list[dict[str, str]]:
+def kinds_of(node_harness: NodeHarness) -> list[str]:
+    """Return the kinds of all events in the journal."""
     done = node_harness.run("events", "--json")
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line)["event"] for line in done.stdout.splitlines()]
 
 
 def test_node_on_a_full_disk_is_restarted_without_losing_tenants(node_harness: NodeHarness) -> None:
