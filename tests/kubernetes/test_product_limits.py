@@ -54,6 +54,7 @@ def test_a_pod_cannot_allocate_more_than_its_claim(product: Product) -> None:
     assert product.logs("limited").splitlines() == ["init 0", "context 0", "within 0", "beyond 2"]
     [client] = product.counters(product.gpu_of("limited"))["clients"]
     assert 768 << 20 <= client["counters"]["memory_peak_bytes"] <= GIB
+    product.wait_running("limited")  # the node reports its tenants from time to time
     tenant = product.installation.tenant_of("limited")
     assert tenant is not None
     assert (tenant["kind"], tenant["memoryBytes"]) == ("offline", GIB)
