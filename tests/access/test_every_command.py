@@ -87,7 +87,7 @@ class CommandRuns:
             pass  # it ran, and has reported the problem
         elif code == NOT_RUNNING and command_of(line) == ("node", "status"):
             pass
-        elif code in (2, 75):
+        elif code in (2, 69, 75):
             last = err.rstrip().rpartition("\n")[2]
             if not last.startswith("cotenant: "):
                 self._report(line, code, err, "did not say why")
