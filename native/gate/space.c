@@ -167,7 +167,7 @@ void ct_space_update(struct ct_gate *gate, uint64_t now_ns)
         space->sm_ppm = 0;
         return;
     }
-    if (gate->sm_ppm <= PPM) { /* the node follows an objective */
+    if (gate->sm_ppm <= PPM) { /* the node states the part: none with an objective, unless --sms fixes it */
         space->sm_ppm = gate->sm_ppm >= max_u64(SMALLEST_PPM, gate->sm_step_ppm) ? gate->sm_ppm : 0;
         space->from_ns = 0;
         return;
@@ -197,7 +197,7 @@ void ct_space_update(struct ct_gate *gate, uint64_t now_ns)
     }
 }
 
-/* Returns whether the node states the part of the SMs, because it follows an objective. */
+/* Returns whether the node states the part of the SMs, with an objective or because --sms fixes it. */
 static int is_stated(const struct ct_gate *gate)
 {
     return gate->sm_ppm <= PPM && gate->sm_step_ppm;
