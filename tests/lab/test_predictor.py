@@ -28,7 +28,9 @@ from cotenant_lab.study.predictor import pairs as speed_pairs
 from cotenant_lab.study.predictor import programs as speed_programs
 from cotenant_lab.study.predictor.comparison import PredictionCase, compare_predictions, folds
 from cotenant_lab.study.predictor.fit import FITS, NetworkSettings, TreeSettings, fit_neural, fit_trees
-from cotenant_lab.study.predictor.fitting import choose_law, fit_interference
+from cotenant_lab.study.predictor.fitting import choose_law, fit_interference, refitted
+from cotenant_lab.study.predictor.judging import judge_cases
+from cotenant_lab.study.predictor.left_out import judge_left_out
 from cotenant_lab.study.predictor.load import SYNTHETIC, synthetic_days, windows_of
 from cotenant_lab.study.predictor.measured import (
     DISB,
@@ -42,7 +44,7 @@ from cotenant_lab.study.predictor.measured import (
 )
 from cotenant_lab.study.predictor.pairs import MODES, PairCase, play
 from cotenant_lab.study.predictor.programs import RoundProgram, synthetic
-from cotenant_lab.study.predictor.run import PredictorMeasurements, evaluate_predictor, judge_cases, read_predictor
+from cotenant_lab.study.predictor.run import PredictorMeasurements, evaluate_predictor, read_predictor
 from cotenant_lab.study.predictor.tables import show_predictor
 from cotenant_lab.study.predictor.training import training_groups
 from tests.support.measurements import DATA, needs_data, write_all
@@ -199,6 +201,23 @@ def test_held_outcomes_do_not_change_the_fit(measured: PredictorMeasurements) ->
     }
     cases = judge_cases(outcomes, load_parameters(), as_slowdown=True)
     assert len(cases) == sum(one.is_held for one in outcomes)
+
+
+def test_a_left_out_data_set_does_not_change_its_own_predictions(measured: PredictorMeasurements) -> None:
+    split = split_outcomes(measured.split_alone, measured.split_pairs)
+    parva = parva_outcomes(measured.profiles)
+    slow = [msgspec.structs.replace(one, speed=one.speed / 2) for one in split]
+    fitted_to = [msgspec.structs.replace(one, is_fit=True) for one in [*split, *parva]]
+    first, second = (
+        judge_left_out({SPLIT: outcomes}, fitted_to, load_parameters(), as_slowdown=True)[0]
+        for outcomes in (split, slow)
+    )
+    assert (first.cases, first.interval) == (len(split), second.interval)
+    assert first.bias == pytest.approx(2 * second.bias, rel=1e-3)
+    # Nothing else was measured on split shares, so no interference is known.
+    without = refitted(load_parameters(), [one for one in fitted_to if one.source != SPLIT])
+    assert without.modes["mps"].law.interference == 0
+    assert refitted(load_parameters(), fitted_to).modes["mps"].law.interference > 0
 
 
 def test_split_shares_are_slowed_by_interference_alone(measured: PredictorMeasurements) -> None:

@@ -188,6 +188,25 @@ def test_stored_parameters_have_this_version() -> None:
     assert msgspec.json.decode(msgspec.json.encode(parameters), type=type(parameters)) == parameters
 
 
+def test_correction_has_no_effect_where_demand_fits_the_device() -> None:
+    """Two programs that together fit the SMs and the bandwidth do not wait for each other, whatever a model says."""
+    duty, kernel_ns, round_ns = 900_000, 100_000, 1_000_000
+    half = TaskUse(duty, ((WHOLE_PPM // 2, WHOLE_PPM),), 100_000, kernel_ns, kernel_ns, round_ns, 900_000, WHOLE_PPM)
+    whole = msgspec.structs.replace(half, widths=((WHOLE_PPM, WHOLE_PPM),))
+    for mode in ("space", "mps"):
+        own = load_parameters().modes[mode]
+        predictions = []
+        for trust in (0.0, 1.0):
+            law = msgspec.structs.replace(own.law, trust=trust)
+            modes = load_parameters().modes | {mode: msgspec.structs.replace(own, law=law)}
+            predictor = SpeedPredictor(mode=mode, parameters=msgspec.structs.replace(load_parameters(), modes=modes))
+            predictions.append(
+                predictor.predict([half, whole], [Spot((OnlineUse("service", half),), WHOLE_PPM)]).point[:, 0]
+            )
+        assert predictions[0][0] == pytest.approx(predictions[1][0])
+        assert predictions[0][1] != pytest.approx(predictions[1][1])
+
+
 def test_vectorized_trees_match_walking_them() -> None:
     trees = Trees((((0, 1),), ((1,),)), (((0.5, 2.0),), ((1.0,),)), (((1.0, 2.0, 3.0, 4.0),), ((5.0, 6.0),)))
     rows = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 3.0], [1.0, 3.0]], dtype=np.float32)

@@ -113,7 +113,7 @@ class SpeedPredictor:
         facts = pair_facts(offline, online)
         tables = features(offline, online, facts, rule(offline, online, facts, law))
         rows = tables.reshape(len(tables), -1).T
-        both = answers(self._mode.model, rows, law.trust).reshape(*tables.shape[1:], 2)
+        both = answers(self._mode.model, rows, law).reshape(*tables.shape[1:], 2)
         alone = online.presence[None, :] <= 0
         slower = interference(offline, online, facts, law)
         return both[:, :, 0] + slower.speed, np.where(alone, 0.0, both[:, :, 1] + slower.slowdown)

@@ -58,6 +58,9 @@ _MAX_TURN: Final = 100.0
 """Largest ratio of kernel durations that counts where kernels take turns."""
 _MAX_CORRECTION: Final = 4.0
 """Largest difference of a prediction from the rule, in logarithms."""
+_WHOLE_EXCESS: Final = 1 / STEPS
+"""Excess demand from which on the correction applies in full: one step of the grid on which demand is counted."""
+_DEMAND: Final = tuple(FEATURES.index(name) for name in ("crowded", "crowding", "starved"))
 
 
 class SharingLaw(Value, frozen=True):
@@ -72,7 +75,7 @@ class SharingLaw(Value, frozen=True):
     interference_memory: float = 0.0
     """The same in addition if the other kernel is memory-bound."""
     trust: float = 1.0
-    """Part of the fitted model's correction of the rule that is applied."""
+    """Part of the fitted model's correction of the rule that is applied where demand exceeds the GPU."""
 
 
 class Rule(NamedTuple):
@@ -245,14 +248,24 @@ class Neural(Value, frozen=True, tag="neural"):
 Model = Linear | Trees | Neural
 
 
-def answers(model: Model, rows: Any, trust: float = 1.0) -> Any:
+def answers(model: Model, rows: Any, law: SharingLaw) -> Any:
     """Return logarithms of speed (at most 0) and slowdown (at least 0): a row of two for each row of features.
 
-    `trust`: part of the model's correction of the rule that is applied.
+    Tenants that run at the same time and demand no more SMs and bandwidth than there are do not wait for each other:
+    the rule holds there, and the correction, which is fitted to tenants that do, has no effect.
     """
-    base = rows[:, -2:]
-    logs = base + trust * np.clip(model.errors(rows), -_MAX_CORRECTION, _MAX_CORRECTION) if trust else base
+    logs = rows[:, -2:]
+    if law.trust:
+        corrections = law.trust * np.clip(model.errors(rows), -_MAX_CORRECTION, _MAX_CORRECTION)
+        if not law.sliced:
+            corrections = corrections * np.minimum(1.0, excess_demand(rows) / _WHOLE_EXCESS)[:, None]
+        logs = logs + corrections
     return np.stack([np.minimum(logs[:, 0], 0.0), np.maximum(logs[:, 1], 0.0)], axis=1)
+
+
+def excess_demand(rows: Any) -> Any:
+    """Return the demand for SMs and bandwidth above the total while either side runs, for each row of features."""
+    return sum(rows[:, column] for column in _DEMAND)
 
 
 def with_squares(rows: Any) -> Any:

@@ -29,6 +29,9 @@ from cotenant_lab.study.workers import mapping
 RULE: Final = "the law alone"
 TURNS: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 TRUSTS: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
+_UNJUDGED_TRUST: Final = 0.5
+"""Part of the correction that is applied where it changes no measured outcome: all of it fits simulated pairs best, and
+measured ones, in the modes that have some, much less of it."""
 _WEIGHT_OF_MEAN: Final = 0.25
 """Weight of the mean error relative to the median error, so that a law with a few extreme errors is not chosen."""
 _FITTED: Final = 3000
@@ -86,7 +89,7 @@ def fit_parameters(
     held_out = []
     for mode in MODES:
         for programs, pairs in (("synthetic", held[mode]), ("recorded", recorded[mode])):
-            held_out += _on_the_model(mode, programs, table_of(pairs, laws[mode]), models[mode])
+            held_out += _on_the_model(mode, programs, table_of(pairs, laws[mode]), models[mode], laws[mode])
     kept = min(FITS, key=lambda name: statistics.fmean(errors.models[name].median for errors in held_out))
     modes = {}
     for mode in MODES:
@@ -103,6 +106,25 @@ def fit_parameters(
         modes={str(mode): ModeParameters(model, law, doubts[mode]) for mode, (model, law) in modes.items()},
     )
     return parameters, held_out
+
+
+def refitted(parameters: Parameters, outcomes: Sequence[MeasuredOutcome]) -> Parameters:
+    """Return the same models with everything that measurements determine fitted to these outcomes alone.
+
+    These are the interference, the part of the correction that is applied, and the width of the intervals.
+    """
+    fit_outcomes = [outcome for outcome in outcomes if outcome.is_fit]
+    constant, by_memory = fit_interference([outcome for outcome in fit_outcomes if _is_split(outcome)])
+    modes = {}
+    for mode in MODES:
+        own = parameters.modes[mode]
+        law = own.law
+        if not law.sliced:
+            law = msgspec.structs.replace(law, interference=constant, interference_memory=by_memory)
+        modes[mode] = (own.model, choose_trust(own.model, law, [one for one in fit_outcomes if one.mode == mode]))
+    doubts = doubts_of(modes, fit_outcomes)
+    fitted = {str(mode): ModeParameters(model, law, doubts[mode]) for mode, (model, law) in modes.items()}
+    return msgspec.structs.replace(parameters, modes=fitted)
 
 
 def choose_law(mode: ServingMode, recorded: Sequence[SimulatedPair], outcomes: Sequence[MeasuredOutcome]) -> SharingLaw:
@@ -132,16 +154,20 @@ def fit_interference(outcomes: Sequence[MeasuredOutcome]) -> tuple[float, float]
 def choose_trust(model: Model, law: SharingLaw, outcomes: Sequence[MeasuredOutcome]) -> SharingLaw:
     """Choose the part of the model's correction by the fit halves of the measurements, each set with equal weight.
 
-    Simulated programs, to which the model was fitted, would favour it. Without measurements all of it is applied.
+    Simulated programs, to which the model was fitted, would favour it.
     """
-    tables = _tables(outcomes, law)
+    laws = [msgspec.structs.replace(law, trust=trust) for trust in TRUSTS]
+    tables = [
+        table
+        for table in _tables(outcomes, law)
+        if not np.array_equal(predicted_logs(model, table, laws[0]), predicted_logs(model, table, laws[-1]))
+    ]
     if not tables:
-        return law
-
-    def error(trust: float) -> float:
-        return statistics.fmean(_log_error(predicted_logs(model, table, trust), table) for table in tables)
-
-    return msgspec.structs.replace(law, trust=min(TRUSTS, key=error))
+        return msgspec.structs.replace(law, trust=_UNJUDGED_TRUST)
+    return min(
+        laws,
+        key=lambda one: statistics.fmean(_log_error(predicted_logs(model, table, one), table) for table in tables),
+    )
 
 
 def doubts_of(
@@ -154,7 +180,7 @@ def doubts_of(
     margins: dict[bool, list[float]] = {True: [_USUAL_DOUBT], False: [_USUAL_DOUBT]}
     for mode, (model, law) in modes.items():
         for table in _tables([outcome for outcome in outcomes if outcome.mode == mode], law):
-            predicted = predicted_logs(model, table, law.trust)
+            predicted = predicted_logs(model, table, law)
             missed = np.abs(predicted[:, 0] - table.truth[:, 0]) / size_of(-predicted[:, 0])
             margins[law.sliced].append(float(np.quantile(missed, COVERAGE)))
     return {mode: round(max(margins[law.sliced]), 4) for mode, (_, law) in modes.items()}
@@ -178,9 +204,9 @@ def table_of(pairs: Sequence[SimulatedPair | MeasuredOutcome], law: SharingLaw) 
     return Rows(np.array(rows), truth, np.array(added))
 
 
-def predicted_logs(model: Model, table: Rows, trust: float) -> Any:
+def predicted_logs(model: Model, table: Rows, law: SharingLaw) -> Any:
     """Return the predicted logarithms of speed and slowdown."""
-    return answers(model, table.rows, trust) + table.interference
+    return answers(model, table.rows, law) + table.interference
 
 
 def _is_split(outcome: MeasuredOutcome) -> bool:
@@ -224,8 +250,11 @@ def _play_all(
     return fitted, held, recorded
 
 
-def _on_the_model(mode: ServingMode, programs: str, table: Rows, models: Mapping[str, Model]) -> list[HeldOutErrors]:
-    predicted = {RULE: table.rows[:, -2:], **{name: answers(model, table.rows) for name, model in models.items()}}
+def _on_the_model(
+    mode: ServingMode, programs: str, table: Rows, models: Mapping[str, Model], law: SharingLaw
+) -> list[HeldOutErrors]:
+    """Return the errors of every kind of model, each with all of its correction."""
+    predicted = {RULE: table.rows[:, -2:], **{name: answers(model, table.rows, law) for name, model in models.items()}}
     return [
         HeldOutErrors(
             mode=mode,

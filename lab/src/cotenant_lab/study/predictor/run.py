@@ -7,7 +7,6 @@ One model predicts both: the slowdown of a tenant among others (`node`) and the 
 from __future__ import annotations
 
 import os
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -16,9 +15,7 @@ import msgspec
 from rich.console import Console
 
 from cotenant.errors import ConfigError
-from cotenant.predict.speed import SpeedPredictor, Speeds
 from cotenant.predict.speed_parameters import Parameters, load_parameters
-from cotenant.units.estimate import Estimate
 from cotenant.units.share import WHOLE_PPM
 from cotenant.workload.arrival_trace import read_azure, read_mooncake
 from cotenant.workload.kernel_table import read_kernels
@@ -30,10 +27,12 @@ from cotenant_lab.data.rapp import Surface
 from cotenant_lab.study.data_files import DATA_PAGE, measurement_bytes
 from cotenant_lab.study.device.measurements import read_measurements
 from cotenant_lab.study.device.servers import ServerMeasurements
-from cotenant_lab.study.error import ErrorSummary, errors_of, relative
+from cotenant_lab.study.error import errors_of, relative
 from cotenant_lab.study.predictor.comparison import PredictionComparison, all_met
 from cotenant_lab.study.predictor.fitting import HeldOutErrors, fit_parameters
+from cotenant_lab.study.predictor.judging import JudgedPredictor, JudgedSet, judge, judge_cases
 from cotenant_lab.study.predictor.latency import AloneLatency, SurfacePlot, evaluate_alone
+from cotenant_lab.study.predictor.left_out import gpu_of, judge_left_out
 from cotenant_lab.study.predictor.load import LoadResult, Window, evaluate_loads
 from cotenant_lab.study.predictor.measured import (
     AGAIN,
@@ -73,43 +72,6 @@ class PredictorMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     arrivals: dict[str, tuple[int, ...]]
 
 
-class BaselineErrors(msgspec.Struct, frozen=True, kw_only=True):
-    """Errors of a simpler predictor on the same cases."""
-
-    error_median: float
-    error_p90: float
-
-
-class JudgedSet(msgspec.Struct, frozen=True, kw_only=True):
-    """Errors on outcomes that no fit has used."""
-
-    name: str
-    cases: int
-    error_median: float
-    error_p90: float
-    bias: float
-    """Median of predicted over measured."""
-    rank_correlation: float
-    coverage: float
-    """Part of the outcomes within the intervals of 90 %."""
-    interval: float
-    """Median of the upper end of the interval over the point."""
-    constant: BaselineErrors
-    """The median of the outcomes of the fit half; of all others where there is no fit half."""
-    additive: BaselineErrors
-    """Each gets its part of the summed demand."""
-    after_observations: BaselineErrors
-    """In file order, each program's earlier outcomes correct its next prediction."""
-
-
-class JudgedPredictor(JudgedSet, frozen=True, kw_only=True):
-    """Errors over all sets that judge, and by set."""
-
-    sets: list[JudgedSet]
-    not_counted: list[JudgedSet]
-    """Sets that are not in the total, because the measurement itself is not repeatable enough."""
-
-
 class PredictorReport(msgspec.Struct, frozen=True, kw_only=True):
     """The results of study `predictor`."""
 
@@ -124,6 +86,8 @@ class PredictorReport(msgspec.Struct, frozen=True, kw_only=True):
     """Slowdown of a tenant among others."""
     cluster: JudgedPredictor
     """Speed of a job next to services."""
+    left_out: list[JudgedSet]
+    """Every data set, and Gavel's pairs by GPU, with parameters that were fitted without any of its outcomes."""
     measured_again: dict[str, float]
     """Difference of Gavel's two measurements of the same pairs: median and p90."""
     held_out: list[HeldOutErrors]
@@ -142,96 +106,6 @@ class PredictorEvidence(msgspec.Struct, frozen=True, kw_only=True):
     windows: dict[str, list[Window]]
 
 
-class JudgedCase(msgspec.Struct, frozen=True, kw_only=True):
-    """One prediction, its outcome, and the answers of simpler predictors, as speeds or as slowdowns."""
-
-    name: str
-    estimate: Estimate
-    measured: float
-    constant: float
-    additive: float
-    after: float
-
-
-def judge_cases(outcomes: Sequence[MeasuredOutcome], parameters: Parameters, *, as_slowdown: bool) -> list[JudgedCase]:
-    """Predict the held outcomes of one set."""
-    held = [outcome for outcome in outcomes if outcome.is_held]
-    fit = [outcome.speed for outcome in outcomes if outcome.is_fit]
-    fit = fit or [outcome.speed for outcome in outcomes if not outcome.is_held] or [1.0]
-    constant = statistics.median(fit)
-    predictor = SpeedPredictor((), held[0].mode, parameters) if held else None
-    cases = []
-    for outcome in held:
-        assert predictor is not None
-        raw = predictor.predict([outcome.job], [outcome.spot])
-        corrected = predictor.corrected(Speeds(*raw), [outcome.profile], [outcome.co_runners])
-        estimate, after = predictor.interval(float(raw.point[0, 0])), float(corrected.point[0, 0])
-        predictor.learn(outcome.profile, outcome.co_runners, estimate.point, outcome.speed)
-        values = (outcome.speed, constant, outcome.adds_up, after)
-        if as_slowdown:
-            estimate, values = estimate.inverse(), (1 / values[0], 1 / values[1], 1 / values[2], 1 / values[3])
-        cases.append(
-            JudgedCase(
-                name=f"{outcome.source}: {outcome.name}",
-                estimate=estimate,
-                measured=values[0],
-                constant=values[1],
-                additive=values[2],
-                after=values[3],
-            )
-        )
-    return cases
-
-
-def judged_set(name: str, cases: Sequence[JudgedCase]) -> JudgedSet:
-    """Summarize."""
-
-    def errors(predicted: Callable[[JudgedCase], float]) -> ErrorSummary:
-        return errors_of({case.name: relative(predicted(case), case.measured) for case in cases})
-
-    def baseline(predicted: Callable[[JudgedCase], float]) -> BaselineErrors:
-        summary = errors(predicted)
-        return BaselineErrors(error_median=summary.median, error_p90=summary.p90)
-
-    own = errors(lambda case: case.estimate.point)
-    return JudgedSet(
-        name=name,
-        cases=len(cases),
-        error_median=own.median,
-        error_p90=own.p90,
-        bias=round(statistics.median(case.estimate.point / case.measured for case in cases), 4),
-        rank_correlation=round(
-            _rank_correlation([case.estimate.point for case in cases], [case.measured for case in cases]), 4
-        ),
-        coverage=round(sum(case.estimate.holds(case.measured) for case in cases) / len(cases), 4),
-        interval=round(statistics.median(case.estimate.high / case.estimate.point for case in cases), 4),
-        constant=baseline(lambda case: case.constant),
-        additive=baseline(lambda case: case.additive),
-        after_observations=baseline(lambda case: case.after),
-    )
-
-
-def judge(
-    name: str,
-    sets: Mapping[str, Sequence[MeasuredOutcome]],
-    uncounted: Mapping[str, Sequence[MeasuredOutcome]],
-    parameters: Parameters,
-    *,
-    as_slowdown: bool,
-) -> JudgedPredictor:
-    """Judge all sets together and each on its own."""
-    cases = {source: judge_cases(outcomes, parameters, as_slowdown=as_slowdown) for source, outcomes in sets.items()}
-    others = {
-        source: judge_cases(outcomes, parameters, as_slowdown=as_slowdown) for source, outcomes in uncounted.items()
-    }
-    total = judged_set(name, [case for own in cases.values() for case in own])
-    return JudgedPredictor(
-        **msgspec.structs.asdict(total),
-        sets=[judged_set(source, own) for source, own in cases.items() if own],
-        not_counted=[judged_set(source, own) for source, own in others.items() if own],
-    )
-
-
 def evaluate_predictor(
     measured: PredictorMeasurements,
     seed: int,
@@ -247,16 +121,22 @@ def evaluate_predictor(
     split_jobs = split_outcomes(measured.split_alone, measured.split_pairs, "space")
     disb, parva = disb_outcomes(measured.servers, measured.streams), parva_outcomes(measured.profiles)
     parameters, held_out = load_parameters(), list[HeldOutErrors]()
+    fitted_to = [*split, *split_jobs, *parva, *gavel]
     if fit:
-        fitted_to = [*split, *split_jobs, *parva, *gavel]
         parameters, held_out = fit_parameters(measured.streams, fitted_to, seed, workers, progress, quick=quick)
     sets = {outcomes[0].source: outcomes for outcomes in (split, parva, disb) if outcomes}
     jobs = [outcome for outcome in disb if outcome.job.active_ppm >= WHOLE_PPM]
     job_sets = {outcomes[0].source: outcomes for outcomes in (split_jobs, jobs) if outcomes}
-    if agreed := repeatable(gavel, again):
+    agreed = repeatable(gavel, again)
+    if agreed:
         job_sets[REPEATED] = agreed
     node = judge("node", sets, {}, parameters, as_slowdown=True)
     cluster = judge("cluster", job_sets, {GAVEL: gavel, AGAIN: again}, parameters, as_slowdown=False)
+    by_gpu = {f"{REPEATED}, {gpu}": [one for one in agreed if gpu_of(one) == gpu] for gpu in map(gpu_of, agreed)}
+    left_out = [
+        *judge_left_out(sets, fitted_to, parameters, as_slowdown=True),
+        *judge_left_out(by_gpu, fitted_to, parameters, as_slowdown=False),
+    ]
     progress("published measurements", 1, 1)
     alone, curves = evaluate_alone(measured.surface, measured.profiles, measured.streams, progress)
     loads, windows = evaluate_loads(measured.arrivals, seed, quick=quick)
@@ -268,6 +148,7 @@ def evaluate_predictor(
         law={mode: _law(parameters, mode) for mode in parameters.modes},
         node=node,
         cluster=cluster,
+        left_out=left_out,
         measured_again=_measured_again(gavel, again),
         held_out=held_out,
         alone=alone,
@@ -309,6 +190,10 @@ def _met(
         met[f"{name}: error_median <= {MEDIAN_MOST}"] = result.error_median <= MEDIAN_MOST
         met[f"{name}: error_p90 <= {P90_MOST}"] = result.error_p90 <= P90_MOST
         met[f"{name}: coverage >= {COVERAGE_LEAST}"] = result.coverage >= COVERAGE_LEAST
+        met |= {
+            f"{name}, {one.name}: better than a constant": one.error_median < one.constant.error_median
+            for one in result.sets
+        }
         met[f"{name}: better than a constant"] = result.error_median < result.constant.error_median
         met[f"{name}: better than additive utilization"] = result.error_median < result.additive.error_median
     met |= all_met(alone)
@@ -318,21 +203,6 @@ def _met(
         for name, is_met in load.met.items()
     }
     return met
-
-
-def _rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return the correlation of the ranks, ties averaged; 0 if one side is constant."""
-    ranks = [_ranks(first), _ranks(second)]
-    if any(len(set(own)) == 1 for own in ranks):
-        return 0.0
-    return statistics.correlation(*ranks)
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    places: dict[float, list[int]] = {}
-    for place, value in enumerate(sorted(values)):
-        places.setdefault(value, []).append(place)
-    return [statistics.fmean(places[value]) for value in values]
 
 
 def run_predictor(

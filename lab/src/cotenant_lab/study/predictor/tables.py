@@ -7,13 +7,19 @@ from rich.text import Text
 
 from cotenant.cli.render.tables import table
 from cotenant_lab.study.error import ErrorSummary
-from cotenant_lab.study.predictor.run import JudgedPredictor, JudgedSet, PredictorReport
+from cotenant_lab.study.predictor.judging import JudgedPredictor, JudgedSet
+from cotenant_lab.study.predictor.run import PredictorReport
 
 
 def show_predictor(console: Console, report: PredictorReport) -> None:
     """Print the report of `cotenant-lab study predictor`."""
     _show_judged(console, "node: slowdown of a tenant among others", report.node)
     _show_judged(console, "cluster: speed of a job next to services", report.cluster)
+    _show_sets(
+        console,
+        "each data set with parameters fitted without any of it (node: slowdown; Gavel: speed)",
+        [_row(one.name, one) for one in report.left_out],
+    )
     for mode, law in report.law.items():
         console.print(Text(f"law, {mode}: " + ", ".join(f"{name} {value:g}" for name, value in law.items())))
     if report.measured_again:
@@ -32,8 +38,12 @@ def show_predictor(console: Console, report: PredictorReport) -> None:
 def _show_judged(console: Console, title: str, judged: JudgedPredictor) -> None:
     rows = [_row("all", judged), *(_row(one.name, one) for one in judged.sets)]
     rows += [_row(f"{one.name} (not counted)", one) for one in judged.not_counted]
+    _show_sets(console, f"{title} (measurements that no fit used)", rows)
+
+
+def _show_sets(console: Console, title: str, rows: list[list[str | Text]]) -> None:
     columns = ["MEASURED BY", "CASES", "MEDIAN / P90", "BIAS", "RANKS", "CONSTANT", "ADDITIVE", "OBSERVED", "WITHIN"]
-    console.print(table(f"{title} (measurements that no fit used)", [*columns, "UP TO"], rows))
+    console.print(table(title, [*columns, "UP TO"], rows))
 
 
 def _row(name: str, one: JudgedSet) -> list[str | Text]:
