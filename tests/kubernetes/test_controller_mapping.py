@@ -70,8 +70,8 @@ def test_names_of_jobs_are_short_and_unique() -> None:
     "field, value, message",
     [
         ("memory", "much", r"cotenant.dev/memory = 'much'"),
-        ("gpus", "0", r"cotenant.dev/gpus = '0': write an integer from 1 to 64"),
-        ("gang_size", "-1", r"cotenant.dev/gang-size = '-1': write an integer from 1 to 1000"),
+        ("gpus", "0", r"cotenant.dev/gpus = '0': write a whole number from 1 to 64"),
+        ("gang_size", "-1", r"cotenant.dev/gang-size = '-1': write a whole number from 1 to 1000"),
     ],
 )
 def test_wrong_annotations_are_explained(field: str, value: str, message: str) -> None:

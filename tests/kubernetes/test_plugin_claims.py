@@ -119,12 +119,28 @@ def test_a_whole_gpu_is_reserved_only_if_the_claim_says_so(parameters: dict[str,
         ({"devices": []}, "no GPU is allocated"),
         ({"capacity": {"memory": "much"}}, "is not a Kubernetes quantity"),
         ({"parameters": {"kind": "x"}}, "kind = 'x'"),
+        ({"devices": ["gpu-0", "gpu-0"]}, "one GPU was allocated several times"),
+        ({"adminAccess": True}, "a claim with admin access consumes nothing"),
+        (
+            {"parameters": {"kind": "online", "share": "30%"}, "capacity": {"memory": "1Gi", "share": "10"}},
+            "share = '30%': is more than the claim consumes of the GPU, 10%",
+        ),
     ],
 )
 def test_unusable_claim_is_refused_with_its_name(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words) as error:
         claim(**fields)
     assert "claim team/job-1-gpu-0" in str(error.value)
+
+
+def test_the_limits_on_several_gpus_are_the_least_that_the_claim_consumes() -> None:
+    with FakeApi() as api:
+        tree = api.add_claim(devices=["gpu-0", "gpu-1"], parameters={"kind": "online"})
+        results = tree["status"]["allocation"]["devices"]["results"]
+        results[0]["consumedCapacity"] = {"memory": "16Gi", "share": "90"}
+        results[1]["consumedCapacity"] = {"memory": "1Gi", "share": "20"}
+        found = read_claim(decode_claim(tree), CLAIM_UID)
+    assert (found.memory_bytes, found.parameters.share_ppm) == (1 << 30, 200_000)
 
 
 def test_claim_of_another_uid_is_refused() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from cotenant.cluster.kubernetes.gpu_node import GpuNode
 from cotenant.cluster.kubernetes.plugin import report
+from cotenant.cluster.kubernetes.plugin.pods import NodePods
 from cotenant.gate.activity import DeviceSnapshot, GateCounts
 from cotenant.gate.grant import Kind
 from cotenant.node import wire
@@ -21,7 +22,7 @@ from cotenant.node.model.tenant import TenantSpec
 from cotenant.units.instant import SECOND_NS
 from tests.node.test_attach import Hook, attached, refused
 from tests.support.node_in_process import BOUND_S, join, until
-from tests.support.plugin_api import CLAIM_UID, NODE, POD_UID
+from tests.support.plugin_api import CLAIM_UID, NODE, POD_UID, FakeApi
 from tests.support.plugins import CLAIM, GPUS, PluginHarness, node_status
 
 pytestmark = pytest.mark.live
@@ -175,6 +176,16 @@ def test_static_pod_is_found_by_its_hash(harness: PluginHarness) -> None:
     harness.plugin.attend()
     attached(hook.answer()[0])
     hook.close()
+
+
+def test_a_pod_that_claims_the_uid_of_another_does_not_stand_for_it() -> None:
+    with FakeApi() as api:
+        api.add_pod(containers=PLACES)
+        hostile = {"kubernetes.io/config.hash": POD_UID, "cotenant.dev/kind": "online"}
+        api.add_pod("hostile", "0" * 32, annotations=hostile, containers=PLACES)
+        found = NodePods(api.client, NODE).find(POD_UID)
+    assert found is not None
+    assert found.metadata.name == "job-1"
 
 
 # -- the report --------------------------------------------------------------------------------------------------------

@@ -31,6 +31,26 @@ def test_claims_with_valid_parameters_pass_unchanged() -> None:
         assert patch_of(answer_of(mutate(review_of("ResourceClaim", value), WebhookSettings()))) == []
 
 
+def test_several_gpus_of_a_claim_must_differ() -> None:
+    value = claim()
+    value["spec"]["devices"]["requests"][0]["exactly"]["count"] = 2
+    assert "exactly.count = 2: may be allocated the same GPU 2 times" in refusal_of("ResourceClaim", value)
+    for constraint, allowed in (
+        ({"distinctAttribute": "gpu.cotenant.dev/uuid"}, True),
+        ({"distinctAttribute": "gpu.cotenant.dev/uuid", "requests": ["gpu"]}, True),
+        ({"distinctAttribute": "gpu.cotenant.dev/uuid", "requests": ["other"]}, False),
+        ({"distinctAttribute": "gpu.cotenant.dev/productName"}, False),
+        ({"matchAttribute": "gpu.cotenant.dev/uuid"}, False),
+    ):
+        value["spec"]["devices"]["constraints"] = [constraint]
+        assert is_allowed("ResourceClaim", value) is allowed
+
+
+def test_the_share_of_the_parameters_may_be_all_that_the_claim_consumes() -> None:
+    for capacity in ({"share": "30"}, {}):
+        assert is_allowed("ResourceClaim", claim({**ONLINE, "share": "30%"}, capacity))
+
+
 def test_claims_of_other_drivers_pass() -> None:
     value = claim({"anything": 1}, driver="gpu.nvidia.com")
     value["spec"]["devices"]["requests"][0]["exactly"]["deviceClassName"] = "gpu.nvidia.com"
@@ -61,6 +81,11 @@ def test_an_alternative_of_a_request_is_validated() -> None:
             "capacity.requests.memorry = '1Gi': is not a capacity of a GPU",
         ),
         (claim(ONLINE, {"offlinePlaces": "1"}), "capacity.requests.offlinePlaces = 1: write 0"),
+        (
+            claim({**ONLINE, "share": "30%"}, {"share": "10"}),
+            "share = '10': is less than the share of the parameters, 30%",
+        ),
+        (claim(ONLINE, {"share": "1500m"}), "write a whole number of percent"),
     ],
 )
 def test_bad_claims_are_refused_with_the_field(value: Any, message: str) -> None:

@@ -64,6 +64,13 @@ def test_a_job_that_needs_more_memory_than_any_gpu_has_gets_a_warning(kind: str)
     assert warning.startswith("spec.template.metadata.annotations[cotenant.dev/memory] = 33GiB: ")
 
 
+def test_a_job_whose_pods_would_share_a_claim_is_refused() -> None:
+    value = job()
+    value["spec"]["template"]["metadata"]["labels"] = {"cotenant.dev/claim": "train-gpu-0123456789"}
+    message = refusal_of("Job", value)
+    assert "spec.template.metadata.labels[cotenant.dev/claim] = 'train-gpu-0123456789': would name the same" in message
+
+
 def test_a_job_without_a_free_rule_is_refused() -> None:
     message = refusal_of("Job", job(podFailurePolicy={"rules": [FAIL_RULE] * 20}))
     assert "spec.podFailurePolicy.rules = 20: has 20 rules" in message

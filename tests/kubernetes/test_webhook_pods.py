@@ -111,6 +111,23 @@ def test_requests_are_read_and_removed_like_limits() -> None:
     assert resources == {"limits": {}, "requests": {}, "claims": [{"name": "gpu"}]}
 
 
+def test_a_request_that_differs_from_its_limit_is_refused() -> None:
+    value = pod(limits={"nvidia.com/gpumem": 2048})
+    value["spec"]["containers"][0]["resources"]["requests"] = {"nvidia.com/gpumem": "1k"}
+    expected = "spec.containers[0].resources.requests[nvidia.com/gpumem] = '1k': differs from the limit, which is 2048"
+    assert expected in refusal_of("Pod", value)
+    value["spec"]["containers"][0]["resources"]["requests"] = {"nvidia.com/gpumem": "2048"}
+    assert own_annotations(mutated("Pod", value))["memory"] == "2GiB"
+
+
+def test_a_label_of_a_claim_without_a_request_is_refused() -> None:
+    value = pod()
+    value["metadata"]["labels"] = {"cotenant.dev/claim": "stolen"}
+    assert "metadata.labels[cotenant.dev/claim] = 'stolen': names a claim, and the pod asks for no GPU" in refusal_of(
+        "Pod", value
+    )
+
+
 def test_a_plain_gpu_is_left_to_the_device_plugin_of_nvidia_unless_the_settings_say_otherwise() -> None:
     value = pod(limits={"nvidia.com/gpu": "1"})
     assert mutated("Pod", value) == value
@@ -204,6 +221,13 @@ REFUSED: list[tuple[Any, str]] = [
     (pod({"kind": "offline", "gang": "G!", "gang-size": "2"}), "metadata.annotations[cotenant.dev/gang] = 'G!'"),
     (pod({"slo": "50ms", "gang": "g", "gang-size": "2"}), "only offline pods are placed as a gang"),
     (pod({"slo": "50ms", "avoid": "web"}), "is read when an offline pod is placed"),
+    (pod({"kind": "offline", "avoid": "a,,b"}), "write at most 64 names of at most 128 characters"),
+    (pod({"kind": "offline", "avoid": ",".join(["a"] * 65)}), "write at most 64 names"),
+    (pod({"kind": "offline", "group": "g" * 129}), "metadata.annotations[cotenant.dev/group] = "),
+    (pod({"gpus": "9" * 5000}), "write a whole number from 1 to 64"),
+    (pod({"memory": "9" * 5000 + "GiB"}), "metadata.annotations[cotenant.dev/memory] = "),
+    (pod({"memory": "4Zi"}), "metadata.annotations[cotenant.dev/memory] = '4Zi'"),
+    (pod({"gpus": "\u0663"}), "metadata.annotations[cotenant.dev/gpus] = '\u0663'"),
     (pod({"slo": "50ms"}, nodeName="n1"), "spec.nodeName = 'n1'"),
     (pod(schedulingGates=[{"name": "cotenant.dev/round"}]), "would never be removed"),
     (pod({"memory": "1GiB"}, {"nvidia.com/gpumem": 2048}), "contradicts the resources of the container"),
@@ -325,6 +349,23 @@ def test_an_update_cannot_change_what_the_claim_was_made_from(name: str) -> None
     answer = answer_of(validate(review_of("Pod", new, old, "UPDATE"), WebhookSettings()))
     assert not answer["allowed"]
     assert "cannot change" in answer["status"]["message"]
+
+
+@pytest.mark.parametrize(
+    "name, key, value",
+    [("annotations", "cotenant.dev/kind", "offline"), ("labels", "cotenant.dev/claim", "x")],
+)
+def test_an_update_cannot_ask_for_a_gpu(name: str, key: str, value: str) -> None:
+    old, new = pod(), pod()
+    new["metadata"][name] = {key: value}
+    message = answer_of(validate(review_of("Pod", new, old, "UPDATE"), WebhookSettings()))["status"]["message"]
+    assert f"metadata.{name}[{key}] = '{value}': cannot change after the pod was created" in message
+
+
+def test_other_updates_of_a_pod_that_was_not_translated_pass() -> None:
+    old, new = pod({"kind": "offline"}), pod({"kind": "offline"})  # created while no webhook answered
+    new["metadata"]["annotations"]["team"] = "a"
+    assert answer_of(validate(review_of("Pod", new, old, "UPDATE"), WebhookSettings()))["allowed"]
 
 
 def test_other_updates_and_subresources_pass() -> None:

@@ -53,6 +53,8 @@ class FakeKubernetes:
         """How often the gate of a pod was removed, by uid."""
         self.requests: list[ApiRequest] = []
         self.on_release: Callable[[Tree], None] = lambda pod: None
+        self.forbidden: dict[str, str] = {}
+        """Per plural, why the creation of an object is refused, as by a quota."""
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
@@ -81,6 +83,8 @@ class FakeKubernetes:
         if request.method == "POST":
             if sub == "eviction":
                 return 201, self._evict(key, body)
+            if plural in self.forbidden:
+                raise ApiFaultError(403, "Forbidden", self.forbidden[plural])
             return 201, self.create(plural, namespace, body)
         if request.method == "PUT":
             return 200, self.update(plural, key, body)

@@ -96,7 +96,9 @@ class TestCluster:
         status = {"epoch": 1, "observedAt": "", "version": "test", "gpus": statuses, "tenants": []}
         self.api.create("gpunodes", "", {"metadata": {"name": name}, "status": status})
 
-    def add_pod(self, name: str = "", *, is_gated: bool = True, **annotations: str) -> str:
+    def add_pod(
+        self, name: str = "", *, is_gated: bool = True, other_gates: tuple[str, ...] = (), **annotations: str
+    ) -> str:
         """Create a pod as the webhook leaves it, and return its uid."""
         self.pods_made += 1
         name = name or f"job-{self.pods_made}"
@@ -105,7 +107,7 @@ class TestCluster:
         written = {f"cotenant.dev/{key.replace('_', '-')}": value for key, value in annotations.items()}
         spec: Tree = {"resourceClaims": [{"name": "gpu", "resourceClaimName": claim}], "priority": 0}
         if is_gated:
-            spec["schedulingGates"] = [{"name": names.GATE}]
+            spec["schedulingGates"] = [{"name": gate} for gate in (*other_gates, names.GATE)]
         body = {
             "metadata": {
                 "name": name,

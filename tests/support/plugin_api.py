@@ -148,12 +148,14 @@ class FakeApi:
         return pod
 
     def add_claim(self, name: str = "job-1-gpu-0", uid: str = CLAIM_UID, **fields: Any) -> dict[str, Any]:
-        """Add an allocated claim: `parameters`, `capacity`, `devices` and `pods` replace what it has."""
+        """Add an allocated claim: `parameters`, `capacity`, `devices`, `pods` and `adminAccess` replace what it has."""
         capacity = fields.get("capacity", {"memory": "4Gi", "share": "0", "offlinePlaces": "1"})
         parameters = fields.get("parameters", {"kind": "offline"})
         opaque = {"driver": "gpu.cotenant.dev", "parameters": parameters}
         devices = fields.get("devices", ["gpu-0"])
         result = {"request": "gpu", "driver": "gpu.cotenant.dev", "pool": NODE, "consumedCapacity": capacity}
+        if "adminAccess" in fields:
+            result["adminAccess"] = fields["adminAccess"]
         pods = fields.get("pods", [("job-1", POD_UID)])
         claim = {
             "metadata": {"name": name, "namespace": "team", "uid": uid},

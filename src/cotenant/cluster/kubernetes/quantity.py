@@ -1,4 +1,4 @@
-"""Quantities of the Kubernetes API: "3000", "3k" and "2Gi" as whole numbers.
+"""Quantities of the Kubernetes API ("3000", "3k", "2Gi") as whole numbers, and numbers and names in annotations.
 
 The syntax is that of k8s.io/apimachinery/pkg/api/resource. The API server rewrites a quantity in its shortest form
 before it calls a webhook, so that `nvidia.com/gpumem: 3000` arrives as "3k".
@@ -26,6 +26,11 @@ _UNITS: Final = {
     **{f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTPE", 1)},
 }
 _LARGEST: Final = (1 << 63) - 1
+NAME_LIMIT: Final = 128
+"""Characters of a profile, a group, or a name to avoid."""
+_NAMES_LIMIT: Final = 64
+_DIGITS: Final = 10
+"""Digits of a whole number. An annotation may have more than Python converts, which is 4,300."""
 
 
 def whole_quantity(value: Any, field: str, remedy: str) -> int:
@@ -42,3 +47,20 @@ def whole_quantity(value: Any, field: str, remedy: str) -> int:
     if exact > _LARGEST or exact != exact.to_integral_value():
         raise ConfigError(field, value, remedy)
     return int(exact)
+
+
+def whole_number(text: str, field: str, least: int, most: int) -> int:
+    """Return a number of decimal digits that must be in a range, as annotations have it."""
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else -1
+    if not least <= number <= most:
+        raise ConfigError(field, text, f"write a whole number from {least} to {most}")
+    return number
+
+
+def name_list(text: str, field: str) -> tuple[str, ...]:
+    """Return names that an annotation lists with commas."""
+    parts = tuple(part.strip() for part in text.split(","))
+    if len(parts) > _NAMES_LIMIT or not all(1 <= len(part) <= NAME_LIMIT for part in parts):
+        remedy = f"write at most {_NAMES_LIMIT} names of at most {NAME_LIMIT} characters, separated by commas"
+        raise ConfigError(field, text, remedy)
+    return parts

@@ -33,6 +33,10 @@ _REASONS: Final = (
     ("only ", "GangIncomplete"),
     ("it waits for a round in which its gang", "GangWaits"),
     ("it waits for one of the next rounds", WAITS),
+    ("it waits for the controllers that remove its gate", "OtherGates"),
+    ("its claim could not be", "NoClaim"),
+    ("a claim ", "NoClaim"),
+    ("the annotation ", INVALID),
 )
 """How the sentences of `cotenant.cluster.state.reasons` begin, and the reason of the condition."""
 _FIRST_NS: Final = 5 * SECOND_NS
@@ -109,27 +113,33 @@ class Conditions:
             return False
         message = self.message_of(uid, reasons)
         if not message:
-            return pod.is_gated
+            return pod.is_gated or not self._is_correct(pod, last, now)
         if last is None:
             self.unexplained += 1
             is_due = now >= (instant_of(pod.metadata.creation_timestamp) or 0) + _FIRST_NS
         else:
-            is_other = self._reason(uid, message) != last.reason or _history(message) != _history(last.message)
+            is_other = reason_of(message) != last.reason or _history(message) != _history(last.message)
             is_due = is_other or (message != last.message and now >= last.instant + _AGAIN_NS)
         if is_due:
-            self._write(pod, WrittenReason(self._reason(uid, message), message, now))
+            self._write(pod, WrittenReason(reason_of(message), message, now))
+        return True
+
+    def _is_correct(self, pod: Pod, last: WrittenReason | None, now: Instant) -> bool:
+        """Correct the condition of a pod that does not wait for a round; return whether nothing more is to be done."""
+        if last is None or last.reason == PLACED:
+            return True
+        if self._view.claim_of(pod) is None:
+            return False  # its claim is being created
+        self._write(pod, WrittenReason(PLACED, "its claim exists, and kube-scheduler chooses the GPU", now))
         return True
 
     def message_of(self, uid: str, reasons: Reasons) -> str:
         """Return why a pod waits; empty: it does not."""
-        if error := self._view.errors.get(uid):
+        if error := self._view.errors.get(uid) or self._view.gated_by_others.get(uid):
             return error
         spec = self._view.specs.get(uid)
         job = None if spec is None else self._machine.job(spec.name, reasons)
         return "" if job is None or job.state.value != "waiting" else job.why
-
-    def _reason(self, uid: str, message: str) -> str:
-        return INVALID if uid in self._view.errors else reason_of(message)
 
     def _write(self, pod: Pod, written: WrittenReason) -> None:
         uid, text = pod.uid, capitalized(written.message)

@@ -75,7 +75,7 @@ class Controller:
         self._host = ClusterHost(self.machine, self.placement.starts, observe)
         view, starts = self.placement.view, self.placement.starts
         self.conditions = Conditions(view, starts, self.machine, self.dispatcher)
-        self.placement.explain = self.conditions.watch
+        self.placement.explain = self.placement.starts.explain = self.conditions.watch
         self._predictions: PredictionStore | None = None
         self._queue: deque[ClusterEvent] = deque()
         self._is_busy = False

@@ -18,13 +18,19 @@ from cotenant.cluster.kubernetes.controller.objects import (
     Claim,
     Pod,
 )
+from cotenant.cluster.kubernetes.plugin.parameters import parse_parameters
+from cotenant.cluster.kubernetes.quantity import whole_number
+from cotenant.cluster.model.cluster import GANG_LIMIT
 from cotenant.errors import ConfigError
+from cotenant.node.model.tenant import PRIORITY_HIGHEST, PRIORITY_LOWEST
 from cotenant.units.text import parse_share, parse_size
 
 COMPONENT: Final = "cotenant-controller"
 _MEBIBYTE: Final = 1 << 20
 _MESSAGE_LIMIT: Final = 1000
 """The API accepts 1024 bytes in the message of an event."""
+_EVENT_PREFIX: Final = 230
+"""Characters of a pod's name that begin the name of an event, which has at most 253."""
 _PPM_PER_PERCENT: Final = 10_000
 WHOLE_PERCENT: Final = 100
 TAINT_NO_OFFLINE: Final = f"{names.GROUP}/no-offline"
@@ -77,20 +83,18 @@ def create_claim(pod: Pod, pinned: PinnedGpus | None) -> ApiRequest:
         "apiVersion": RESOURCE_API,
         "kind": "ResourceClaim",
         "metadata": metadata,
-        "spec": {"devices": {"requests": requests, "config": [{"opaque": parameters}]}},
+        "spec": {"devices": {"requests": requests, "config": [{"opaque": parameters}], **_constraints(pod, pinned)}},
     }
     path = resource_path(RESOURCE_API, "resourceclaims", meta.namespace)
     return ApiRequest("POST", path, msgspec.json.encode(body))
 
 
 def claim_parameters(pod: Pod) -> dict[str, Any]:
-    """Return the parameters of the DRA driver from the annotations of a pod."""
+    """Return the parameters of the DRA driver from the annotations of a pod; `ConfigError` if it would refuse them."""
     annotations = pod.metadata.annotations
     parameters: dict[str, Any] = {"kind": annotations.get(names.ANNOTATION_KIND) or "online"}
     if priority := annotations.get(names.ANNOTATION_PRIORITY):
-        if not (priority.isascii() and priority.isdigit()):
-            raise ConfigError(names.ANNOTATION_PRIORITY, priority, "write an integer, 0 for the highest priority")
-        parameters["priority"] = int(priority)
+        parameters["priority"] = whole_number(priority, names.ANNOTATION_PRIORITY, PRIORITY_HIGHEST, PRIORITY_LOWEST)
     for key, annotation in (
         ("slo", names.ANNOTATION_SLO),
         ("share", names.ANNOTATION_SHARE),
@@ -98,6 +102,10 @@ def claim_parameters(pod: Pod) -> dict[str, Any]:
     ):
         if text := annotations.get(annotation):
             parameters[key] = text
+    try:
+        parse_parameters(parameters)
+    except ConfigError as error:
+        raise ConfigError(f"{names.GROUP}/{error.field}", error.value, error.remedy) from None
     return parameters
 
 
@@ -130,11 +138,19 @@ def _open_requests(pod: Pod) -> list[dict[str, Any]]:
     return [_request("gpu", capacity, {**more, "count": _gpu_count(pod)})]
 
 
+def _constraints(pod: Pod, pinned: PinnedGpus | None) -> dict[str, Any]:
+    """Return the constraint that several GPUs differ.
+
+    kube-scheduler may otherwise allocate one GPU several times to the same claim, since it admits several allocations.
+    """
+    if pinned is not None or _gpu_count(pod) == 1:
+        return {}
+    return {"constraints": [{"distinctAttribute": f"{names.DRIVER}/{names.ATTRIBUTE_UUID}"}]}
+
+
 def _gpu_count(pod: Pod) -> int:
     gpus = pod.metadata.annotations.get(names.ANNOTATION_GPUS) or "1"
-    if not (gpus.isascii() and gpus.isdigit() and int(gpus) > 0):
-        raise ConfigError(names.ANNOTATION_GPUS, gpus, "write a positive integer")
-    return int(gpus)
+    return whole_number(gpus, names.ANNOTATION_GPUS, 1, GANG_LIMIT)
 
 
 def _request(name: str, capacity: dict[str, str], more: dict[str, Any]) -> dict[str, Any]:
@@ -226,7 +242,7 @@ def create_event(pod: Pod, *, reason: str, message: str, unix_time_ns: int) -> A
     body = {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": f"{meta.name[:230]}.{unix_time_ns:x}", "namespace": meta.namespace},
+        "metadata": {"name": f"{meta.name[:_EVENT_PREFIX].rstrip('-.')}.{unix_time_ns:x}", "namespace": meta.namespace},
         "involvedObject": {
             "apiVersion": "v1",
             "kind": "Pod",

@@ -8,6 +8,7 @@ from typing import Final
 from cotenant.cluster.kubernetes import names
 from cotenant.cluster.kubernetes.controller.objects import Pod
 from cotenant.cluster.kubernetes.gpu_node import GpuStatus
+from cotenant.cluster.kubernetes.quantity import NAME_LIMIT, name_list, whole_number
 from cotenant.cluster.model.cluster import (
     GANG_LIMIT,
     ONLINE_LIMIT,
@@ -17,12 +18,10 @@ from cotenant.cluster.model.cluster import (
     JobSpec,
     OnlineUse,
 )
-from cotenant.errors import ConfigError
 from cotenant.units.instant import SECOND_NS, Instant
 from cotenant.units.share import WHOLE_PPM
 from cotenant.units.text import parse_size
 
-_NAME_LIMIT: Final = 128
 _GANG_SIZE_LIMIT: Final = 1000
 _PRIORITY_LIMIT: Final = (1 << 31) - 1
 
@@ -30,7 +29,7 @@ _PRIORITY_LIMIT: Final = (1 << 31) - 1
 def job_name(pod: Pod) -> str:
     """Return the name of the job that stands for a pod: namespace, name and uid."""
     uid = pod.metadata.uid
-    return f"{pod.key[: _NAME_LIMIT - 1 - len(uid)]}@{uid}"
+    return f"{pod.key[: NAME_LIMIT - 1 - len(uid)]}@{uid}"
 
 
 def job_spec(pod: Pod, pool: str) -> JobSpec:
@@ -41,6 +40,7 @@ def job_spec(pod: Pod, pool: str) -> JobSpec:
     annotations, namespace = pod.metadata.annotations, pod.metadata.namespace
     memory = annotations.get(names.ANNOTATION_MEMORY, "")
     gang = annotations.get(names.ANNOTATION_GANG, "")
+    avoided = annotations.get(names.ANNOTATION_AVOID, "")
     gang_size = _count(annotations, names.ANNOTATION_GANG_SIZE, 1, _GANG_SIZE_LIMIT)
     return JobSpec(
         name=job_name(pod),
@@ -49,10 +49,10 @@ def job_spec(pod: Pod, pool: str) -> JobSpec:
         memory_bytes=parse_size(memory, field=names.ANNOTATION_MEMORY) if memory else 0,
         gpus=_count(annotations, names.ANNOTATION_GPUS, 1, GANG_LIMIT),
         priority=max(-_PRIORITY_LIMIT, min(pod.spec.priority, _PRIORITY_LIMIT)),
-        avoid=_list(annotations.get(names.ANNOTATION_AVOID, "")),
-        group=annotations.get(names.ANNOTATION_GROUP, "")[:_NAME_LIMIT],
+        avoid=name_list(avoided, names.ANNOTATION_AVOID) if avoided else (),
+        group=annotations.get(names.ANNOTATION_GROUP, "")[:NAME_LIMIT],
         retries=0,
-        gang=f"{namespace}/{gang}"[:_NAME_LIMIT] if gang else "",
+        gang=f"{namespace}/{gang}"[:NAME_LIMIT] if gang else "",
         gang_size=gang_size if gang else 0,
         pool=pool,
     )
@@ -63,22 +63,14 @@ def profile_of(pod: Pod) -> str:
     annotations = pod.metadata.annotations
     given = annotations.get(names.ANNOTATION_PROFILE) or annotations.get(names.ANNOTATION_TASK)
     if given:
-        return given[:_NAME_LIMIT]
+        return given[:NAME_LIMIT]
     owner = next((owner for owner in pod.metadata.owner_references if owner.controller), None)
-    return f"{pod.metadata.namespace}/{pod.metadata.name if owner is None else owner.name}"[:_NAME_LIMIT]
+    return f"{pod.metadata.namespace}/{pod.metadata.name if owner is None else owner.name}"[:NAME_LIMIT]
 
 
 def _count(annotations: dict[str, str], field: str, smallest: int, largest: int) -> int:
     text = annotations.get(field, "")
-    if not text:
-        return smallest
-    if not (text.isascii() and text.isdigit() and smallest <= int(text) <= largest):
-        raise ConfigError(field, text, f"write an integer from {smallest} to {largest}")
-    return int(text)
-
-
-def _list(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+    return whole_number(text, field, smallest, largest) if text else smallest
 
 
 def gpu_report(status: GpuStatus) -> GpuReport:

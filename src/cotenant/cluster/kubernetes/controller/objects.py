@@ -138,8 +138,23 @@ class Pod(msgspec.Struct):
         return any(gate.name == names.GATE for gate in self.spec.scheduling_gates)
 
     @property
+    def other_gates(self) -> tuple[str, ...]:
+        """Return the gates that other controllers remove."""
+        return tuple(gate.name for gate in self.spec.scheduling_gates if gate.name != names.GATE)
+
+    @property
     def is_over(self) -> bool:
         return self.status.phase in {"Succeeded", "Failed"}
+
+    @property
+    def never_starts(self) -> bool:
+        """Return whether the pod is being deleted before it got a node; finalizers may keep it for long."""
+        return bool(self.metadata.deletion_timestamp) and not self.spec.node_name
+
+    @property
+    def is_said_to_wait(self) -> bool:
+        """Return whether the condition of the controller says that the pod waits."""
+        return any(each.type == names.CONDITION_PLACED and each.status == "False" for each in self.status.conditions)
 
     @property
     def is_offline(self) -> bool:
@@ -201,10 +216,15 @@ class ClaimStatus(msgspec.Struct):
 
 
 class Claim(msgspec.Struct):
-    """A ResourceClaim that the controller created."""
+    """A ResourceClaim with the label of those that the controller creates."""
 
     metadata: ObjectMeta
     status: ClaimStatus = msgspec.field(default_factory=ClaimStatus)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Return namespace and name."""
+        return self.metadata.namespace, self.metadata.name
 
     @property
     def pod_uid(self) -> str:

@@ -141,10 +141,10 @@ class OnlineRoom:
     def _held(self) -> dict[tuple[str, int], list[HeldPart]]:
         """Return what claims hold, by node and position of the GPU, without pods that are ending."""
         held: dict[tuple[str, int], list[HeldPart]] = {}
-        for uid, claim in self._view.claims.items():
-            pod = self._view.pods.get(uid)
-            allocation = claim.status.allocation
-            if pod is None or allocation is None or pod.metadata.deletion_timestamp:
+        for uid, pod in self._view.pods.items():
+            claim = self._view.claim_of(pod)
+            allocation = None if claim is None else claim.status.allocation
+            if allocation is None or pod.metadata.deletion_timestamp:
                 continue
             is_removable = pod.is_offline and uid in self._starts.by_uid
             for result in allocation.devices.results:

@@ -8,14 +8,14 @@ from typing import Final, NamedTuple
 from cotenant.cluster.kubernetes.controller.constraints import constraint_of
 from cotenant.cluster.kubernetes.controller.dispatcher import Dispatcher
 from cotenant.cluster.kubernetes.controller.fleet import GpuFleet, NodeRecord
-from cotenant.cluster.kubernetes.controller.manifests import device_positions
+from cotenant.cluster.kubernetes.controller.manifests import claim_parameters, device_positions
 from cotenant.cluster.kubernetes.controller.mapping import job_spec
 from cotenant.cluster.kubernetes.controller.objects import Claim, KubeNode, Pod
 from cotenant.cluster.kubernetes.controller.online_room import OnlineRoom
 from cotenant.cluster.kubernetes.controller.starts import Phase, Start, Starts
 from cotenant.cluster.kubernetes.controller.view import ClusterView
 from cotenant.cluster.kubernetes.gpu_node import GpuNode
-from cotenant.cluster.model.cluster import Attempt, AttemptReport, JobEnd
+from cotenant.cluster.model.cluster import Attempt, AttemptReport, JobEnd, JobSpec
 from cotenant.cluster.model.event import (
     ClusterEvent,
     JobCancelled,
@@ -86,7 +86,7 @@ class Placement:
         """Take a new or changed pod."""
         self._now = now
         view, uid = self.view, pod.uid
-        if pod.is_over:
+        if pod.is_over or pod.never_starts:
             self.pod_gone(uid, now, pod)
             return
         old = view.pods.get(uid)
@@ -96,7 +96,7 @@ class Placement:
         if not self.is_started:
             return
         if pod.is_gated:
-            if old is None or old.metadata.annotations != pod.metadata.annotations:
+            if old is None or old.metadata.annotations != pod.metadata.annotations or old.spec != pod.spec:
                 self._submit(pod)
             return
         self.online_room.note(pod, now)
@@ -122,7 +122,9 @@ class Placement:
         view = self.view
         pod = view.pods.pop(uid, None)
         view.errors.pop(uid, None)
-        view.claims.pop(uid, None)
+        view.gated_by_others.pop(uid, None)
+        if pod is not None and (claim := view.claim_of(pod)) is not None:
+            view.drop_claim(claim)
         self._refused.pop(uid, None)
         self.online_room.forget(uid)
         self.online_room.claim_changed(uid, ())
@@ -145,11 +147,7 @@ class Placement:
         self.explain(uid)
         if uid in self.starts.by_uid:
             return
-        try:
-            spec = job_spec(pod, self.fleet.pool(constraint_of(pod)))
-        except ConfigError as error:
-            view.errors[uid] = f"the annotation {error}"
-            spec = None
+        spec = self.spec_of(pod)
         old = view.specs.get(uid)
         if spec == old:
             return
@@ -157,24 +155,43 @@ class Placement:
             view.withdraw(uid)
             self._post(JobCancelled(old.name))
         if spec is not None:
-            view.errors.pop(uid, None)
             view.submit(uid, spec)
             self._post(JobSubmitted(spec))
+
+    def spec_of(self, pod: Pod) -> JobSpec | None:
+        """Return the job that stands for a gated pod; None, with the reason in the view, if it cannot be placed yet.
+
+        A pod that other gates keep from the scheduler would hold its GPU idle until they are removed.
+        """
+        view, uid = self.view, pod.uid
+        view.errors.pop(uid, None)
+        view.gated_by_others.pop(uid, None)
+        if others := pod.other_gates:
+            noun = "gate" if len(others) == 1 else "gates"
+            view.gated_by_others[uid] = f"it waits for the controllers that remove its {noun} {', '.join(others)}"
+            return None
+        try:
+            claim_parameters(pod)
+            return job_spec(pod, self.fleet.pool(constraint_of(pod)))
+        except ConfigError as error:
+            view.errors[uid] = f"the annotation {error}"
+            return None
 
     # -- claims -----------------------------------------------------------------------------------------------------
 
     def claims_listed(self, claims: Iterable[Claim], now: Instant) -> None:
         """Take a complete list of claims."""
-        listed = {claim.pod_uid: claim for claim in claims}
-        for uid in [uid for uid in self.view.claims if uid not in listed]:
-            self.claim_gone(self.view.claims[uid], now)
+        listed = {claim.key: claim for claim in claims}
+        for claim in self.view.claims():
+            if claim.key not in listed:
+                self.claim_gone(claim, now)
         for claim in listed.values():
             self.claim_changed(claim, now)
 
     def claim_changed(self, claim: Claim, now: Instant) -> None:
         """Take a new or changed claim."""
         self._now = now
-        self.view.claims[claim.pod_uid] = claim
+        self.view.keep_claim(claim)
         self._note_online(claim.pod_uid)
         if self.is_started:
             self._note_stray(claim.pod_uid)
@@ -182,13 +199,11 @@ class Placement:
     def claim_gone(self, claim: Claim, now: Instant) -> None:
         """Take the deletion of a claim."""
         self._now = now
-        known = self.view.claims.get(claim.pod_uid)
-        if known is None or known.metadata.uid != claim.metadata.uid:
+        pod = self.view.pod_of(claim)
+        if not self.view.drop_claim(claim) or pod is None:
             return
-        del self.view.claims[claim.pod_uid]
-        self.online_room.claim_changed(claim.pod_uid, ())
-        pod = self.view.pods.get(claim.pod_uid)
-        if self.is_started and pod is not None and not pod.is_gated:
+        self.online_room.claim_changed(pod.uid, ())
+        if self.is_started and not pod.is_gated:
             self.starts.claim_deleted(pod)
 
     # -- nodes ------------------------------------------------------------------------------------------------------
@@ -265,6 +280,7 @@ class Placement:
         for record in self.online_room.tick(now):
             self._report(record)
         self._evict_refused(now)
+        self.starts.retry_open_claims(now)
         self.fleet.end_exclusions(now)
         self.post_pools()
 
@@ -333,8 +349,10 @@ class Placement:
         """Return the offline tenants and claims on a node that the state machine did not place, with their GPUs."""
         strays = {uid: record.positions(tenant.gpus) for uid, tenant in record.tenants.items() if uid not in starts}
         for uid in self._strays.get(record.name, ()):
-            if uid not in strays and uid not in starts and uid in self.view.claims:
-                strays[uid] = tuple(self._positions(record, self.view.claims[uid]))
+            pod = self.view.pods.get(uid)
+            claim = None if pod is None else self.view.claim_of(pod)
+            if uid not in strays and uid not in starts and claim is not None:
+                strays[uid] = tuple(self._positions(record, claim))
         return {uid: gpus for uid, gpus in strays.items() if gpus}
 
     def _positions(self, record: NodeRecord, claim: Claim) -> Iterable[int]:
@@ -342,13 +360,15 @@ class Placement:
 
     def _note_online(self, uid: str) -> None:
         """Keep the memory that the claim of an online pod holds."""
-        claim = self.view.claims.get(uid)
+        pod = self.view.pods.get(uid)
+        claim = None if pod is None else self.view.claim_of(pod)
         allocation = None if claim is None else claim.status.allocation
         self.online_room.claim_changed(uid, () if allocation is None else allocation.devices.results)
 
     def _note_stray(self, uid: str) -> None:
         """Record where an offline pod holds GPUs that the state machine did not place, and close those GPUs."""
-        pod, claim = self.view.pods.get(uid), self.view.claims.get(uid)
+        pod = self.view.pods.get(uid)
+        claim = None if pod is None else self.view.claim_of(pod)
         if pod is None or claim is None or pod.is_gated or not pod.is_offline or uid in self.starts.by_uid:
             return
         node = pod.spec.node_name or claim.node
@@ -370,7 +390,7 @@ class Placement:
                 self._note_online(pod.uid)
                 self.starts.ensure_claim(pod)
                 self._note_stray(pod.uid)
-            if pod.is_gated or pod.uid in self.starts.by_uid or pod.uid in self.view.errors:
+            if pod.is_gated or pod.is_said_to_wait or pod.uid in self.starts.by_uid or pod.uid in self.view.errors:
                 self.explain(pod.uid)
         for record in list(self.fleet.nodes.values()):
             if self._strays_of(record, self.starts.by_node.get(record.name, {})):

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from cotenant.cluster.kubernetes.controller.constraints import constraint_of
 from cotenant.cluster.kubernetes.controller.manifests import PinnedGpus
 from cotenant.cluster.kubernetes.controller.mapping import instant_of, job_spec
 from cotenant.cluster.kubernetes.controller.objects import Claim, Pod
@@ -63,9 +62,9 @@ def restore(
         for record in sorted(fleet.nodes.values(), key=lambda record: record.name)
     )
     unused = [
-        view.claims[pod.uid]
+        claim
         for pod in pods
-        if pod.is_gated and pod.uid in view.claims and pod.uid not in begun and pod.uid not in starts
+        if pod.is_gated and pod.uid not in begun and pod.uid not in starts and (claim := view.claim_of(pod)) is not None
     ]
     event = ClusterRestored(
         settings,
@@ -83,8 +82,10 @@ def restore(
 def _spec(placement: Placement, pod: Pod) -> JobSpec | None:
     if not pod.is_gated and not pod.is_offline:
         return None
+    if pod.is_gated:
+        return placement.spec_of(pod)
     try:
-        return job_spec(pod, placement.fleet.pool(constraint_of(pod)) if pod.is_gated else "")
+        return job_spec(pod, "")
     except ConfigError as error:
         placement.view.errors[pod.uid] = f"the annotation {error}"
         return None
@@ -96,7 +97,7 @@ def _released(
     """Return the starts of pods without gate; those beyond the places of a GPU are left to its reports."""
     starts = {}
     for pod in pods:
-        claim = placement.view.claims.get(pod.uid)
+        claim = placement.view.claim_of(pod)
         if pod.is_gated or claim is None or pod.uid not in specs:
             continue
         start = _start_of(placement, pod, claim, specs[pod.uid], taken)
@@ -120,7 +121,7 @@ def _begun(
         found = [
             _start_of(placement, pod, claim, specs[pod.uid], tentative, must_be_open=True)
             for pod in members
-            if (claim := placement.view.claims.get(pod.uid)) is not None
+            if (claim := placement.view.claim_of(pod)) is not None
         ]
         complete = [start for start in found if start is not None]
         if len(complete) < len(members):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable
+from typing import Final
 
 import msgspec
 
@@ -28,7 +29,10 @@ from cotenant.cluster.kubernetes.controller.view import ClusterView
 from cotenant.cluster.model.cluster import Attempt, AttemptReport, JobEnd
 from cotenant.cluster.model.event import StartJob, StopJob
 from cotenant.errors import ConfigError
+from cotenant.units.instant import SECOND_NS, Instant
 
+_RETRY_NS: Final = 15 * SECOND_NS
+"""Time between attempts to create the claims that the API refused."""
 _claim_decoder = msgspec.json.Decoder(Claim)
 _pod_decoder = msgspec.json.Decoder(Pod)
 
@@ -79,6 +83,11 @@ class Starts:
         self.by_uid: dict[str, Start] = {}
         self.by_node: dict[str, dict[str, Start]] = {}
         self._by_gang: dict[str, dict[str, Start]] = {}
+        self.explain: Callable[[str], None] = _nothing
+        """Called with the uid of a pod about which there is something to write."""
+        self._without_claim: set[str] = set()
+        """Pods whose claim without a pinned GPU could not be created."""
+        self._retry_due: Instant = 0
         self.open_claims: set[str] = set()
         """Pods whose claim without a pinned GPU is being created or deleted."""
         self.released = 0
@@ -169,7 +178,7 @@ class Starts:
             return
         claim = _claim_decoder.decode(response.body)
         if claim.pod_uid != start.uid:
-            self._fail(start, f"a claim {claim.metadata.name} exists that does not belong to it; delete that claim")
+            self._fail(start, _foreign(claim))
         elif (claim.node, claim.gpu_uuids) == (start.pinned.node, start.pinned.uuids):
             self._has_claim(start, claim)
         else:
@@ -187,7 +196,7 @@ class Starts:
 
     def _has_claim(self, start: Start, claim: Claim) -> None:
         start.claim = claim
-        self._view.claims[start.uid] = claim
+        self._view.keep_claim(claim)
         if start.phase is Phase.ABANDONING:
             self._delete_claim(start)
             return
@@ -333,7 +342,7 @@ class Starts:
         That is the rule for online pods. It also repairs an offline pod whose gate was removed by hand, or whose
         claim was deleted or is pinned to another node than the pod is.
         """
-        claim, uid = self._view.claims.get(pod.uid), pod.uid
+        claim, uid = self._view.claim_of(pod), pod.uid
         if pod.spec.node_name or uid in self.open_claims or uid in self.by_uid or not pod.claim_name:
             return
         if claim is not None and not self._is_misplaced(pod, claim):
@@ -343,20 +352,56 @@ class Starts:
         except ConfigError as error:
             self._view.errors[uid] = f"the annotation {error}"
             return
-        self.open_claims.add(uid)
 
         def answered(response: Response) -> None:
             self.open_claims.discard(uid)
             if response.is_success and claim is None:
-                self._view.claims.setdefault(uid, _claim_decoder.decode(response.body))
-            elif response.is_success:
-                self._view.claims.pop(uid, None)
+                self._open_claim_created(uid, _claim_decoder.decode(response.body))
+            elif response.is_success and claim is not None:
+                self._view.drop_claim(claim)
                 if current := self._view.pods.get(uid):
                     self.ensure_claim(current)
-            elif response.status != CONFLICT:
-                self._view.errors[uid] = f"its claim could not be created: {detail_of(response)[0]}"
+            elif response.status == CONFLICT and claim is None:
+                self._submit_open(uid, read_claim(pod), found)
+            else:
+                self._open_claim_failed(uid, f"its claim could not be created: {detail_of(response)[0]}")
 
+        def found(response: Response) -> None:
+            self.open_claims.discard(uid)
+            existing = _claim_decoder.decode(response.body) if response.is_success else None
+            if existing is not None and existing.pod_uid == uid:
+                self._open_claim_created(uid, existing)
+            elif existing is not None:
+                self._open_claim_failed(uid, _foreign(existing))
+            else:
+                self._open_claim_failed(uid, f"its claim could not be read: {detail_of(response)[0]}")
+
+        self._submit_open(uid, request, answered)
+
+    def _submit_open(self, uid: str, request: ApiRequest, answered: Callable[[Response], None]) -> None:
+        self.open_claims.add(uid)
         self._dispatcher.submit(Operation(Urgency.FINISH, request, answered, lambda: uid in self._view.pods))
+
+    def _open_claim_created(self, uid: str, claim: Claim) -> None:
+        self._view.keep_claim(claim)
+        self._view.errors.pop(uid, None)
+
+    def _open_claim_failed(self, uid: str, why: str) -> None:
+        """Keep why a pod has no claim yet; `retry_open_claims` tries again, since quotas and other claims change."""
+        if pod := self._view.pods.get(uid):
+            self._view.errors[uid] = why
+            self._without_claim.add(uid)
+            self.explain(pod.uid)
+
+    def retry_open_claims(self, now: Instant) -> None:
+        """Create the claims that could not be created, for pods that still need them."""
+        if now < self._retry_due:
+            return
+        self._retry_due = now + _RETRY_NS
+        uids, self._without_claim = self._without_claim, set()
+        for uid in sorted(uids):
+            if (pod := self._view.pods.get(uid)) is not None:
+                self.ensure_claim(pod)
 
     def claim_deleted(self, pod: Pod) -> None:
         """Create the claim of a placed pod again if it was deleted before the pod was scheduled."""
@@ -364,11 +409,16 @@ class Starts:
         if start is None:
             self.ensure_claim(pod)
         elif _is_released(start) and not pod.spec.node_name:
-            self._submit_for(Urgency.FINISH, create_claim(pod, start.pinned), start, self._claim_repaired)
+            try:
+                request = create_claim(pod, start.pinned)
+            except ConfigError:
+                return  # an annotation was changed; the scheduler refuses the pod, which is evicted
+            self._submit_for(Urgency.FINISH, request, start, self._claim_repaired)
 
     def _claim_repaired(self, start: Start, response: Response) -> None:
+        del start
         if response.is_success:
-            self._view.claims[start.uid] = _claim_decoder.decode(response.body)
+            self._view.keep_claim(_claim_decoder.decode(response.body))
 
     def _is_misplaced(self, pod: Pod, claim: Claim) -> bool:
         hostname = pod.spec.node_selector.get(HOSTNAME_LABEL)
@@ -378,7 +428,7 @@ class Starts:
     def delete_claims(self, claims: Iterable[Claim]) -> None:
         """Delete claims of an earlier controller for which nothing was started."""
         for claim in claims:
-            self._view.claims.pop(claim.pod_uid, None)
+            self._view.drop_claim(claim)
             self._dispatcher.submit(Operation(Urgency.FINISH, delete_claim(claim), lambda _: None))
 
     # -- requests ---------------------------------------------------------------------------------------------------
@@ -421,6 +471,14 @@ class Starts:
                 answered(start, response)
 
         self._dispatcher.submit(Operation(urgency, request, receive, is_wanted))
+
+
+def _nothing(uid: str) -> None:
+    del uid
+
+
+def _foreign(claim: Claim) -> str:
+    return f"a claim {claim.metadata.name} exists that does not belong to it; delete that claim"
 
 
 def _is_released(start: Start) -> bool:

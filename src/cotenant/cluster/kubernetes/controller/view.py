@@ -16,13 +16,42 @@ class ClusterView:
         self.fleet = fleet
         self.pods: dict[str, Pod] = {}
         """By uid."""
-        self.claims: dict[str, Claim] = {}
-        """By the uid of the pod."""
+        self._claims: dict[tuple[str, str], Claim] = {}
+        """By namespace and name. A claim names the uid of its pod, but any user may write that into a claim."""
         self.specs: dict[str, JobSpec] = {}
         """Specifications of the jobs that the state machine knows, by the uid of the pod."""
         self.errors: dict[str, str] = {}
-        """Why a gated pod cannot be placed at all, by uid: an annotation cannot be read."""
+        """Why a pod cannot be placed, or gets no claim, by uid: an annotation cannot be read, for example."""
+        self.gated_by_others: dict[str, str] = {}
+        """Why a gated pod takes part in no round yet, by uid."""
         self._uids: dict[str, str] = {}
+
+    def claim_of(self, pod: Pod) -> Claim | None:
+        """Return the claim that the controller created for a pod, or None."""
+        claim = self._claims.get((pod.metadata.namespace, pod.claim_name))
+        return claim if claim is not None and claim.pod_uid == pod.uid else None
+
+    def keep_claim(self, claim: Claim) -> None:
+        """Record a new or changed claim."""
+        self._claims[claim.key] = claim
+
+    def drop_claim(self, claim: Claim) -> bool:
+        """Record that a claim is gone; return whether it was known."""
+        known = self._claims.get(claim.key)
+        if known is None or known.metadata.uid != claim.metadata.uid:
+            return False
+        del self._claims[claim.key]
+        return True
+
+    def claims(self) -> list[Claim]:
+        """Return all claims, including those that users wrote."""
+        return list(self._claims.values())
+
+    def pod_of(self, claim: Claim) -> Pod | None:
+        """Return the pod that a claim belongs to, or None."""
+        pod = self.pods.get(claim.pod_uid)
+        is_named = pod is not None and (pod.metadata.namespace, pod.claim_name) == claim.key
+        return pod if is_named else None
 
     def submit(self, uid: str, spec: JobSpec) -> None:
         """Record that a pod stands for a job of the state machine."""

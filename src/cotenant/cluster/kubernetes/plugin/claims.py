@@ -16,6 +16,7 @@ from cotenant.cluster.kubernetes.plugin.parameters import TenantParameters, pars
 from cotenant.errors import ConfigError
 from cotenant.gate.grant import Kind
 from cotenant.units.share import WHOLE_PPM
+from cotenant.units.text import format_share
 
 _PERCENT_PPM: Final = WHOLE_PPM // 100
 _SUFFIXES: Final = {
@@ -54,6 +55,7 @@ class AllocatedDevice(msgspec.Struct, rename="camel"):
     device: str = ""
     share_id: str | None = msgspec.field(default=None, name="shareID")
     consumed_capacity: dict[str, str] = {}
+    admin_access: bool | None = None
 
 
 class _Devices(msgspec.Struct, rename="camel"):
@@ -111,16 +113,38 @@ def read_claim(claim: ResourceClaim, uid: str) -> GpuClaim:
     if len(pods) != 1:
         remedy = "a claim is of exactly one pod; use a ResourceClaimTemplate, or one claim for each pod"
         raise ConfigError("status.reservedFor", [pod.name for pod in pods], remedy, where=where)
+    _check_results(results, where)
     parameters = _parameters_of(allocation, results, where)
+    share_ppm = _consumed(results, names.CAPACITY_SHARE, where) * _PERCENT_PPM
+    if parameters.kind is Kind.ONLINE and parameters.share_ppm > share_ppm:
+        remedy = f"is more than the claim consumes of the GPU, {format_share(share_ppm)}; make them equal"
+        raise ConfigError("share", format_share(parameters.share_ppm), remedy, where=where)
     if parameters.kind is Kind.ONLINE and not parameters.share_ppm:
-        percent = parse_quantity(results[0].consumed_capacity.get(names.CAPACITY_SHARE, "0"), "share", where)
-        share_ppm = percent * _PERCENT_PPM
         # A claim that names no share consumes all of it, which keeps other online pods away. Nothing is reserved then:
         # online work goes first, and offline work uses what it leaves, as on a machine without Kubernetes.
         parameters = msgspec.structs.replace(parameters, share_ppm=share_ppm if share_ppm < WHOLE_PPM else 0)
-    memory = parse_quantity(results[0].consumed_capacity.get(names.CAPACITY_MEMORY, "0"), "memory", where)
+    memory = _consumed(results, names.CAPACITY_MEMORY, where)
     name = f"{meta.namespace}.{pods[0].name}"[:54].rstrip("-.") + f"-{uid[:8]}"
     return GpuClaim(uid, pods[0].uid, name, parameters, memory, tuple(results))
+
+
+def _check_results(results: list[AllocatedDevice], where: str) -> None:
+    """Refuse a claim without limits, or with one GPU several times: a tenant is on each GPU once, with one limit."""
+    devices = [one.device for one in results]
+    if any(one.admin_access for one in results):
+        remedy = "a claim with admin access consumes nothing, so that its tenant would have no limit; write false"
+        raise ConfigError("spec.devices.requests.adminAccess", True, remedy, where=where)
+    if len(set(devices)) < len(devices):
+        remedy = (
+            "one GPU was allocated several times; create the claim again with the constraint "
+            f'{{"distinctAttribute": "{names.DRIVER}/{names.ATTRIBUTE_UUID}"}}'
+        )
+        raise ConfigError("status.allocation.devices", devices, remedy, where=where)
+
+
+def _consumed(results: list[AllocatedDevice], capacity: str, where: str) -> int:
+    """Return the least that the claim consumes of one of its GPUs, since its tenant has the same limit on each."""
+    return min(parse_quantity(one.consumed_capacity.get(capacity, "0"), capacity, where) for one in results)
 
 
 def _parameters_of(allocation: _Allocation, results: list[AllocatedDevice], where: str) -> TenantParameters:

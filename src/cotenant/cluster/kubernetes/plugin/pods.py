@@ -82,7 +82,9 @@ class NodePods:
         if is_fresh or uid not in self._known:
             path, selector = resource_path("v1", "pods"), f"spec.nodeName={self._node}"
             found = self._api.list(path, NodePod, fieldSelector=selector).items
-            self._known = {pod.metadata.annotations.get(_CONFIG_HASH, pod.metadata.uid): pod for pod in found}
+            mirrors = {pod.metadata.annotations.get(_CONFIG_HASH, ""): pod for pod in found}
+            # Any user may write that annotation: it must not stand for the pod of another.
+            self._known = mirrors | {pod.metadata.uid: pod for pod in found}
         return self._known.get(uid)
 
 

@@ -6,12 +6,16 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from cotenant.cluster.kubernetes import names
-from cotenant.cluster.kubernetes.plugin.parameters import parse_parameters
+from cotenant.cluster.kubernetes.plugin.parameters import TenantParameters, parse_parameters
 from cotenant.cluster.kubernetes.quantity import whole_quantity
 from cotenant.cluster.kubernetes.webhook.objects import JsonObject, list_at, object_at, text_at
 from cotenant.errors import ConfigError
 from cotenant.gate.grant import Kind
+from cotenant.units.text import format_share
 
+_ALL_PERCENT: Final = 100
+_PPM_PER_PERCENT: Final = 10_000
+_DISTINCT: Final = tuple(f"{names.DRIVER}/{name}" for name in (names.ATTRIBUTE_UUID, names.ATTRIBUTE_INDEX))
 _CAPACITIES: Final = (names.CAPACITY_MEMORY, names.CAPACITY_SHARE, names.CAPACITY_OFFLINE_PLACES)
 
 
@@ -39,7 +43,8 @@ def _validate_devices(devices: JsonObject, path: str) -> None:
     requests = list(_requests(devices, path))
     configs = list(_configs(devices, path))
     for request in requests:
-        kinds = {kind for selected, kind in configs if not selected or _is_selected(request.name, selected)}
+        applied = [given for selected, given in configs if not selected or _is_selected(request.name, selected)]
+        kinds = {given.kind for given in applied}
         if not kinds:
             remedy = (
                 f"asks for class {names.DEVICE_CLASS}, and spec.devices.config has no opaque parameters of driver "
@@ -49,7 +54,8 @@ def _validate_devices(devices: JsonObject, path: str) -> None:
         if len(kinds) > 1:
             remedy = "has parameters of kind online and of kind offline; keep one config for each request"
             raise ConfigError(f"{path}.config", request.name, remedy)
-        _check_capacity(request, kinds.pop())
+        _check_capacity(request, kinds.pop(), max(given.share_ppm for given in applied))
+        _check_distinct(request, devices, path)
 
 
 def _requests(devices: JsonObject, path: str) -> Iterator[DeviceRequest]:
@@ -65,8 +71,8 @@ def _requests(devices: JsonObject, path: str) -> Iterator[DeviceRequest]:
                 yield DeviceRequest(f"{name}/{text_at(alternative, 'name', nested)}", nested, alternative)
 
 
-def _configs(devices: JsonObject, path: str) -> Iterator[tuple[tuple[str, ...], Kind]]:
-    """Yield which requests each config of our driver selects (none: all), and the kind that it states."""
+def _configs(devices: JsonObject, path: str) -> Iterator[tuple[tuple[str, ...], TenantParameters]]:
+    """Yield which requests each config of our driver selects (none: all), and its parameters."""
     for index, config in enumerate(list_at(devices, "config", path)):
         field = f"{path}.config[{index}]"
         opaque = object_at(config, "opaque", field)
@@ -77,18 +83,34 @@ def _configs(devices: JsonObject, path: str) -> Iterator[tuple[tuple[str, ...], 
             raise ConfigError(f"{field}.requests", selected, "must be a list of names of requests")
         parameters = object_at(opaque, "parameters", f"{field}.opaque")
         try:
-            kind = Kind(parse_parameters(parameters).kind)
+            given = parse_parameters(parameters)
         except ConfigError as error:
             name = error.field.rpartition(".")[2]
             raise ConfigError(f"{field}.opaque.parameters.{name}", error.value, error.remedy) from None
-        yield tuple(selected), kind
+        yield tuple(selected), given
 
 
 def _is_selected(name: str, selected: tuple[str, ...]) -> bool:
     return name in selected or name.partition("/")[0] in selected
 
 
-def _check_capacity(request: DeviceRequest, kind: Kind) -> None:
+def _check_distinct(request: DeviceRequest, devices: JsonObject, path: str) -> None:
+    """Refuse a request for several GPUs that kube-scheduler may satisfy with one, since a GPU has several claims."""
+    count = request.value.get("count")
+    if not isinstance(count, int) or count <= 1:
+        return
+    for constraint in list_at(devices, "constraints", path):
+        selected = constraint.get("requests") or [request.name]
+        if constraint.get("distinctAttribute") in _DISTINCT and _is_selected(request.name, tuple(selected)):
+            return
+    remedy = (
+        f"may be allocated the same GPU {count} times; add to {path}.constraints: "
+        f'{{"distinctAttribute": "{_DISTINCT[0]}"}}'
+    )
+    raise ConfigError(f"{request.path}.count", count, remedy)
+
+
+def _check_capacity(request: DeviceRequest, kind: Kind, share_ppm: int) -> None:
     """Refuse a claim that would take another kind of capacity than its parameters state."""
     capacity = object_at(object_at(request.value, "capacity", request.path), "requests", f"{request.path}.capacity")
     for name, value in capacity.items():
@@ -103,6 +125,11 @@ def _check_capacity(request: DeviceRequest, kind: Kind) -> None:
         remedy = f"write {wanted}: a claim of kind {kind.value} takes {wanted} of the offline places of a GPU"
         raise ConfigError(field, places, remedy)
     share_field = f"{request.path}.capacity.requests.{names.CAPACITY_SHARE}"
+    share = capacity.get(names.CAPACITY_SHARE)
+    percent = _ALL_PERCENT if share is None else whole_quantity(share, share_field, "write a whole number of percent")
+    if kind is Kind.ONLINE and share_ppm > percent * _PPM_PER_PERCENT:
+        remedy = f"is less than the share of the parameters, {format_share(share_ppm)}; make them equal"
+        raise ConfigError(share_field, share, remedy)
     if kind is Kind.OFFLINE and capacity.get(names.CAPACITY_SHARE) not in ("0", 0):
         remedy = 'write "0": offline work takes what online tenants leave, and its limit is the share of the parameters'
         raise ConfigError(share_field, capacity.get(names.CAPACITY_SHARE, "(not set)"), remedy)

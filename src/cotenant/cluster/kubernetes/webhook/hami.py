@@ -82,6 +82,7 @@ def read_resources(container: JsonObject, path: str, memory_sizes: Sequence[int]
             raise ConfigError(
                 _field(container, path, name), _value(container, path, name), f"cannot be shared; use one of {known}"
             )
+    _check_equal(container, path)
     gpus = _number_of_gpus(container, path)
     cores = _stated(container, path, CORES)
     if cores > 100:
@@ -95,6 +96,20 @@ def read_resources(container: JsonObject, path: str, memory_sizes: Sequence[int]
     share = "" if _value(container, path, CORES) is None else format_share(cores * _PPM_PER_PERCENT)
     default_share = ("100%" if is_whole else "0%") if is_hami else ""
     return ContainerResources(gpus, memory, share, default_share, priority, is_hami)
+
+
+def _check_equal(container: JsonObject, path: str) -> None:
+    """Refuse a request that differs from its limit, as the API server does for the resources of devices."""
+    resources = object_at(container, "resources", path)
+    limits, requests = object_at(resources, "limits", path), object_at(resources, "requests", path)
+    for name in TRANSLATED:
+        limit, request = limits.get(name), requests.get(name)
+        if limit is None or request is None:
+            continue
+        field = join_path(f"{path}.resources.requests", name)
+        remedy = f"differs from the limit, which is {limit}; make them equal, or remove the request"
+        if whole_quantity(request, field, remedy) != _stated(container, path, name):
+            raise ConfigError(field, request, remedy)
 
 
 def _number_of_gpus(container: JsonObject, path: str) -> int | None:

@@ -6,7 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
-from cotenant.cluster.kubernetes.webhook.objects import JsonObject, list_at, object_at, text_at
+from cotenant.cluster.kubernetes import names
+from cotenant.cluster.kubernetes.webhook.objects import JsonObject, join_path, list_at, object_at, text_at
 from cotenant.cluster.kubernetes.webhook.pod_patch import Translation, size_warnings
 from cotenant.cluster.kubernetes.webhook.pod_request import WebhookSettings, read_request
 from cotenant.errors import ConfigError
@@ -26,6 +27,12 @@ def translate_job(job: JsonObject, settings: WebhookSettings) -> Translation:
     The template stays as it is: every pod is translated when it is created.
     """
     template = object_at(object_at(job, "spec"), "template", "spec")
+    metadata = f"{_TEMPLATE}.metadata"
+    labels = object_at(object_at(template, "metadata", _TEMPLATE), "labels", metadata)
+    if names.LABEL_CLAIM in labels:
+        field = join_path(f"{metadata}.labels", names.LABEL_CLAIM)
+        remedy = "would name the same claim in each pod of the Job; remove it, and each pod gets a claim of its own"
+        raise ConfigError(field, labels[names.LABEL_CLAIM], remedy)
     request = read_request(template, settings, of_job=True, prefix=_TEMPLATE)
     if request is None:
         return Translation(job)

@@ -84,17 +84,15 @@ def validate_pod(pod: JsonObject, settings: WebhookSettings) -> None:
 
 
 def validate_pod_update(old: JsonObject, new: JsonObject) -> None:
-    """Raise ConfigError if an update changes what the claim of a pod was made from."""
-    if not _label(old, names.LABEL_KIND):
-        return
+    """Raise ConfigError if an update changes what the claim of a pod was made from, or asks for a GPU too late."""
     before, after = annotations_of(old), annotations_of(new)
     for name in names.ANNOTATIONS:
         if before.get(name) != after.get(name):
-            remedy = "cannot change after the pod was created, because its claim is immutable; create the pod again"
+            remedy = "cannot change after the pod was created, because its claim was made from it; create the pod again"
             raise ConfigError(annotation_path(name, ""), after.get(name), remedy)
     for name in (names.LABEL_CLAIM, names.LABEL_KIND):
         if _label(old, name) != _label(new, name):
-            remedy = f"cannot change after the pod was created; it was {_label(old, name)!r}"
+            remedy = f"cannot change after the pod was created; it was {_label(old, name)!r}, so create the pod again"
             raise ConfigError(join_path("metadata.labels", name), _label(new, name), remedy)
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from cotenant.cluster.kubernetes import names
 from cotenant.cluster.kubernetes.plugin.parameters import parse_parameters
+from cotenant.cluster.kubernetes.quantity import NAME_LIMIT, name_list, whole_number
 from cotenant.cluster.kubernetes.webhook import hami
 from cotenant.cluster.kubernetes.webhook.objects import JsonObject, join_path, list_at, object_at, text_at
 from cotenant.errors import ConfigError
@@ -21,7 +22,6 @@ from cotenant.units.text import parse_duration, parse_share, parse_size
 
 GPUS_LIMIT: Final = 64
 GANG_LIMIT: Final = 1000
-PROFILE_LIMIT: Final = 128
 _SMALLEST_MEMORY: Final = 1 << 20
 _PREFIX: Final = f"{names.GROUP}/"
 _PARAMETERS: Final = {
@@ -103,6 +103,7 @@ def read_request(pod: JsonObject, settings: WebhookSettings, *, of_job: bool, pr
     marked = _marked_containers(pod, settings, prefix, annotated=bool(own))
     if not own and not marked:
         _check_no_gate(pod, prefix)
+        _check_no_label(pod, prefix)
         return None
     containers = marked or [_only_container(pod, prefix, next(iter(own)))]
     resources = _common_resources(pod, containers, settings, prefix)
@@ -161,6 +162,16 @@ def _check_no_gate(pod: JsonObject, prefix: str) -> None:
         if gate.get("name") == names.GATE:
             remedy = f"would never be removed, because the pod asks for no GPU; add {names.ANNOTATION_KIND}: offline"
             raise ConfigError(f"{path}.schedulingGates", names.GATE, remedy)
+
+
+def _check_no_label(pod: JsonObject, prefix: str) -> None:
+    """Refuse the label of a claim where nothing asks for one: the controller would create the claim all the same."""
+    path = join_path(prefix, "metadata")
+    labels = object_at(object_at(pod, "metadata", prefix), "labels", path)
+    if names.LABEL_CLAIM in labels:
+        field = join_path(f"{path}.labels", names.LABEL_CLAIM)
+        remedy = f"names a claim, and the pod asks for no GPU; remove it, or add {names.ANNOTATION_KIND}"
+        raise ConfigError(field, labels[names.LABEL_CLAIM], remedy)
 
 
 def _marked_containers(
@@ -286,7 +297,7 @@ def _amount(name: str, text: str, prefix: str) -> Any:
     if name == names.ANNOTATION_SHARE:
         return parse_share(text, field=field)
     if name in (names.ANNOTATION_GPUS, names.ANNOTATION_PRIORITY):
-        return _whole_number(text, field, 0, 1 << 31)
+        return whole_number(text, field, 0, 1 << 31)
     return text
 
 
@@ -294,16 +305,17 @@ def _check_values(values: dict[str, str], kind: Kind, prefix: str) -> None:
     """Refuse annotations with values that no claim could have."""
     for name, limit in ((names.ANNOTATION_GPUS, GPUS_LIMIT), (names.ANNOTATION_GANG_SIZE, GANG_LIMIT)):
         if name in values:
-            _whole_number(values[name], annotation_path(name, prefix), 1, limit)
+            whole_number(values[name], annotation_path(name, prefix), 1, limit)
     if names.ANNOTATION_MEMORY in values:
         field, text = annotation_path(names.ANNOTATION_MEMORY, prefix), values[names.ANNOTATION_MEMORY]
         if parse_size(text, field=field) < _SMALLEST_MEMORY:
             raise ConfigError(field, text, "must be at least 1MiB; remove it to reserve the whole memory of the GPU")
     profile = values.get(names.ANNOTATION_PROFILE, "")
-    if len(profile) > PROFILE_LIMIT:
-        remedy = f"must have at most {PROFILE_LIMIT} characters; shorten it"
+    if len(profile) > NAME_LIMIT:
+        remedy = f"must have at most {NAME_LIMIT} characters; shorten it"
         raise ConfigError(annotation_path(names.ANNOTATION_PROFILE, prefix), profile, remedy)
     _check_gang(values, kind, prefix)
+    _check_neighbours(values, prefix)
     for name in (names.ANNOTATION_AVOID, names.ANNOTATION_GROUP):
         if name in values and kind is Kind.ONLINE:
             remedy = f"is read when an offline pod is placed; write {names.ANNOTATION_KIND}: offline, or remove it"
@@ -311,7 +323,7 @@ def _check_values(values: dict[str, str], kind: Kind, prefix: str) -> None:
     parameters: dict[str, Any] = {key: values[name] for key, name in _PARAMETERS.items() if name in values}
     if "priority" in parameters:
         field = annotation_path(names.ANNOTATION_PRIORITY, prefix)
-        parameters["priority"] = _whole_number(parameters["priority"], field, 0, 9)
+        parameters["priority"] = whole_number(parameters["priority"], field, 0, 9)
     try:
         parse_parameters(parameters)
     except ConfigError as error:
@@ -339,6 +351,15 @@ def _check_gang(values: dict[str, str], kind: Kind, prefix: str) -> None:
         raise ConfigError(annotation_path(names.ANNOTATION_GANG, prefix), gang, remedy)
 
 
+def _check_neighbours(values: dict[str, str], prefix: str) -> None:
+    group = values.get(names.ANNOTATION_GROUP)
+    if group is not None and not 1 <= len(group) <= NAME_LIMIT:
+        remedy = f"write a name of at most {NAME_LIMIT} characters"
+        raise ConfigError(annotation_path(names.ANNOTATION_GROUP, prefix), group, remedy)
+    if names.ANNOTATION_AVOID in values:
+        name_list(values[names.ANNOTATION_AVOID], annotation_path(names.ANNOTATION_AVOID, prefix))
+
+
 def _check_no_round(values: dict[str, str], prefix: str) -> None:
     """Refuse what only a placement round could honour, where there are none."""
     for name in (names.ANNOTATION_GANG, names.ANNOTATION_AVOID, names.ANNOTATION_GROUP):
@@ -347,10 +368,3 @@ def _check_no_round(values: dict[str, str], prefix: str) -> None:
                 "needs placement rounds, which this cluster does not have (the device plugin allocates GPUs); remove it"
             )
             raise ConfigError(annotation_path(name, prefix), values[name], remedy)
-
-
-def _whole_number(text: str, field: str, least: int, most: int) -> int:
-    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 10 else -1
-    if not least <= number <= most:
-        raise ConfigError(field, text, f"write a whole number from {least} to {most}")
-    return number
