@@ -256,6 +256,23 @@ def test_later_requests_that_fill_a_larger_run_go_before_one_that_would_limit_it
     assert policy.next(view([model_queue], 1, active_runs=runs)) == StartRun(1, 4, 4, 1)
 
 
+@pytest.mark.parametrize("patience_ms, first", [(14, 2), (60, 1)])
+def test_run_that_cannot_wait_for_other_units_goes_before_one_of_little_more_value(
+    patience_ms: int, first: int
+) -> None:
+    times = table(2, {(1, 1): 10, (1, 2): 16})
+    queues = [queue(1, times), queue(2, times)]
+    policy = Dstack()
+    run_once(policy, queues)
+    for number in (1, 2):
+        queues[0].add(queued_request(queues[0], number, 0, 60))
+    queues[1].add(queued_request(queues[1], 3, 0, patience_ms))
+    runs = [ActiveRun(1, 1, 1, 0, 90 * MS)]
+    choice = policy.next(view(queues, 1, active_runs=runs))
+    assert isinstance(choice, StartRun)
+    assert choice.key == first
+
+
 def test_units_are_left_for_a_more_valuable_run_that_needs_more() -> None:
     """A wide model that was served less than others gets its units, although narrow runs could always take them."""
     tables = {1: table(100, {(80, 1): 10, (80, 2): 18}), 2: table(100, {(20, 1): 10, (20, 2): 18})}
