@@ -273,6 +273,30 @@ def test_run_that_cannot_wait_for_other_units_goes_before_one_of_little_more_val
     assert choice.key == first
 
 
+@pytest.mark.parametrize("interval_ms, waits", [(2, True), (8, False)])
+def test_run_waits_for_another_request_on_a_full_device_while_it_is_in_time(interval_ms: int, *, waits: bool) -> None:
+    model_queue = queue(1, table(2, {(1, 1): 10, (1, 2): 10.5, (1, 4): 20}))
+    policy = Dstack()
+    run_once(policy, [model_queue])
+    now = 0
+    for number in range(201):
+        now = number * interval_ms * MS
+        model_queue.record_arrival(1, 1, now)
+        if not number % 50:
+            policy.forecast(queued_request(model_queue, 0, 0), model_queue, view([model_queue], 2, now))
+    policy.run_ended(RunReport(1, "m1", 1, 1, 0, 10 * MS, 1, 0, failed=False), view([model_queue], 2, now))
+    model_queue.add(queued_request(model_queue, 1, now, 60))
+    runs = [ActiveRun(1, 1, 1, now, now + 90 * MS)]
+    choice = policy.next(view([model_queue], 1, now, active_runs=runs))
+    assert isinstance(choice, WaitUntil if waits else StartRun)
+    if isinstance(choice, WaitUntil):
+        assert now + 40 * MS < choice.until < now + 60 * MS - 10.5 * MS
+        assert policy.next(view([model_queue], 1, choice.until, active_runs=runs)) == StartRun(1, 1, 1, 1)
+    assert isinstance(policy.next(view([model_queue], 2, now)), StartRun)  # an empty device does not wait
+    model_queue.add(queued_request(model_queue, 2, now + 2 * MS, 60))
+    assert policy.next(view([model_queue], 1, now + 2 * MS, active_runs=runs)) == StartRun(1, 2, 2, 1)
+
+
 def test_units_are_left_for_a_more_valuable_run_that_needs_more() -> None:
     """A wide model that was served less than others gets its units, although narrow runs could always take them."""
     tables = {1: table(100, {(80, 1): 10, (80, 2): 18}), 2: table(100, {(20, 1): 10, (20, 2): 18})}

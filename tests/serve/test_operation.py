@@ -162,7 +162,9 @@ def test_check_lists_settings_that_differ_from_triton(folder: Path) -> None:
     differences = json.loads(process.stdout)
     assert any("optimization" in line for line in differences["pair"])
     by_policy = [
-        line for line in differences["pair"] if "not used by dstack, the default policy, which delays no batch" in line
+        line
+        for line in differences["pair"]
+        if "not used by dstack, the default policy, which chooses batches itself" in line
     ]
     assert [line.partition(":")[0].partition(".")[2] for line in by_policy] == [
         "max_queue_delay_microseconds",

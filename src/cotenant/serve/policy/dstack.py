@@ -33,6 +33,8 @@ _SMALL_LOAD: Final = 0.1
 
 Loads below this fraction of the device count as equal. Our choice.
 """
+_FULL: Final = 0.9
+"""Runs wait for other requests if requests need at least this fraction of the device in the best runs. Our choice."""
 _FRESH_NS: Final = 20 * MILLISECOND_NS
 """Period for which cached run times of a model are reused before new measurements are considered. Our choice."""
 _DOUBT_FACTOR: Final = 4
@@ -66,6 +68,7 @@ class Dstack:
         self._planned_at: Instant = NEVER
         self._replan_at: Instant = NEVER
         self._used = 0.0
+        self._demand = 0.0
         self._served_part = 1.0
         self._lag_limit_ns: Duration = FAR
 
@@ -80,6 +83,7 @@ class Dstack:
             self._expected_ends(view),
             self._margin_ns(view),
             idle=len(cursors) == 1 and self._used < 0.5,
+            is_full=self._demand >= _FULL,
         )
         if not view.active_runs and len(cursors) == 1 and len(cursors[0].waiting) == 1:
             return self._start_alone(cursors[0], order, view)
@@ -93,7 +97,8 @@ class Dstack:
         hopeless_at = min(
             (order.hopeless_at(cursor.state, cursor.waiting[0]) for cursor in cursors if cursor.waiting), default=FAR
         )
-        return WaitUntil(hopeless_at + 1) if hopeless_at < FAR else None
+        until = min(hopeless_at + 1, order.waits_until)
+        return WaitUntil(until) if until < FAR else None
 
     def _cursor(self, queue: ModelQueue, view: View) -> QueueCursor:
         state = self._state(queue, view)
@@ -272,6 +277,7 @@ class Dstack:
                     for priority, rate in state.rates.items()
                     if rate
                 ]
+        self._demand = sum(demand.units for demand in demands) / all_units
         shares = fair_shares(demands, all_units)
         for demand in demands:
             self._states[demand.key].parts[demand.priority] = shares[demand.key, demand.priority] / demand.units

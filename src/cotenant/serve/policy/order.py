@@ -3,8 +3,9 @@
 Every feasible run of every queue is a candidate: consecutive requests of the queue on one of the model's widths, which
 are all in time even if the run takes as long as one run in a hundred does. Its value is rows over units times time,
 times the price of the model. Runs that cannot wait for the next free units are preferred to others of about the same
-value, which may have more rows then. Where the first requests are due so soon that only a small run is in time, a larger
-run of the later ones may have the higher value: the first ones are then refused.
+value, which may have more rows then, and a run waits for another request if that raises its value. Where the first
+requests are due so soon that only a small run is in time, a larger run of the later ones may have the higher value: the
+first ones are then refused.
 
 Requests without a deadline use what the others leave, except those that waited long.
 """
@@ -77,14 +78,22 @@ def deadline_of(request: QueuedRequest) -> Instant:
 class ValueOrder:
     """The decision at one instant."""
 
-    __slots__ = ("_all_units", "_ends", "_free", "_idle", "_margin_ns", "_now")
+    __slots__ = ("_all_units", "_ends", "_free", "_idle", "_margin_ns", "_may_wait", "_now", "waits_until")
 
     def __init__(
-        self, now: Instant, free: int, ends: Sequence[UnitRelease], margin_ns: Duration, *, idle: bool
+        self,
+        now: Instant,
+        free: int,
+        ends: Sequence[UnitRelease],
+        margin_ns: Duration,
+        *,
+        idle: bool,
+        is_full: bool,
     ) -> None:
         """`ends` are those of active runs, in time order; `margin_ns` passes between a run's end and its answers.
 
-        `idle`: no other model needs units soon.
+        `idle`: no other model needs units soon. `is_full`: the requests need about the whole device, so units that a
+        run leaves free are of use.
         """
         self._now = now
         self._free = free
@@ -92,6 +101,9 @@ class ValueOrder:
         self._ends = ends
         self._margin_ns = margin_ns
         self._idle = idle
+        self._may_wait = is_full and len(ends) > 0
+        self.waits_until: Instant = FAR
+        """When the first of the runs that `pick` left waiting for another request no longer waits."""
 
     def late(self, cursors: Sequence[QueueCursor]) -> LateRequests | None:
         """Return requests at the head of a queue that no run answers in time any more."""
@@ -165,7 +177,7 @@ class ValueOrder:
         for units in state.widths:
             start = free_at(units, self._free, self._now, self._ends)
             choice = self._on(cursor, units, start)
-            if choice is None:
+            if choice is None or (start <= self._now and self._gains_by_waiting(choice)):
                 continue
             run_ns = state.typical_ns(choice.rows, units)
             value = cursor.price * choice.rows / (units * max(start - self._now + run_ns, 1)) * _SKIP**choice.skipped
@@ -174,6 +186,27 @@ class ValueOrder:
             if self._idle and units <= max(state.knee, state.units) and not choice.skipped:
                 value = choice.rows / max(run_ns, 1)  # other units would be idle
             candidates.append((value, start, choice))
+
+    def _gains_by_waiting(self, choice: RunChoice) -> bool:
+        """Return whether a run should wait for another request: its value is then expected to rise, and it is in time.
+
+        No run waits while the device is empty or is not needed as a whole.
+        """
+        state, units = choice.cursor.state, choice.units
+        waiting = choice.cursor.waiting
+        if not self._may_wait or not state.rate or choice.rows >= state.cap:
+            return False
+        if len(waiting) > choice.skipped + choice.requests:
+            return False  # it is limited by something else
+        gap_ns = SECOND_NS / state.rate
+        rows = choice.rows + 1
+        if rows * state.typical_ns(choice.rows, units) <= choice.rows * (gap_ns + state.typical_ns(rows, units)):
+            return False
+        due = deadline_of(waiting[choice.skipped]) - self._margin_ns - state.high_ns(rows, units) - int(gap_ns)
+        if due <= self._now:
+            return False
+        self.waits_until = min(self.waits_until, due)
+        return True
 
     def _is_urgent(self, choice: RunChoice) -> bool:
         """Return whether a run would be late if it began when as many units become free again on a busy device."""

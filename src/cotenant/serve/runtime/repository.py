@@ -30,7 +30,7 @@ OWN_CONFIG: Final = "cotenant.toml"
 _NOT_EXECUTED: Final = "the names of its models are known when it is loaded, because they are not literals"
 _executed_names: Final[dict[Path, tuple[int, tuple[str, ...] | None]]] = {}
 """The models of Python files that were executed, with the time of the file's last change."""
-_BY_POLICY: Final = "not used by dstack, the default policy, which delays no batch"
+_BY_POLICY: Final = "not used by dstack, the default policy, which chooses batches itself"
 
 
 class Repository:
