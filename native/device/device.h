@@ -228,6 +228,8 @@ uint64_t ct_device_now(const struct ct_device *device);
 /* OK: complete (or the op is not known any more); NOT_READY: not yet; STALE: no such event or stream. An event that was
  * never recorded is complete. */
 int ct_device_op_query(const struct ct_device *device, uint64_t op);
+/* How many blocks of a kernel that is not complete have begun: 0: none, 1: some, 2: all, and its group has the SMs. */
+int ct_device_op_begun(const struct ct_device *device, uint64_t op);
 int ct_device_event_query(const struct ct_device *device, uint32_t event);
 int ct_device_stream_query(const struct ct_device *device, uint32_t stream);
 int ct_device_context_query(const struct ct_device *device, uint32_t context);

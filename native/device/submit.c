@@ -185,6 +185,16 @@ int ct_device_op_query(const struct ct_device *d, uint64_t op)
     return ct_slot_op(d, op) == CT_NONE ? CT_DEVICE_OK : CT_DEVICE_NOT_READY;
 }
 
+int ct_device_op_begun(const struct ct_device *d, uint64_t id)
+{
+    uint32_t op = ct_slot_op(d, id);
+    if (op == CT_NONE || ct_ops(d)[op].state != CT_OP_READY || !ct_ops(d)[op].running_blocks)
+        return 0;
+    const struct ct_op *o = &ct_ops(d)[op];
+    uint32_t group = ct_clients(d)[ct_context_of(d, o)->client].group;
+    return !o->pending_blocks && ct_group_is_on(d, group) ? 2 : 1;
+}
+
 int ct_device_event_query(const struct ct_device *d, uint32_t event)
 {
     uint32_t slot = ct_slot_event(d, event);

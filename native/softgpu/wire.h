@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 enum {
-    SG_WIRE_VERSION = 6,
+    SG_WIRE_VERSION = 7,
     SG_RING_SLOTS = 1024, /* a power of two; a real driver's queue holds a similar number of launches */
     /* Ops of one client in the model at a time: 64 clients together stay below the model's limit of 65,535. */
     SG_WINDOW = 1000,
@@ -20,6 +20,9 @@ enum {
 
 /* The longest duration of a kernel that runs alone. A longer one is rejected because it indicates a wrong unit. */
 #define SG_KERNEL_MAX_NS UINT64_C(3600000000000)
+
+/* The model's duration of a kernel that spins, which is ended before. */
+#define SG_SPIN_NS (SG_KERNEL_MAX_NS / 2)
 
 /* ---- Ring: submitted work in order; the client does not wait for a reply ----------------------------------------- */
 
@@ -145,6 +148,8 @@ enum sg_request_kind {
     /* a: pid, b: enum sg_checkpoint_action -> a: its CUprocessState, batch: the UUID; STALE: no such client */
     SG_CHECKPOINT = 48,
     SG_TIME_SLICE = 50, /* a: nanoseconds of a time slice, 0: only read -> a: those in effect */
+    /* a: slot of a kernel that spins, b: 1: end it if it is SG_SPIN_RUNNING -> a: enum sg_spin_progress, before that */
+    SG_SPIN = 51,
     SG_CODE_COUNT = 49, /* a: loaded kernels that can be executed, b: loaded kernels that cannot */
 };
 
@@ -160,6 +165,13 @@ enum sg_checkpoint_action {
     SG_CHECKPOINT_SAVE = 5, /* move its memory off the device */
     SG_CHECKPOINT_MAY_LOAD = 6,
     SG_CHECKPOINT_LOAD = 7, /* move its memory back; NO_MEMORY: it does not fit */
+};
+
+enum sg_spin_progress {
+    SG_SPIN_WAITING = 0, /* no block of it runs */
+    SG_SPIN_PARTLY = 1,  /* some of its blocks wait for SMs, or its process does not have the device */
+    SG_SPIN_RUNNING = 2, /* all of its blocks run */
+    SG_SPIN_ENDED = 3,
 };
 
 enum sg_share_kind { SG_SHARE_ALLOCATION = 1, SG_SHARE_PHYSICAL = 2, SG_SHARE_POOL = 3, SG_SHARE_HOST_POOL = 4 };

@@ -37,6 +37,7 @@ NOT_COMPARED = {
     "busy_threads.py": "prints its progress",
     "crasher.py": "runs until it is killed",
     "data_duration.py": "prints how long things took",
+    "spin.py": "needs two devices",
     "external.py": "needs other people's packages",
     "external_cuda.py": "needs other people's packages",
     "external_kserve.py": "needs other people's packages",

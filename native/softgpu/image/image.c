@@ -7,7 +7,7 @@
 #include <string.h>
 
 /* Upper limit of kernels; an image that exceeds it is corrupt. */
-enum { KERNELS = 1 << 16 };
+enum { KERNELS = 1 << 16, SPIN_LIMIT_NS = 2000000000 };
 
 void sg_image_free(struct sg_image *image)
 {
@@ -20,7 +20,8 @@ void sg_image_free(struct sg_image *image)
 /* Code that this device cannot run has a documented cost: 10 us per block and 8 bytes of traffic per thread. */
 void sg_kernel_default(struct sg_kernel *kernel)
 {
-    kernel->duration_param = kernel->duration_data = -1;
+    kernel->duration_param = kernel->duration_data = kernel->spin_counter = kernel->spin_value = -1;
+    kernel->spin_limit_ns = SPIN_LIMIT_NS;
     kernel->entry = -1;
     kernel->block_ns = 10000;
     kernel->bytes_per_thread = 8;
@@ -67,7 +68,8 @@ static int fits(const struct sg_kernel *kernel)
     int is_builtin = kernel->builtin != SG_BUILTIN_NONE;
     uint64_t limit = is_builtin ? SG_PARAM_BYTES : SG_PARAM_LIMIT_BYTES;
     if (kernel->param_count > (is_builtin ? SG_BUILTIN_PARAMS : SG_MAX_PARAMS) ||
-        kernel->duration_param >= (int)kernel->param_count || kernel->duration_data >= (int)kernel->param_count)
+        kernel->duration_param >= (int)kernel->param_count || kernel->duration_data >= (int)kernel->param_count ||
+        kernel->spin_counter >= (int)kernel->param_count || kernel->spin_value >= (int)kernel->param_count)
         return 0;
     for (uint32_t i = 0; i < kernel->param_count; i++)
         if ((uint64_t)kernel->param_offset[i] + kernel->param_bytes[i] > limit)

@@ -188,6 +188,20 @@ static int set_builtin(struct sg_kernel *kernel, const struct line *line)
     return 0;
 }
 
+/* The counter's address takes 8 bytes, its value 4. */
+static int set_spin(struct sg_kernel *kernel, const struct line *line)
+{
+    double counter = number(line, 1, SG_MAX_PARAMS, 0), value = number(line, 2, SG_MAX_PARAMS, 0);
+    if (line->count != 3 || counter < 0 || value < 0 || kernel->builtin != SG_BUILTIN_NONE)
+        return -1;
+    if ((uint32_t)counter >= kernel->param_count || (uint32_t)value >= kernel->param_count ||
+        kernel->param_bytes[(uint32_t)counter] != 8 || kernel->param_bytes[(uint32_t)value] != 4)
+        return -1;
+    kernel->spin_counter = (int)counter;
+    kernel->spin_value = (int)value;
+    return 0;
+}
+
 static int property(struct sg_kernel *kernel, const struct line *line)
 {
     if (is(line, 0, "params"))
@@ -200,6 +214,10 @@ static int property(struct sg_kernel *kernel, const struct line *line)
         return set_duration_param(kernel, line, &kernel->duration_param);
     if (is(line, 0, "duration_data"))
         return set_duration_param(kernel, line, &kernel->duration_data);
+    if (is(line, 0, "spin"))
+        return set_spin(kernel, line);
+    if (is(line, 0, "spin_limit_ns"))
+        return set_whole(line, 1e15, &kernel->spin_limit_ns);
     if (is(line, 0, "bandwidth"))
         return set_real(line, 1, 1, &kernel->bandwidth);
     if (is(line, 0, "block_ns"))

@@ -28,6 +28,8 @@ static void write_params(FILE *text, const struct sg_kernel *kernel)
         fprintf(text, "  duration_param %d\n", kernel->duration_param);
     if (kernel->duration_data >= 0)
         fprintf(text, "  duration_data %d\n", kernel->duration_data);
+    if (kernel->spin_counter >= 0)
+        fprintf(text, "  spin %d %d\n", kernel->spin_counter, kernel->spin_value);
 }
 
 static void write_kernel(FILE *text, const struct sg_kernel *kernel)
@@ -38,6 +40,7 @@ static void write_kernel(FILE *text, const struct sg_kernel *kernel)
     } integers[] = {
         {"duration_ns", kernel->duration_ns},
         {"block_ns", kernel->block_ns},
+        {"spin_limit_ns", kernel->spin_limit_ns},
         {"registers", kernel->registers},
         {"shared_bytes", kernel->shared_bytes},
         {"max_threads", kernel->max_threads},

@@ -266,6 +266,27 @@ static int project(struct sg_server *server, int index, const struct sg_request 
     return CT_DEVICE_OK;
 }
 
+/* A slot that was not taken yet waits. One that was overwritten has ended, because more ops than the window holds
+ * followed it. */
+static int spin(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply,
+                uint64_t now_ns)
+{
+    const struct sg_client *client = server->clients[index];
+    reply->a = SG_SPIN_WAITING;
+    if (client->head < request->a)
+        return CT_DEVICE_OK;
+    uint64_t op = client->head - request->a < SG_RING_SLOTS ? client->slot_ops[request->a % SG_RING_SLOTS] : 0;
+    reply->a = SG_SPIN_ENDED;
+    if (!op || ct_device_op_query(server->device, op) != CT_DEVICE_NOT_READY)
+        return CT_DEVICE_OK;
+    reply->a = (uint64_t)ct_device_op_begun(server->device, op);
+    if (!request->b || reply->a != SG_SPIN_RUNNING)
+        return CT_DEVICE_OK;
+    int result = ct_device_op_cut(server->device, now_ns, op);
+    sg_invalidate_projections(server);
+    return result;
+}
+
 static int event_times(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply)
 {
     struct sg_request about_end = {.a = SG_TARGET_EVENT, .b = request->b, .c = request->c};
@@ -343,6 +364,8 @@ static int handle(struct sg_server *server, int index, const struct sg_request *
         return CT_DEVICE_OK;
     case SG_PROJECT:
         return project(server, index, request, reply);
+    case SG_SPIN:
+        return spin(server, index, request, reply, now_ns);
     case SG_HOST_DONE:
         return host_done(server, index, request->a, now_ns);
     case SG_GROUP_LEAVE:

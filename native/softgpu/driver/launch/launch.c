@@ -196,6 +196,22 @@ static CUresult launch_code(CUcontext context, struct CUfunc_st *function, const
     return result;
 }
 
+/* Launch a kernel that spins. In the model its blocks end only when the callback thread ends them. */
+static CUresult launch_spin(const struct sg_device *device, const struct CUfunc_st *function, const void **values,
+                            uint64_t blocks, CUstream stream, struct sg_slot *slot)
+{
+    uint64_t rounds = waves(device, blocks, function->fit.resident_blocks);
+    uint64_t duration_ns = rounds * slot->kernel.block_ns;
+    slot->kernel.block_ns = SG_SPIN_NS / rounds;
+    slot->kernel.bytes_per_block = 0;
+    CUresult result = sg_spin_reserve();
+    if (result == CUDA_SUCCESS)
+        result = sg_submit(stream, slot);
+    if (result == CUDA_SUCCESS)
+        sg_spin_add(stream, function->kernel, values, duration_ns);
+    return result;
+}
+
 static int shares_owner(CUcontext one, CUcontext other)
 {
     return one == other || sg_owner_context(one) == sg_owner_context(other);
@@ -244,6 +260,8 @@ CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const
         struct sg_code_shape shape = {grid, block, shared_bytes, resident, is_cooperative};
         return launch_code(context, function, &shape, values, stream, &slot);
     }
+    if (kernel->spin_counter >= 0)
+        return launch_spin(device, function, values, blocks, stream, &slot);
     result = sg_submit(stream, &slot);
     if (result == CUDA_SUCCESS && kernel->builtin != SG_BUILTIN_NONE)
         result = add_effect(stream, kernel, grid, block, values);

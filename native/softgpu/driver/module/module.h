@@ -16,6 +16,9 @@ struct sg_kernel {
     uint64_t duration_ns; /* when it runs alone, independent of the grid; 0: determined by the blocks */
     int duration_param;   /* index of the parameter that holds the duration; -1: none */
     int duration_data;    /* index of the parameter that points to the duration in device memory; -1: none */
+    int spin_counter;     /* index of the parameter that points to a counter of 32 bits; -1: it does not spin */
+    int spin_value;       /* index of the parameter with the value of the counter for which it spins */
+    uint64_t spin_limit_ns; /* after which spinning ends as a timeout */
     uint64_t block_ns;    /* per block */
     double thread_ns;     /* additionally per thread of a block */
     double bytes_per_block, bytes_per_thread;
@@ -151,6 +154,13 @@ CUresult sg_code_load(CUcontext context, struct CUmod_st *module);
 CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const unsigned grid[3],
                             const unsigned block[3], unsigned shared_bytes, CUstream stream, void **params,
                             void **extra, int is_cooperative);
+/* Make room for a kernel that spins, before it is submitted. */
+CUresult sg_spin_reserve(void);
+/* Follow the kernel that was submitted last to the stream until it ends. */
+void sg_spin_add(CUstream stream, const struct sg_kernel *kernel, const void **values, uint64_t duration_ns);
+/* Read the counters of all kernels that spin, and end those that have met. Return a device on which one still spins,
+ * or NULL. */
+struct sg_device *sg_spins_follow(void);
 uint32_t sg_function_occupancy(const struct sg_device *device, const struct CUfunc_st *function, uint32_t threads,
                                size_t shared_bytes);
 

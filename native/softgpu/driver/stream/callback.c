@@ -35,7 +35,7 @@ static int is_waiting_for_word(const struct sg_effect *effect)
 }
 
 /* Return 1 and the function that can run first, with its instant, or 0 if none is predictable. *polled is a device on
- * which a stream waits for a word. The driver's lock is held. */
+ * which a stream waits for a word or a kernel spins. The driver's lock is held. */
 static int next_host_function(struct sg_effect *chosen, uint64_t *at_ns, uint64_t *bulletin, struct sg_device **polled)
 {
     static struct sg_effect waiting[BATCH]; /* used only by this thread */
@@ -43,7 +43,7 @@ static int next_host_function(struct sg_effect *chosen, uint64_t *at_ns, uint64_
         sg_effects_apply_writes();
     size_t found = sg_effects_waiting(waiting, BATCH);
     *at_ns = CT_DEVICE_NEVER;
-    *polled = NULL;
+    *polled = sg_spins_follow();
     for (size_t i = 0; i < found; i++) {
         if (waiting[i].host.is_at_head && sg_connection_status(&waiting[i].host.device->connection) == CUDA_SUCCESS &&
             is_waiting_for_word(&waiting[i])) {

@@ -27,7 +27,7 @@ _CHAIN: Final = 4
 _HELLO: Final = 1
 _CONTEXT_CREATE: Final = 2
 _MEMORY_TAKE: Final = 8
-_WIRE_VERSION: Final = 6
+_WIRE_VERSION: Final = 7
 _REQUEST: Final = struct.Struct("=IIQQQ")
 
 
