@@ -410,3 +410,25 @@ def test_a_node_that_is_deleted_is_forgotten_when_its_pods_have_ended() -> None:
     cluster.deliver("pods")
     assert not machine.inventory.nodes
     machine.check()
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+@pytest.mark.parametrize("is_restarted", [True, False], ids=["restart", "watch"])
+def test_the_claim_of_a_pod_that_ended_is_deleted_and_those_of_users_stay(phase: str, is_restarted: bool) -> None:
+    cluster = TestCluster(nodes=1, gpus=2)
+    ended, running = cluster.add_pod(), cluster.add_pod()
+    users = {"metadata": {"name": "mine", "labels": {names.LABEL_POD_UID: ended}}}
+    cluster.api.create("resourceclaims", "default", users)
+    cluster.start_controller()
+    cluster.settle(4)
+    assert {ended, running} <= set(cluster.claims())
+    if is_restarted:
+        cluster.kill_controller()
+    cluster.end_pod(ended, phase)
+    if is_restarted:
+        cluster.start_controller()
+    cluster.settle(4)
+    claims = {(claim["metadata"]["name"], uid) for uid, claim in cluster.claims().items()}
+    name = cluster.pod(running)["metadata"]["labels"][names.LABEL_CLAIM]
+    assert claims == {("mine", ended), (name, running)}
+    assert cluster.pod(ended)["status"]["phase"] == phase

@@ -189,6 +189,11 @@ def read_pod(pod: Pod) -> ApiRequest:
     return ApiRequest("GET", resource_path("v1", "pods", pod.metadata.namespace, pod.metadata.name))
 
 
+def read_owner(claim: Claim) -> ApiRequest:
+    """Return the request that reads the pod for which a claim was created."""
+    return ApiRequest("GET", resource_path("v1", "pods", claim.metadata.namespace, claim.owner))
+
+
 def release_pod(pod: Pod, hostname: str) -> ApiRequest:
     """Return the request that removes the gate and sets the node in one step.
 

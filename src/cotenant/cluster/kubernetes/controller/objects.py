@@ -231,6 +231,12 @@ class Claim(msgspec.Struct):
         return self.metadata.labels.get(names.LABEL_POD_UID, "")
 
     @property
+    def owner(self) -> str:
+        """Return the name of the pod for which the controller created the claim; empty: a user wrote the claim."""
+        owners = (one.name for one in self.metadata.owner_references if (one.kind, one.uid) == ("Pod", self.pod_uid))
+        return next(owners, "")
+
+    @property
     def node(self) -> str:
         """Return the node to which the claim is pinned; empty: none."""
         return self.metadata.annotations.get(CLAIM_NODE, "")

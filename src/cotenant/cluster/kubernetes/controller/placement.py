@@ -125,6 +125,8 @@ class Placement:
         view.gated_by_others.pop(uid, None)
         if pod is not None and (claim := view.claim_of(pod)) is not None:
             view.drop_claim(claim)
+            if self.is_started and not (last or pod).metadata.deletion_timestamp:
+                self.starts.delete_claim_of_ended(claim)
         self._refused.pop(uid, None)
         self.online_room.forget(uid)
         self.online_room.claim_changed(uid, ())
@@ -392,6 +394,9 @@ class Placement:
                 self._note_stray(pod.uid)
             if pod.is_gated or pod.is_said_to_wait or pod.uid in self.starts.by_uid or pod.uid in self.view.errors:
                 self.explain(pod.uid)
+        for claim in self.view.claims():
+            if claim.pod_uid not in self.view.pods:
+                self.starts.check_owner(claim)
         for record in list(self.fleet.nodes.values()):
             if self._strays_of(record, self.starts.by_node.get(record.name, {})):
                 self._report(record)

@@ -21,6 +21,7 @@ from cotenant.cluster.kubernetes.controller.manifests import (
     delete_claim,
     evict_pod,
     read_claim,
+    read_owner,
     read_pod,
     release_pod,
 )
@@ -430,6 +431,23 @@ class Starts:
         for claim in claims:
             self._view.drop_claim(claim)
             self._dispatcher.submit(Operation(Urgency.FINISH, delete_claim(claim), lambda _: None))
+
+    def delete_claim_of_ended(self, claim: Claim) -> None:
+        """Delete the claim of a pod that ended: the pod may stay for long, and its claim would count against quotas."""
+        if claim.owner:
+            self._dispatcher.submit(Operation(Urgency.FINISH, delete_claim(claim), lambda _: None))
+
+    def check_owner(self, claim: Claim) -> None:
+        """Delete a claim whose pod ended while no controller ran. If the pod is gone, the garbage collector does it."""
+
+        def answered(response: Response) -> None:
+            pod = _pod_decoder.decode(response.body) if response.is_success else None
+            if pod is not None and pod.uid == claim.pod_uid and pod.is_over:
+                self._view.drop_claim(claim)
+                self.delete_claim_of_ended(claim)
+
+        if claim.owner:
+            self._dispatcher.submit(Operation(Urgency.REPORT, read_owner(claim), answered))
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
