@@ -145,6 +145,17 @@ def test_jobs_are_listed_with_their_pods(cluster: Any) -> None:
             "0/3 nodes are available",
         ),
         (
+            "limited",
+            {
+                "conditions": [
+                    condition("PodScheduled", "False", "the claim was not found"),
+                    condition("cotenant.dev/Placed", "False", "Its claim could not be created: exceeded quota"),
+                ]
+            },
+            "default/limited (offline) is starting, and kube-scheduler has not chosen a node",
+            "Its claim could not be created: exceeded quota",
+        ),
+        (
             "evicted",
             {"phase": "Failed", "conditions": [condition("DisruptionTarget", "True", "web needs its memory")]},
             "default/evicted (offline) has ended: Failed",
@@ -202,6 +213,17 @@ def test_the_commands_print_them(
     assert main([*words, "--kubeconfig", kubeconfig(tmp_path, client.config.server)]) == 0
     text = capsys.readouterr().out
     assert [each for each in expected if each not in text] == []
+
+
+def test_messages_of_users_cannot_control_the_terminal(
+    cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api, client = cluster
+    put_pod(api, "odd", conditions=[condition("DisruptionTarget", "True", "\x1b[2J gone \N{RIGHT-TO-LEFT OVERRIDE}")])
+    assert main(["explain", "pod", "odd", "--kubeconfig", kubeconfig(tmp_path, client.config.server)]) == 0
+    text = capsys.readouterr().out
+    assert "[2J gone" in text
+    assert not {"\x1b", "\N{RIGHT-TO-LEFT OVERRIDE}"} & set(text)
 
 
 @pytest.mark.parametrize(

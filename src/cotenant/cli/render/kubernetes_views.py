@@ -9,7 +9,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from cotenant.cli.render.tables import age_text, table
+from cotenant.cli.render.tables import age_text, printable, table
 from cotenant.cluster.kubernetes.views import GpuView, JobView, PodExplanation, PodPhase, PodView
 from cotenant.units.instant import Instant
 from cotenant.units.text import counted, round_share, round_size
@@ -97,9 +97,9 @@ def print_explanation(console: Console, explanation: PodExplanation) -> None:
     """Print why a pod waits, runs or ended, then its latest events."""
     console.print(Text(explanation.summary, style="bold"))
     for number, cause in enumerate(explanation.causes, 1):
-        console.print(Text(f"{number}. {cause}"))
+        console.print(Text(f"{number}. {printable(cause)}"))
     for time, text in explanation.events:
-        console.print(Text(f"   event at {time}: {text}", style="dim"))
+        console.print(Text(f"   event at {printable(time)}: {printable(text)}", style="dim"))
 
 
 def _uncut(result: Table) -> Table:

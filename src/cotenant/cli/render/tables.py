@@ -24,11 +24,11 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text
         min_width = None if can_shrink else max(width, len(column))
         result.add_column(column, overflow="fold" if fold else "ellipsis", no_wrap=not fold, min_width=min_width)
     for row in all_rows:
-        result.add_row(*(cell if isinstance(cell, Text) else Text(_printable(cell)) for cell in row))
+        result.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row))
     return result
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Replace control characters, so that text of other programs cannot move the cursor."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 

@@ -269,6 +269,8 @@ def reason_of(pod: Pod) -> str:
         if others:
             return f"it waits for {', '.join(others)}"
         return "the controller has not examined it yet"
+    if not pod.spec.node_name and placed is not None and placed.status == "False":
+        return placed.message  # it has no claim, which kube-scheduler cannot explain
     if scheduled is not None and scheduled.status == "False":
         return scheduled.message or scheduled.reason
     return ""
