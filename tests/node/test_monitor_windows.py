@@ -87,13 +87,17 @@ class RecordingControl:
         self.limits, self.profiles = limits, profiles
         self.windows: list[DeviceWindow] = []
         self.restored: dict[int, int] = {}
+        self.restored_simple: set[int] = set()
+        self.has_simple_modes = False
         self.chosen: Adjustment | None = None
         self.uses: Mapping[int, TaskUse] | None = None
         self.programs: Mapping[int, Program] | None = None
         RecordingControl.instances.append(self)
 
-    def restore(self, gpu: int, online_ppm: int) -> None:
+    def restore(self, gpu: int, online_ppm: int, *, is_simple: bool = False) -> None:
         self.restored[gpu] = online_ppm
+        if is_simple:
+            self.restored_simple.add(gpu)
 
     def remember(self, now: Instant) -> None:
         pass
@@ -104,7 +108,10 @@ class RecordingControl:
         now: Instant,
         uses: Mapping[int, TaskUse] | None = None,
         programs: Mapping[int, Program] | None = None,
+        *,
+        has_simple_modes: bool = False,
     ) -> Adjustment | None:
+        self.has_simple_modes = has_simple_modes
         assert now == window.end_ns >= window.begin_ns
         self.windows.append(window)
         self.uses, self.programs = uses, programs
@@ -207,6 +214,8 @@ def test_decision_becomes_an_event(node: Node) -> None:
     node.wake_monitor()
     control = RecordingControl.instances[-1]
     assert control.restored == {0: 700_000}, "a node that was started again goes on from there"
+    assert not control.restored_simple
+    assert not control.has_simple_modes, "without MPS there are none"
     assert node.posted == []
     control.chosen = Adjustment(0, 800_000, next(iter(AdjustCause)), "because")
     node.wake_monitor()

@@ -12,6 +12,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from cotenant.gate.grant import Grant, Kind
+from cotenant.gate.rules import GatePolicy
 from cotenant.gate.tenant_gate import TenantGate
 from cotenant.gate.tenant_table import device_memory, gate_page, read_page, write_tenant_table
 from cotenant.node.model.control import Adjustment, ControlLimits, DeviceWindow, OnlineShareSetpoint
@@ -56,6 +57,7 @@ class Steering:
         self._rules = msgspec.structs.replace(run.setting.rules, switch_ns=switch_ns)
         self._tables = TenantTables(self._tenants)
         self._control = Control(limits)
+        self._has_simple_modes = not sliced and self._rules.policy is GatePolicy.FILL and self._rules.sm_ppm is None
         self._windows = Windows(_GPU, 0)
         self.memory = device_memory()
         self.turns: list[ShareChange] = []
@@ -67,7 +69,7 @@ class Steering:
         window = self._windows.window(now_ns, self._occupants, pages)
         if self._watch is not None:
             self._watch(window)
-        adjustment = self._control.on_window(window, now_ns)
+        adjustment = self._control.on_window(window, now_ns, has_simple_modes=self._has_simple_modes)
         if adjustment is not None:
             self.adjust(adjustment, now_ns)
 
@@ -90,7 +92,8 @@ class Steering:
 
     def adjust(self, adjustment: Adjustment, now_ns: int) -> None:
         """Apply a decision from now on."""
-        self._tables.set_online_share(OnlineShareSetpoint(_GPU, adjustment.online_ppm, adjustment.shares))
+        setpoint = OnlineShareSetpoint(_GPU, adjustment.online_ppm, adjustment.shares, adjustment.is_simple)
+        self._tables.set_online_share(setpoint)
         for tenant in self._tenants:
             self._tables.put(tenant)
         self._write()

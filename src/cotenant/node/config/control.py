@@ -52,13 +52,21 @@ class ControlConfig(Section, frozen=True):
             description="under MPS, start offline programs with only the SMs outside the online share: on or off",
         ),
     ] = "on" if CONTROL.mps_share else "off"
+    simple_mode: Annotated[
+        str,
+        Meta(
+            pattern=r"^(measured|off)\Z",
+            description="under MPS, open the gate and give offline work a fixed part of the SMs where that is measured "
+            "to be better (measured), or never (off)",
+        ),
+    ] = CONTROL.simple_mode
 
     def limits(self) -> ControlLimits:
         """Return the values that decisions depend on, as integers."""
         shares = (self.slo_quantile, self.slo_headroom, self.min_online_share, self.max_online_share)
         quantile, headroom, least, most = (int(share) for share in shares)
         times = (int(self.adjust_period), self.adjust)
-        return ControlLimits(*times, quantile, headroom, least, most, self.mps_share == "on")
+        return ControlLimits(*times, quantile, headroom, least, most, self.mps_share == "on", self.simple_mode)
 
 
 def validate_control(control: ControlConfig) -> None:

@@ -11,6 +11,7 @@ from cotenant.gate.grant import Grant
 from cotenant.gate.live_grants import LiveGrantPages
 from cotenant.gate.live_ledgers import LiveLedgers
 from cotenant.gate.live_tables import LiveTenantTables
+from cotenant.gate.rules import GatePolicy
 from cotenant.node.config.file import Config
 from cotenant.node.daemon.diurnal_file import DiurnalFile
 from cotenant.node.daemon.enforcer import LiveEnforcer, since_boot
@@ -109,10 +110,20 @@ class Monitoring:
         file = DiurnalFile(directories.diurnal, report)
         profiles = DiurnalProfiles(file.read(), wall_clock_offset_ns())
         self._objectives = ObjectiveMonitor(
-            machine, self.pages, lambda: machine.registry.tables.setpoints, loop.post, profiles=profiles
+            machine,
+            self.pages,
+            lambda: machine.registry.tables.setpoints,
+            loop.post,
+            profiles=profiles,
+            has_simple_modes=self._has_simple_modes,
         )
         self._diurnal_tasks = BackgroundTasks(loop, "cotenant-days")
         self._saver = DiurnalSaver(file, profiles, self._objectives, self._diurnal_tasks, report)
+
+    def _has_simple_modes(self) -> bool:
+        """Return whether offline work can be limited to a part of the SMs, and the rules leave the node the choice."""
+        rules = self._machine.rules
+        return self.mps is not None and rules.policy is GatePolicy.FILL and rules.sm_ppm is None
 
     def enforcer(self) -> LiveEnforcer:
         """Return the port that ends processes and restarts MPS."""

@@ -48,6 +48,8 @@ class TenantWindow(Value, frozen=True):
     """Delay of its host's waits by other tenants, as its process measured them."""
     undelayed_ns: Duration = 0
     """What the same waits would have taken alone."""
+    launches: int = 0
+    """Launches that passed the gate; one that was cut into parts counts once."""
     oldest_ns: Duration = 0
     """Age of its oldest unfinished request at the end of the window; 0: none."""
     priority: int = 0
@@ -87,6 +89,8 @@ class AdjustCause(enum.Enum):
     DIVIDED = "shares divided"
     OBJECTIVE = "objective changed"
     TRIMMED = "trimmed"
+    SIMPLE_MODE = "simple mode selected"
+    GATE_MODE = "simple mode taken back"
 
 
 class Adjustment(Value, frozen=True):
@@ -102,6 +106,8 @@ class Adjustment(Value, frozen=True):
     slot: int = -1
     generation: int = 0
     """The tenant that caused the change; slot -1: none in particular."""
+    is_simple: bool = False
+    """Whether the gate is open, and offline work has the SMs that the online share leaves."""
 
 
 class OnlineShareSetpoint(Value, frozen=True):
@@ -111,6 +117,8 @@ class OnlineShareSetpoint(Value, frozen=True):
     online_ppm: int
     shares: tuple[tuple[int, int], ...] = ()
     """Slot and share among peers, for tenants that are still on the device."""
+    is_simple: bool = False
+    """Whether the gate is open, and offline work has the SMs that the online share leaves."""
 
 
 class ControlLimits(Value, frozen=True):
@@ -130,6 +138,8 @@ class ControlLimits(Value, frozen=True):
     """Upper bound of the online share; the remainder always goes to offline tenants."""
     mps_share: bool = False
     """Whether offline programs that start under MPS get only the SMs that the online share leaves."""
+    simple_mode: str = "measured"
+    """Name of the policy that chooses between the gate and an open gate with a fixed part of the SMs."""
 
     @property
     def enabled(self) -> bool:

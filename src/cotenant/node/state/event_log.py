@@ -71,6 +71,8 @@ _CAUSE_TEXT: Final = {
     AdjustCause.DIVIDED: "shares the device with peers",
     AdjustCause.OBJECTIVE: "has a stricter objective",
     AdjustCause.TRIMMED: "misses its objective more or less often than it may",
+    AdjustCause.SIMPLE_MODE: "leaves no pauses",
+    AdjustCause.GATE_MODE: "gains by the gate",
 }
 """The predicate of a sentence whose subject is the tenant that caused an adjustment."""
 
@@ -306,6 +308,7 @@ class EventLog:
         text = f"GPU {change.gpu}: online share set to {share}" + (f" (was {was})" if was != share else "")
         parts = [f"{self._tenant_in(slot).name} {round_share(share_ppm)}" for slot, share_ppm in change.shares]
         text += f", divided into {' and '.join(parts)}" if parts else ""
+        text += ", gate open, the other SMs for offline work" if change.is_simple else ""
         text += f": {tenant.name} {_CAUSE_TEXT[change.cause]}" if tenant.name else f": {change.cause.value}"
         text += f", {change.detail}" if change.detail else ""
         level = LogLevel.WARNING if change.cause is AdjustCause.UNREACHABLE else LogLevel.INFO

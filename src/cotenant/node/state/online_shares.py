@@ -52,7 +52,8 @@ class OnlineShares:
             return []
         setpoint = registry.tables.setpoints.get(gpu)
         was_ppm = share_of(self._context.rules.delay_ppm) if setpoint is None else setpoint.online_ppm
-        self._set(OnlineShareSetpoint(gpu, proposed.online_ppm, _shares_of(peers_of(tenants), proposed.shares)))
+        shares = _shares_of(peers_of(tenants), proposed.shares)
+        self._set(OnlineShareSetpoint(gpu, proposed.online_ppm, shares, proposed.is_simple))
         return [SetOnlineShare(self._context.turn, proposed, was_ppm)]
 
     def settle(self) -> None:
@@ -65,7 +66,7 @@ class OnlineShares:
             if not any(map(has_objective, tenants)) or not self._context.settings.control.enabled:
                 self._set(OnlineShareSetpoint(gpu, 0))
             elif shares != setpoint.shares:
-                self._set(OnlineShareSetpoint(gpu, setpoint.online_ppm, shares))
+                self._set(OnlineShareSetpoint(gpu, setpoint.online_ppm, shares, setpoint.is_simple))
 
     def _set(self, setpoint: OnlineShareSetpoint) -> None:
         """Store the set-point and update all entries of the device; its rules change, so the whole table is sent."""

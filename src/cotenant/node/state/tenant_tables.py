@@ -13,7 +13,7 @@ from cotenant.node.model.calibration import Calibration
 from cotenant.node.model.control import OnlineShareSetpoint
 from cotenant.node.model.protection import ExitPhase
 from cotenant.node.model.tenant import PRIORITY_LOWEST, Tenant
-from cotenant.node.policy.limit.share import ALL_SMS_PPM, delay_of
+from cotenant.node.policy.limit.share import ALL_SMS_PPM, delay_of, offline_sms_of
 
 _NO_LAUNCH: Final = frozenset(
     {
@@ -150,14 +150,19 @@ class TenantTables:
         """Return the rules with the entries of a device; its online share determines the delay budget.
 
         With an online share, offline work shares no SMs with active online work unless the config says so: the budget
-        buys more device time in the pauses of online work, at a lower latency.
+        buys more device time in the pauses of online work, at a lower latency. In a simple mode the gate is open, and
+        offline work has the SMs that the online share leaves.
         """
         setpoint = self.setpoints.get(gpu)
         calibration = self.calibrations.get(gpu)
-        is_open = setpoint is not None and setpoint.online_ppm <= ALL_SMS_PPM and rules.policy is GatePolicy.FILL
+        is_filled = rules.policy is GatePolicy.FILL and rules.sm_ppm is None
+        is_simple = setpoint is not None and setpoint.is_simple and is_filled
+        has_all = setpoint is not None and setpoint.online_ppm <= ALL_SMS_PPM and rules.policy is GatePolicy.FILL
+        is_open = is_simple or has_all
         policy = GatePolicy.OPEN if is_open else rules.policy
         if policy is GatePolicy.FILL and calibration is not None and calibration.gap_filling_loss:
             policy = GatePolicy.STRICT
+        sm_ppm = offline_sms_of(setpoint.online_ppm) if setpoint is not None and is_simple else 0
         return GateRules(
             policy,
             rules.bound_ns,
@@ -166,5 +171,5 @@ class TenantTables:
             rules.switch_ns if calibration is None else calibration.switch_ns,
             rules.spin_ppm,
             self.entries(gpu)[:ENTRIES_LIMIT],
-            0 if setpoint is not None and rules.sm_ppm is None else rules.sm_ppm,
+            rules.sm_ppm if setpoint is None or rules.sm_ppm is not None else sm_ppm,
         )

@@ -22,6 +22,7 @@ _MAX_INCREASE: Final = 1 << 56
 _SUMS: Final = (
     *("requests_ended", "requests_over", "requests_sum_ns"),
     *("active_ns", "device_ns", "waited_ns", "overrun_ns"),
+    *("launches", "cut_launches", "parts"),
 )
 
 
@@ -100,7 +101,7 @@ def _tenant_window(occupant: Occupant, before: _Sums | None, after: _Sums, oldes
     increase = [now - was for was, now in zip(before.counts, after.counts, strict=True)] if before else []
     if before is None or before.generation != after.generation or min(increase) < 0 or max(increase) > _MAX_INCREASE:
         return _idle_window(occupant, oldest_ns)
-    ended, over, sum_ns, active_ns, device_ns, waited_ns, lost_ns = increase
+    ended, over, sum_ns, active_ns, device_ns, waited_ns, lost_ns, launches, cut_launches, parts = increase
     delayed_ns, undelayed_ns = _delay_increase(before.delays, after.delays)
     latencies = _bucket_increase(before.buckets, after.buckets) if ended else ()
     if before.slo_ns != after.slo_ns:  # some were counted against the previous objective
@@ -117,6 +118,7 @@ def _tenant_window(occupant: Occupant, before: _Sums | None, after: _Sums, oldes
         lost_ns=lost_ns,
         delayed_ns=delayed_ns,
         undelayed_ns=undelayed_ns,
+        launches=max(launches - parts + cut_launches, 0),
     )
 
 

@@ -35,9 +35,13 @@ RUN_NS: Final = 2 * SECOND_NS
 OBJECTIVE_RUN_NS: Final = 15 * SECOND_NS
 OBJECTIVE_WARM_NS: Final = 5 * SECOND_NS
 """With an objective, the controller adjusts the share before the measured window begins."""
+_LASTING_FACTOR: Final = 2 * OBJECTIVE_RUN_NS // RUN_NS
+"""So that requests that follow each other do not run out before the end, also if they are faster than expected."""
 DELAYS_PPM: Final = (10_000, 20_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 2_000_000)
 PARTS_PPM: Final = tuple(range(50_000, 1_000_000, 50_000))
 """Parts of the SMs for the offline program: of a fixed share, and of `--sms`."""
+_BEYOND_MAX: Final = 3
+"""After this many parts of the SMs in a row beyond every limit, larger ones are not run."""
 PROMISE_SLACK: Final = 0.005
 _OFFLINE_ALONE_NS: Final = 200 * MILLISECOND_NS
 _ONLINE_PRIORITY: Final = 1
@@ -282,13 +286,30 @@ def _simple_results(baseline: _Baseline) -> list[SettingResult]:
         "MPS": _play_simple(baseline),
         "MPS with priorities": _play_simple(baseline, has_priority=True),
     }
+    results = [baseline.result(mode, played) for mode, played in runs.items()]
+    for name, has_priority in (("MPS", False), ("MPS with priorities", True)):
+
+        def with_part(part_ppm: int, name: str = name, *, has_priority: bool = has_priority) -> SettingResult:
+            sm_cap = max(part_ppm * sm_count // WHOLE_PPM, 1)
+            played = _play_simple(baseline, sm_cap=sm_cap, has_priority=has_priority)
+            return baseline.result(f"{name}, {format_share(part_ppm)} of the SMs", played)
+
+        results += _with_parts(with_part)
+    return results
+
+
+def _with_parts(run: Callable[[int], SettingResult]) -> list[SettingResult]:
+    """Run a mode with parts of the SMs from the smallest one on.
+
+    Larger parts delay the online program more: after several in a row with which it is beyond every limit, none is run.
+    """
+    results: list[SettingResult] = []
     for part_ppm in PARTS_PPM:
-        sm_cap = max(part_ppm * sm_count // WHOLE_PPM, 1)
-        runs[f"MPS, {format_share(part_ppm)} of the SMs"] = _play_simple(baseline, sm_cap=sm_cap)
-        runs[f"MPS with priorities, {format_share(part_ppm)} of the SMs"] = _play_simple(
-            baseline, sm_cap=sm_cap, has_priority=True
-        )
-    return [baseline.result(mode, played) for mode, played in runs.items()]
+        results.append(run(part_ppm))
+        latest = results[-_BEYOND_MAX:]
+        if len(latest) == _BEYOND_MAX and all(result.p99_ratio > LIMITS[-1] for result in latest):
+            break
+    return results
 
 
 def _play_simple(baseline: _Baseline, *, is_mps: bool = True, has_priority: bool = False, sm_cap: int = 0) -> DeviceRun:
@@ -321,11 +342,12 @@ def _cotenant_results(baseline: _Baseline) -> list[SettingResult]:
         for policy, name in _PROMISED.items()
         for delay_ppm in DELAYS_PPM
     ]
-    results += [
-        baseline.result(f"{name}, sms {format_share(part_ppm)}", played(policy, sm_ppm=part_ppm))
-        for policy, name in _WITH_PARTS.items()
-        for part_ppm in PARTS_PPM
-    ]
+    for policy, name in _WITH_PARTS.items():
+
+        def with_part(part_ppm: int, policy: Policy = policy, name: str = name) -> SettingResult:
+            return baseline.result(f"{name}, sms {format_share(part_ppm)}", played(policy, sm_ppm=part_ppm))
+
+        results += _with_parts(with_part)
     results += [
         baseline.result("cotenant slices, gate open", played("open-gate-slice")),
         baseline.result("cotenant mps, gate open", played("open-gate")),
@@ -340,7 +362,8 @@ def _objective_results(pair: Pair, setting: RunSettings) -> list[ObjectiveResult
     def spec(guests: tuple[Guest, ...]) -> RunSpec:
         return RunSpec(guests=guests, setting=setting, for_ns=OBJECTIVE_RUN_NS, warm_ns=OBJECTIVE_WARM_NS)
 
-    online = Guest(load=pair.online, online=True, priority=_ONLINE_PRIORITY)
+    lasting = msgspec.structs.replace(pair.online, requests=pair.online.requests * _LASTING_FACTOR)
+    online = Guest(load=lasting, online=True, priority=_ONLINE_PRIORITY)
     offline = Guest(load=pair.offline, online=False, priority=_OFFLINE_PRIORITY)
     alone_ns = mps(spec((online,))).guests[0].quantile_ns(0.99)
     speed_ns = mps(spec((offline,))).guests[0].done_ns

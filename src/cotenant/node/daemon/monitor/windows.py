@@ -59,10 +59,12 @@ class ObjectiveMonitor:
         post: Callable[[Event], None],
         clock: Callable[[], Instant] = monotonic_ns,
         profiles: DiurnalProfiles | None = None,
+        has_simple_modes: Callable[[], bool] = lambda: False,
     ) -> None:
         """Start without windows; `setpoints` returns the online shares in force, from which adjustment continues.
 
         `profiles` holds the diurnal profiles of programs, and converts instants of this clock to the time of day.
+        `has_simple_modes`: whether offline work can be limited to a part of the SMs, and the rules allow the node to.
         """
         self._node = node
         self._gates = gates
@@ -70,6 +72,7 @@ class ObjectiveMonitor:
         self._post = post
         self._clock = clock
         self._profiles = profiles or DiurnalProfiles()
+        self._has_simple_modes = has_simple_modes
         self._turn = -1
         self._due: Instant = 0
         self._occupants: dict[int, list[Occupant]] = {}
@@ -102,7 +105,10 @@ class ObjectiveMonitor:
             if windows is None:
                 windows = self._windows[gpu] = Windows(gpu, at_ns)
             window = windows.window(at_ns, occupants, self._pages(gpu, occupants))
-            adjustment = self._control.on_window(window, at_ns, self._uses.get(gpu), self._programs.get(gpu))
+            uses, programs = self._uses.get(gpu), self._programs.get(gpu)
+            adjustment = self._control.on_window(
+                window, at_ns, uses, programs, has_simple_modes=self._has_simple_modes()
+            )
             if adjustment is not None:
                 self._post(OnlineShareProposed(adjustment))
 
@@ -121,7 +127,7 @@ class ObjectiveMonitor:
             self.remember()
             self._control = Control(limits, self._profiles)
             for gpu, setpoint in self._setpoints().items():
-                self._control.restore(gpu, setpoint.online_ppm)
+                self._control.restore(gpu, setpoint.online_ppm, is_simple=setpoint.is_simple)
         by_gpu: dict[int, list[Occupant]] = {}
         self._uses, self._programs = {}, {}
         for view in (each for tenant in self._node.tenants() for each in tenant.by_device()):

@@ -10,6 +10,7 @@ from cotenant.node.policy.adjust.aimd import Aimd
 from cotenant.node.policy.adjust.decision import Adjuster
 from cotenant.node.policy.adjust.feedback import Feedback
 from cotenant.node.policy.adjust.fixed import FixedAdjuster
+from cotenant.node.policy.adjust.simple_mode import GateOnly, MeasuredMode
 
 AdjustPolicy: TypeAlias = Callable[[ControlLimits, int], Adjuster]
 
@@ -17,4 +18,9 @@ POLICIES: Final[dict[str, AdjustPolicy]] = {
     "feedback": Feedback,
     "fixed": FixedAdjuster,
     "aimd": Aimd,
+}
+
+SIMPLE_MODES: Final[dict[str, type[MeasuredMode | GateOnly]]] = {
+    "measured": MeasuredMode,
+    "off": GateOnly,
 }

@@ -15,6 +15,8 @@ MIN_ONLINE_PPM: Final = 10_000
 """The smallest online share: (1 - N) / N is unbounded."""
 ALL_SMS_PPM: Final = 100_000
 """The online share at which offline work may use all SMs next to online work, and need not ask the gate."""
+MIN_SMS_PPM: Final = 10_000
+"""The smallest part of the SMs that is stated; a device rounds it to what it can limit."""
 
 MIN_OFFLINE_PERCENT: Final = 10
 
@@ -38,6 +40,11 @@ def offline_percent(online_ppm: int, headroom_ppm: int) -> int:
     At least 10: a program that starts while the online share is large keeps its SMs long after that.
     """
     return max((WHOLE_PPM - online_ppm - headroom_ppm) * 100 // WHOLE_PPM, MIN_OFFLINE_PERCENT)
+
+
+def offline_sms_of(online_ppm: int) -> int:
+    """Return the part of the SMs that an online share leaves to offline work in a simple mode."""
+    return max(WHOLE_PPM - online_ppm, MIN_SMS_PPM)
 
 
 Shares: TypeAlias = tuple[tuple[int, int], ...]
