@@ -79,10 +79,10 @@ def test_misses_of_the_old_objective_do_not_count_for_the_new_one(slo_ms: int) -
 
 
 def test_a_stricter_objective_without_violations_raises_the_share_at_most_to_the_tolerable_one() -> None:
-    control = restored_control(860_000)
+    control = restored_control(760_000)
     assert feed_windows(control, 0, web(17_400_000), 5) == []
     (change,) = feed_windows(control, 5, with_objective(19_500_000, 17_400_000), 1)
-    assert (change.cause, change.online_ppm) == (AdjustCause.OBJECTIVE, 900_000)
+    assert (change.cause, change.online_ppm) == (AdjustCause.OBJECTIVE, 800_000)
 
 
 def test_unreachable_objective_is_reported_again_after_it_changed() -> None:

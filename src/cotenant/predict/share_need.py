@@ -30,21 +30,24 @@ _BELIEF_ROUNDS: Final = 20
 """Number of measured requests that a profile counts for."""
 _BELIEF_DOUBT: Final = 0.35
 _MEASURED_DOUBT: Final = 0.1
-_MIN_TOLERABLE_PPM: Final = 900_000
+_MIN_TOLERABLE_PPM: Final = 800_000
 """Lower limit of the tolerable share, however wide the objective is: longer requests also overlap more often."""
 _USUAL_TAIL: Final = 1.25
 """p99 over mean of services that were not measured: what inference alone shows."""
 
 
-def tolerable_ppm(mean_ns: float, slo_ns: int, busy: float, most_ppm: int) -> int:
-    """Return the share at which a request loses no more of its objective than of its own time at `most_ppm`.
+def tolerable_ppm(mean_ns: float, slo_ns: int, busy: float, most_ppm: int, reserve_ppm: int) -> int:
+    """Return the share at which a request loses no more than a part `reserve_ppm` of its objective.
 
     A service that may take three times its duration is not harmed by a few percent, whereas offline work would lose
     far more: each time it finds the device in use, it waits until its cost is paid off. `busy` is the utilization
-    by requests alone at their peak: waits grow with the inverse square of the remainder.
+    by requests alone at their peak: waits grow with the inverse square of the remainder. Never more than `most_ppm`.
     """
     idle_part = max(1 - busy, 0.0)
-    lost_part = (WHOLE_PPM - most_ppm) / max(most_ppm, 1) * max(idle_part * idle_part * slo_ns / max(mean_ns, 1.0), 1.0)
+    lost_part = max(
+        reserve_ppm / WHOLE_PPM * idle_part * idle_part * slo_ns / max(mean_ns, 1.0),
+        (WHOLE_PPM - most_ppm) / max(most_ppm, 1),
+    )
     return min(max(round(WHOLE_PPM / (1 + lost_part)), _MIN_TOLERABLE_PPM), most_ppm)
 
 

@@ -118,6 +118,7 @@ class ShareNeeds:
     def __init__(self, limits: ControlLimits) -> None:
         """Begin without data."""
         self._objective = (limits.quantile_ppm / WHOLE_PPM, limits.headroom_ppm / WHOLE_PPM)
+        self._reserve_ppm = limits.headroom_ppm
         self._min_share = limits.min_online_ppm / WHOLE_PPM
         self._max_online_ppm = limits.max_online_ppm
         self._sums: dict[int, _TenantSums] = {}
@@ -158,7 +159,7 @@ class ShareNeeds:
         sums.add_delay(tenant.delayed_ns, tenant.undelayed_ns, online_ppm)
         alone = msgspec.structs.replace(alone, duty=alone.duty * sums.effect)
         busy = max(sums.peak, sums.mean) * alone.mean_ns / span_ns
-        sums.tolerable_ppm = tolerable_ppm(alone.mean_ns, tenant.slo_ns, busy, self._max_online_ppm)
+        sums.tolerable_ppm = tolerable_ppm(alone.mean_ns, tenant.slo_ns, busy, self._max_online_ppm, self._reserve_ppm)
         objective = Objective(*self._objective, sums.dispersion, self._min_share)
         per_second = expected.times(SECOND_NS / span_ns)
         rates = (per_second.point, per_second.high, objective.dispersion)

@@ -123,6 +123,9 @@ def claims_of(
         if name == "throughput_vs_mps_pct":
             result += f"; highest rate at rising load: median {peaks.peak_vs_mps_pct.median:+.0f} %"
             reason += f" and {peaks.bound_vs_mps_pct.median:+.0f} % at rising load"
+        else:
+            fastest = against[name.replace("goodput_", "goodput_fastest_")].median
+            reason += f", {fastest:+.0f} % if the training is as fast as in its fastest mode on one device"
         rival = against[
             name.replace("_vs_mps_pct", "_vs_mps_priority_pct").replace("_vs_exclusive", "_vs_mps_priority")
         ]

@@ -27,6 +27,8 @@ _NAMES: Final = {
     "throughput_bound_vs_mps_pct": "bound of throughput over MPS, %",
     "goodput_bound_vs_exclusive_pct": "bound of goodput over exclusive, %",
     "goodput_bound_vs_mps_pct": "bound of goodput over MPS, %",
+    "goodput_fastest_vs_exclusive_pct": "goodput with the fastest training, over exclusive, %",
+    "goodput_fastest_vs_mps_pct": "goodput with the fastest training, over MPS, %",
 }
 _SPREAD: Final = ["MIN", "MEDIAN", "P90", "MAX"]
 _MISSED_MOST: Final = 12
