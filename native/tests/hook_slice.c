@@ -46,6 +46,16 @@ static const struct {
     {BEGIN "L: atom.global.cas.b32 %r1, [%d1], 0, 1; setp.ne.u32 %p1, %r1, 0; @%p1 bra L;" END, CT_PTX_WAITS},
     {BEGIN "L: ld.global.u32 %r1, [%d1]; membar.gl; setp.lt.u32 %p1, %r1, 9; @%p1 bra L;" END, CT_PTX_WAITS},
     {BEGIN "L: ld.global.u32 %r1, [%d1]; bar.sync 0; setp.lt.u32 %p1, %r1, 9; @%p1 ret; bra L;" END, CT_PTX_WAITS},
+    /* past the first cache */
+    {BEGIN "L: ld.global.cv.u32 %r1, [%d1]; setp.lt.u32 %p1, %r1, 9; @%p1 bra L;" END, CT_PTX_WAITS},
+    {BEGIN "L: ld.global.cg.u32 %r1, [%d1]; setp.lt.u32 %p1, %r1, 9; @%p1 bra L;" END, CT_PTX_WAITS},
+    {BEGIN "L: ld.global.L1::no_allocate.u32 %r1, [%d1]; setp.lt.u32 %p1, %r1, 9; @%p1 bra L;" END, CT_PTX_WAITS},
+    {BEGIN "L: ld.global.nc.L1::no_allocate.u32 %r1, [%d1]; setp.lt.u32 %p1, %r1, 9; @%p1 bra L;" END, CT_PTX_ELIGIBLE},
+    {BEGIN "L: suld.b.1d.b32.cv.trap %r1, [%d1, {%r2}]; setp.lt.u32 %p1, %r1, 9; @%p1 bra L;" END, CT_PTX_WAITS},
+    {BEGIN "L: cp.async.cg.shared.global [%r1], [%d1], 16; cp.async.wait_all; ld.shared.u32 %r2, [%r1]; "
+           "setp.lt.u32 %p1, %r2, 9; @%p1 bra L;" END, CT_PTX_WAITS},
+    {BEGIN "L: cp.async.cg.shared.global [%r1], [%d1], 16; cp.async.wait_all; ld.shared.u32 %r2, [%r1]; "
+           "add.u32 %r3, %r3, 1; setp.lt.u32 %p1, %r3, 9; @%p1 bra L;" END, CT_PTX_ELIGIBLE},
     /* through shared memory, another thread's register, a vector, a guard, and a function */
     {BEGIN "L: ld.volatile.u32 %r1, [%d1]; st.shared.u32 [%r5], %r1; ld.shared.u32 %r2, [%r6]; setp.lt.u32 %p1, %r2, 9; "
            "@%p1 bra L;" END, CT_PTX_WAITS},
@@ -89,7 +99,8 @@ static const struct {
     {".entry k(.param .align 8 .b8 a[4072]) { ret; }", CT_PTX_PARAMETERS},
     {".entry k(.param .align 8 .b8 a[4064]) { ret; }", CT_PTX_ELIGIBLE},
     {BEGIN END ".section .debug_str { $L: .b8 1,2 }\n", CT_PTX_ELIGIBLE},
-    {BEGIN END ".section .debug_info { .b64 k }\n", CT_PTX_DEBUG},
+    {BEGIN "L: .loc 1 2 3\n add.u32 %r1, %r1, 1;" END ".section .debug_info { .b64 L }\n", CT_PTX_ELIGIBLE},
+    {".target sm_80, debug\n" BEGIN END, CT_PTX_DEBUG},
 };
 
 static void rewrite(const char *text, size_t bytes, struct ct_ptx_module *module)

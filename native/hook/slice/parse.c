@@ -187,7 +187,10 @@ static int read_directive(struct ptx *ptx, uint32_t *at)
         return 1;
     }
     if (ct_ptx_is(ptx, *at, ".version") || ct_ptx_is(ptx, *at, ".target") || ct_ptx_is(ptx, *at, ".address_size")) {
-        *at = skip_list(ptx, *at + 1);
+        const uint32_t end = skip_list(ptx, *at + 1);
+        for (uint32_t word = *at; word < end; word++)
+            ptx->has_debug |= ct_ptx_is(ptx, word, "debug");
+        *at = end;
         return 1;
     }
     if (ct_ptx_is(ptx, *at, ".file")) { /* a number, a name, and maybe two numbers */
@@ -196,7 +199,6 @@ static int read_directive(struct ptx *ptx, uint32_t *at)
     }
     if (ct_ptx_is(ptx, *at, ".section")) {
         uint32_t name = *at + 1;
-        ptx->has_debug |= !ct_ptx_is(ptx, name, ".debug_str");
         while (ptx->tokens[name].kind == TOKEN_WORD)
             name++;
         *at = ct_ptx_skip_group(ptx, name);

@@ -13,7 +13,7 @@ const char *ct_ptx_reason(enum ct_ptx_reason reason)
         [CT_PTX_ELIGIBLE] = "it can be launched in parts",
         [CT_PTX_NOT_UNDERSTOOD] = "its text is not understood",
         [CT_PTX_TOO_LARGE] = "it is too large",
-        [CT_PTX_DEBUG] = "its module contains debug information",
+        [CT_PTX_DEBUG] = "its module is compiled for a debugger",
         [CT_PTX_INSTRUCTION] = "it has an unknown instruction",
         [CT_PTX_REGISTER] = "it has an unknown register",
         [CT_PTX_GRID_READ] = "it reads its block number in an unknown way",

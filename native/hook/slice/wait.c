@@ -1,7 +1,7 @@
 /* Loops that may wait for another block. In parts, such a block may not have been launched yet.
  *
- * A loop reads what other blocks write by loads that are volatile or ordered, by atomics, or, next to fences, by any
- * load. If a branch within the loop depends on a value that was read within the same loop, the kernel is taken to wait.
+ * A loop reads what other blocks write by loads that are volatile, ordered or not kept in the first cache, by
+ * asynchronous copies, by atomics, or, next to fences, by any load. If a branch within the loop depends on a value that was read within the same loop, the kernel is taken to wait.
  * Dependences are followed through registers, calls and memory, without regard to the order of the instructions. */
 #include "hook/slice/internal.h"
 
@@ -84,14 +84,16 @@ static int is_private(const struct ptx *ptx, const struct ins *ins)
 /* Returns whether the instruction reads what another block may write meanwhile. */
 static int is_source(const struct ptx *ptx, const struct ins *ins, int has_fence)
 {
-    static const char *const ordered[] = {".volatile", ".relaxed", ".acquire", ".mmio"};
-    if (is_opcode(ptx, ins, "suld") || is_opcode(ptx, ins, "tex") || is_opcode(ptx, ins, "tld4") ||
-        is_opcode(ptx, ins, "cp"))
-        return has_fence;
+    static const char *const ordered[] = {".volatile", ".relaxed", ".acquire", ".mmio", ".cv", ".cg", ".L1::no_allocate"};
+    const int is_image = is_opcode(ptx, ins, "suld") || is_opcode(ptx, ins, "tex") || is_opcode(ptx, ins, "tld4");
     if (is_opcode(ptx, ins, "atom"))
         return !is_private(ptx, ins);
-    if ((!is_opcode(ptx, ins, "ld") && !is_opcode(ptx, ins, "ldu")) || is_private(ptx, ins))
+    if (is_opcode(ptx, ins, "cp")) /* it may bypass the first cache */
+        return 1;
+    if (!is_image && ((!is_opcode(ptx, ins, "ld") && !is_opcode(ptx, ins, "ldu")) || is_private(ptx, ins)))
         return 0;
+    if (ct_ptx_suffix(ptx, ins->opcode, ".nc"))
+        return has_fence;
     for (size_t i = 0; i < sizeof ordered / sizeof ordered[0]; i++)
         if (ct_ptx_suffix(ptx, ins->opcode, ordered[i]))
             return 1;

@@ -59,7 +59,7 @@ _WHOLE: Final = {
     4: "the rewritten kernel is more than 5 % slower",
     8: "the PTX of its module is not understood",
     9: "the kernel is too large",
-    10: "its module contains debug information",
+    10: "its module is compiled for a debugger",
     11: "the kernel has an unknown instruction",
     12: "the kernel has an unknown register",
     13: "the kernel reads its block number in an unknown way",
