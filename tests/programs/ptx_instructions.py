@@ -180,14 +180,19 @@ END:""")
     assert run(text, np.zeros(4, np.uint32), 32, blocks=8, is_cooperative=True)[0] == 64
 
 
-ok(driver.cuInit(0))
-ok(driver.cuCtxCreate(None, 0, ok(driver.cuDeviceGet(0))))
-groups_of_threads()
-barrier_objects()
-fragments()
-small_integers()
-quarter_precision()
-parts_of_words()
-elements_of_arrays()
-grid_barrier()
-print("computed")
+def main() -> None:
+    ok(driver.cuInit(0))
+    ok(driver.cuCtxCreate(None, 0, ok(driver.cuDeviceGet(0))))
+    groups_of_threads()
+    barrier_objects()
+    fragments()
+    small_integers()
+    quarter_precision()
+    parts_of_words()
+    elements_of_arrays()
+    grid_barrier()
+    print("computed")
+
+
+if __name__ == "__main__":
+    main()

@@ -26,6 +26,25 @@ def test_instructions_of_compilers_compute_their_results(softgpu: Path) -> None:
     assert manage.inspect(softgpu, 0)["code"]["refused_kernels"] == 0
 
 
+def test_forms_for_newer_devices_compute_their_results(softgpu: Path) -> None:
+    assert run(softgpu, "ptx_forms.py") == "computed\n"
+    assert manage.inspect(softgpu, 0)["code"]["refused_kernels"] == 0
+
+
+def test_clusters_of_blocks_share_memory_and_barriers(tmp_path: Path) -> None:
+    directory = tmp_path / "hopper"
+    manage.create(directory, "h100", 1)
+    try:
+        assert run(directory, "ptx_clusters.py") == "computed\n"
+        assert manage.inspect(directory, 0)["code"]["refused_kernels"] == 0
+    finally:
+        manage.destroy(directory)
+
+
+def test_clusters_are_refused_by_devices_without_them(softgpu: Path) -> None:
+    assert run(softgpu, "ptx_clusters.py", "refused") == "CUDA_ERROR_NOT_SUPPORTED\n"
+
+
 def test_random_programs_equal_the_reference(softgpu: Path) -> None:
     process = start(softgpu, "ptx_random.py", str(EXAMPLES))
     out, err = process.communicate(timeout=7000)  # the timeout of the test ends it earlier

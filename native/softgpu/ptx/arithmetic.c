@@ -60,6 +60,63 @@ static inline uint32_t dot4(uint32_t a, uint32_t b, uint32_t c, int is_a_signed,
     return c;
 }
 
+/* Halves of a times the lower two bytes of b. */
+static inline uint32_t dot2(uint32_t a, uint32_t b, uint32_t c, int is_a_signed, int is_b_signed)
+{
+    for (int k = 0; k < 2; k++) {
+        int32_t x = is_a_signed ? (int16_t)(a >> (16 * k)) : (uint16_t)(a >> (16 * k));
+        int32_t y = is_b_signed ? (int8_t)(b >> (8 * k)) : (uint8_t)(b >> (8 * k));
+        c += (uint32_t)(x * y);
+    }
+    return c;
+}
+
+/* Return the position of the |offset|-th set bit from `base` on, upwards or downwards; 0xffffffff: there is none. */
+static inline uint32_t find_nth_set(uint32_t bits, uint32_t base, int32_t offset)
+{
+    int64_t left = offset < 0 ? -(int64_t)offset : offset;
+    if (!offset)
+        return base < 32 && bits >> base & 1 ? base : UINT32_MAX;
+    for (uint32_t at = base; at < 32; at += offset > 0 ? 1u : UINT32_MAX)
+        if (bits >> at & 1 && --left == 0)
+            return at;
+    return UINT32_MAX;
+}
+
+static inline int32_t at_least_0(int32_t x)
+{
+    return x > 0 ? x : 0;
+}
+
+/* Give a number the sign of the product of two others. */
+static inline float with_sign(float x, float p, float q)
+{
+    uint32_t sign = (float_bits(p) ^ float_bits(q)) & 0x80000000;
+    return x != x ? x : bits_float((float_bits(x) & 0x7fffffff) | sign);
+}
+
+/* Halves whose subnormal numbers become zeros of the same sign. */
+static inline float half_flush(uint32_t bits)
+{
+    return half_float(bits & 0x7c00 ? bits : bits & 0x8000);
+}
+
+static inline uint32_t flushed_half(float x)
+{
+    uint32_t bits = float_half(x);
+    return bits & 0x7c00 ? bits : bits & 0x8000;
+}
+
+static inline float upper_float(uint64_t pair)
+{
+    return bits_float((uint32_t)(pair >> 32));
+}
+
+static inline float lower_float(uint64_t pair)
+{
+    return bits_float((uint32_t)pair);
+}
+
 /* Add the exact product of half-precision numbers to another one. The sum is rounded to odd, so that rounding it again
  * to half precision gives the correctly rounded result. */
 static inline float fma_odd(float p, float q, float r)
@@ -87,6 +144,13 @@ static inline float relu(float x)
 #define HALF_2(FROM, TO, ...)                                                                                          \
     ({ float p = FROM(a), q = FROM(b), r = FROM(c); (void)q; (void)r; uint32_t low = TO(__VA_ARGS__);                  \
        p = FROM(a >> 16); q = FROM(b >> 16); r = FROM(c >> 16); low | TO(__VA_ARGS__) << 16; })
+
+/* The values of the two floats of packed operands. */
+#define FLOATS_2(PREPARE, ...)                                                                                         \
+    ({ float p = PREPARE(upper_float(a)), q = PREPARE(upper_float(b)), r = PREPARE(upper_float(c)); (void)r;           \
+       uint64_t high = float_bits(one_nan(PREPARE(__VA_ARGS__)));                                                      \
+       p = PREPARE(lower_float(a)); q = PREPARE(lower_float(b)); r = PREPARE(lower_float(c));                          \
+       high << 32 | float_bits(one_nan(PREPARE(__VA_ARGS__))); })
 
 #define LOOP(DT, AT, BT, CT, PREPARE, ...)                                                                             \
     DT *d = (DT *)SLOT(0);                                                                                             \
@@ -307,7 +371,7 @@ static void finish(struct ptx_warp *w, const struct ptx_ins *i, uint32_t mask, u
 #define REALS(F, name, ...)                                                                                            \
     F(name, f32, "ff", float, PLAIN, __VA_ARGS__) F(name, f64, "dd", double, PLAIN, __VA_ARGS__)                       \
     F(name, f16, "xx", uint32_t, half_float, __VA_ARGS__) F(name, bf16, "xx", uint32_t, bf16_float, __VA_ARGS__)      \
-    F(name, zf32, "ff", float, flush, __VA_ARGS__)
+    F(name, zf32, "ff", float, flush, __VA_ARGS__) F(name, zf16, "xx", uint32_t, half_flush, __VA_ARGS__)
 #define COMPARISONS(F)                                                                                                 \
     INTEGERS(F, eq, a == b) INTEGERS(F, ne, a != b) INTEGERS(F, lt, a < b) INTEGERS(F, le, a <= b)                     \
     INTEGERS(F, gt, a > b) INTEGERS(F, ge, a >= b)                                                                     \

@@ -228,6 +228,7 @@ static void set_register(struct operand *operand, const struct symbol *symbol, u
 {
     operand->kind = OPERAND_REGISTER;
     operand->type = symbol->type;
+    operand->count = (int)symbol->vector;
     operand->slot = symbol->slot + index * symbol->stride + component * (symbol->stride / symbol->vector);
 }
 
@@ -255,6 +256,7 @@ static void parse_word(struct parser *parser, struct operand *operand)
         uint32_t component = (uint32_t)(strchr("xyzwrgba", operand->text[n - 1]) - "xyzwrgba") % 4;
         if (vector && vector->kind == SYMBOL_REGISTER && vector->vector > 1 && vector->vector > component) {
             set_register(operand, vector, index, component);
+            operand->count = 1;
             return;
         }
     }
@@ -397,6 +399,26 @@ static int parse_statement(struct parser *parser, struct statement *s)
     return 0;
 }
 
+static int begins_with(const char *text, size_t bytes, const char *word)
+{
+    return bytes >= strlen(word) && memcmp(text, word, strlen(word)) == 0;
+}
+
+/* The reason why a statement cannot be parsed: instructions on images and tensors have operands of another form. */
+static const char *unsupported_memory(const char *text, size_t bytes)
+{
+    static const char *const textures[] = {"tex.", "tld4.", "txq."}, *const surfaces[] = {"suld.", "sust.", "sured.", "suq."};
+    for (size_t k = 0; k < sizeof textures / sizeof *textures; k++)
+        if (begins_with(text, bytes, textures[k]))
+            return "samples a texture: '%.*s'";
+    for (size_t k = 0; k < sizeof surfaces / sizeof *surfaces; k++)
+        if (begins_with(text, bytes, surfaces[k]))
+            return "accesses a surface: '%.*s'";
+    return begins_with(text, bytes, "cp.async.bulk.tensor") || begins_with(text, bytes, "cp.reduce.async.bulk.tensor")
+               ? "copies a tensor: '%.*s'"
+               : "cannot parse '%.*s'";
+}
+
 static int parse_line(struct parser *parser, struct statement *s)
 {
     struct lexer *l = &parser->lexer;
@@ -441,7 +463,7 @@ static int parse_line(struct parser *parser, struct statement *s)
     while (length < 60 && l->token.text + length < l->end && l->token.text[length] != '\n' &&
            l->token.text[length] != ';')
         length++;
-    ptx_refuse(parser, "cannot parse '%.*s'", (int)length, l->token.text);
+    ptx_refuse(parser, unsupported_memory(l->token.text, length), (int)length, l->token.text);
     ptx_skip_statement(l);
     return 0;
 }

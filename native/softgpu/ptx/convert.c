@@ -180,6 +180,12 @@ static double limit_overflow(double value, double largest, int round)
     return is_away ? copysign((double)INFINITY, value) : copysign(largest, value);
 }
 
+/* Of f16, bf16 and tf32. */
+static double largest_finite(const struct ptx_ins *i)
+{
+    return (i->result & 3) != SIZE_16 ? 0x1.ffcp127 : i->result >> 2 == CLASS_BF16 ? 0x1.fep127 : 65504;
+}
+
 /* The value is a double that is exact, or rounded to odd, so that a second rounding is correct. */
 static uint64_t write_real(double value, const struct ptx_ins *i)
 {
@@ -187,6 +193,8 @@ static uint64_t write_real(double value, const struct ptx_ins *i)
         value = saturate_double(value);
     if (i->flags & FLAG_RELU)
         value = value > 0 || value != value ? value : 0;
+    if (i->flags & FLAG_FINITE && fabs(value) > largest_finite(i))
+        value = copysign(largest_finite(i), value);
     if ((i->result & 3) == SIZE_64)
         return double_bits(value);
     if ((i->result & 3) == SIZE_16 && i->result >> 2 == CLASS_FLOAT) {
@@ -268,6 +276,11 @@ void ptx_convert_pair(struct ptx_warp *w, const struct ptx_ins *i, uint32_t mask
     for (int t = 0; t < WARP; t++) {
         if (!(mask & ptx_bit[t]))
             continue;
+        if (i->round != ROUND_NEAREST || i->flags & FLAG_FINITE) {
+            WORDS(0)[t] = (uint32_t)(write_real((double)bits_float(WORDS(1)[t]), i) << 16 |
+                                     write_real((double)bits_float(WORDS(2)[t]), i));
+            continue;
+        }
         float high = bits_float(WORDS(1)[t]), low = bits_float(WORDS(2)[t]);
         if (i->flags & FLAG_RELU) {
             high = high > 0 || high != high ? high : 0;
@@ -275,6 +288,24 @@ void ptx_convert_pair(struct ptx_warp *w, const struct ptx_ins *i, uint32_t mask
         }
         WORDS(0)[t] = i->flags & FLAG_BF16 ? float_bf16(high) << 16 | float_bf16(low)
                                             : float_half(high) << 16 | float_half(low);
+    }
+}
+
+/* cvt.pack: two integers, clamped to `count` bits, and the lower bits of a third operand above them. */
+void ptx_convert_packed(struct ptx_warp *w, const struct ptx_ins *i, uint32_t mask)
+{
+    const int bits = i->count, is_signed = i->flags & FLAG_SIGNED;
+    const int64_t low = is_signed ? -(INT64_C(1) << (bits - 1)) : 0;
+    const int64_t high = (INT64_C(1) << (is_signed ? bits - 1 : bits)) - 1;
+    for (int t = 0; t < WARP; t++) {
+        uint64_t v = 0;
+        if (!(mask & ptx_bit[t]))
+            continue;
+        for (int k = 2; k > 0; k--) { /* the first operand is the upper one */
+            const int64_t a = (int32_t)WORDS(3 - k)[t];
+            v |= ((uint64_t)(a < low ? low : a > high ? high : a) & ((UINT64_C(1) << bits) - 1)) << (bits * (k - 1));
+        }
+        WORDS(0)[t] = (uint32_t)(bits < 16 ? v | (uint64_t)WORDS(3)[t] << (2 * bits) : v);
     }
 }
 

@@ -189,11 +189,16 @@ static const struct {
     {"%total_smem_size", SPECIAL_TOTAL_SHARED}, {"%dynamic_smem_size", SPECIAL_DYNAMIC_SHARED},
     {"%clock", SPECIAL_CLOCK}, {"%clock_hi", SPECIAL_CLOCK_HI}, {"%clock64", SPECIAL_CLOCK64},
     {"%globaltimer", SPECIAL_TIMER}, {"%globaltimer_lo", SPECIAL_TIMER_LO}, {"%globaltimer_hi", SPECIAL_TIMER_HI},
-    {"%is_explicit_cluster", SPECIAL_ZERO}, {"%cluster_ctarank", SPECIAL_ZERO}, {"%cluster_nctarank", SPECIAL_ONE},
-    {"%cluster_ctaid.x", SPECIAL_ZERO}, {"%cluster_ctaid.y", SPECIAL_ZERO}, {"%cluster_ctaid.z", SPECIAL_ZERO},
-    {"%cluster_nctaid.x", SPECIAL_ONE}, {"%cluster_nctaid.y", SPECIAL_ONE}, {"%cluster_nctaid.z", SPECIAL_ONE},
-    {"%clusterid.x", SPECIAL_CTAID_X}, {"%clusterid.y", SPECIAL_CTAID_Y}, {"%clusterid.z", SPECIAL_CTAID_Z},
-    {"%nclusterid.x", SPECIAL_NCTAID_X}, {"%nclusterid.y", SPECIAL_NCTAID_Y}, {"%nclusterid.z", SPECIAL_NCTAID_Z},
+    {"%tid.w", SPECIAL_ZERO}, {"%ntid.w", SPECIAL_ZERO}, {"%ctaid.w", SPECIAL_ZERO}, {"%nctaid.w", SPECIAL_ZERO},
+    {"%aggr_smem_size", SPECIAL_TOTAL_SHARED}, {"%is_explicit_cluster", SPECIAL_IS_CLUSTER},
+    {"%cluster_ctarank", SPECIAL_CLUSTER_RANK}, {"%cluster_nctarank", SPECIAL_CLUSTER_BLOCKS},
+    {"%cluster_ctaid.x", SPECIAL_IN_CLUSTER_X}, {"%cluster_ctaid.y", SPECIAL_IN_CLUSTER_Y},
+    {"%cluster_ctaid.z", SPECIAL_IN_CLUSTER_Z}, {"%cluster_nctaid.x", SPECIAL_CLUSTER_SIZE_X},
+    {"%cluster_nctaid.y", SPECIAL_CLUSTER_SIZE_Y}, {"%cluster_nctaid.z", SPECIAL_CLUSTER_SIZE_Z},
+    {"%clusterid.x", SPECIAL_CLUSTER_X}, {"%clusterid.y", SPECIAL_CLUSTER_Y}, {"%clusterid.z", SPECIAL_CLUSTER_Z},
+    {"%nclusterid.x", SPECIAL_CLUSTERS_X}, {"%nclusterid.y", SPECIAL_CLUSTERS_Y}, {"%nclusterid.z", SPECIAL_CLUSTERS_Z},
+    {"%clusterid.w", SPECIAL_ZERO}, {"%nclusterid.w", SPECIAL_ZERO}, {"%cluster_ctaid.w", SPECIAL_ZERO},
+    {"%cluster_nctaid.w", SPECIAL_ZERO},
     {"%reserved_smem_offset_begin", SPECIAL_ZERO}, {"%reserved_smem_offset_end", SPECIAL_ZERO},
 };
 
@@ -401,29 +406,46 @@ static void decode_plain(struct parser *parser, struct statement *s)
     memcpy(ptx_emit(parser, s, run, INS_PLAIN)->o, slots, sizeof slots);
 }
 
+/* Return whether the last modifier is the only type: those of a conversion stay where they are. */
+static int is_one_type(const struct statement *s)
+{
+    return s->modifier_count < 2 || !ptx_named(s->modifiers[s->modifier_count - 2]);
+}
+
 /* Remove modifiers that do not change the result here: rounding to nearest is the default, and approximate functions
- * are computed more accurately than they must be. */
+ * are computed more accurately than they must be. Flushing and saturation come last before the type. */
 static void normalize(struct statement *s)
 {
     static const char *const names[] = {"add", "sub", "mul", "fma", "mad", "div", "rcp", "sqrt", "rsqrt", "sin", "cos",
                                         "lg2", "ex2", "tanh", NULL};
-    const struct type *type = s->modifier_count ? ptx_named(s->modifiers[s->modifier_count - 1]) : NULL;
-    int is_real = type && (type->class == CLASS_FLOAT || type->class == CLASS_BF16);
-    for (int i = 0; names[i] && is_real; i++)
+    static const char *const last[] = {"ftz", "sat", NULL};
+    const char *named = s->modifier_count ? s->modifiers[s->modifier_count - 1] : "";
+    const struct type *type = ptx_named(named);
+    int is_order = strcmp(s->name, "min") == 0 || strcmp(s->name, "max") == 0;
+    if (strcmp(named, "f32x2") != 0 && (!type || (type->class != CLASS_FLOAT && type->class != CLASS_BF16)))
+        return;
+    for (int i = 0; names[i]; i++)
         if (strcmp(s->name, names[i]) == 0) {
             ptx_take(s, "rn");
             ptx_take(s, "approx");
             ptx_take(s, "full");
         }
-    if (is_real && strcmp(s->name, "mad") == 0)
+    if (strcmp(s->name, "mad") == 0)
         strcpy(s->name, "fma");
+    if (is_order && s->count == 4)
+        strcat(s->name, "3");
+    for (int i = 0; last[i] && is_one_type(s); i++)
+        if (ptx_take(s, last[i])) {
+            s->modifiers[s->modifier_count - 1] = last[i];
+            s->modifiers[s->modifier_count++] = named;
+        }
 }
 
 void ptx_decode(struct parser *parser, struct statement *s)
 {
     if (ptx_current(parser)->reason) /* nothing of the function will be executed */
         return;
-    if (ptx_decode_control(parser, s) || ptx_decode_memory(parser, s) || ptx_decode_matrix(parser, s) ||
+    if (ptx_decode_cluster(parser, s) || ptx_decode_control(parser, s) || ptx_decode_memory(parser, s) || ptx_decode_matrix(parser, s) ||
         ptx_decode_fragments(parser, s) || ptx_decode_video(parser, s))
         return;
     normalize(s);

@@ -144,7 +144,7 @@ static void decode_barrier(struct parser *parser, struct statement *s)
         return;
     }
     if (ptx_take(s, "cluster")) {
-        ptx_refuse(parser, "uses barriers of a cluster");
+        ptx_decode_cluster_barrier(parser, s);
         return;
     }
     ptx_take(s, "cta");
@@ -281,7 +281,7 @@ static void decode_elect(struct parser *parser, struct statement *s)
 /* ---- All of them ------------------------------------------------------------------------------------------------- */
 
 static const char *const without_effect[] = {"membar", "fence", "nanosleep", "prefetch", "prefetchu", "discard",
-                                             "applypriority", "griddepcontrol", "pmevent", "brkpt", NULL};
+                                             "applypriority", "griddepcontrol", "setmaxnreg", "pmevent", "brkpt", NULL};
 
 int ptx_decode_control(struct parser *parser, struct statement *s)
 {

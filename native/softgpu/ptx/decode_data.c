@@ -1,18 +1,10 @@
-/* Decoding of moves, conversions, comparisons, selections, and arithmetic with a carry or a rounding mode. */
+/* Decoding of moves, comparisons, selections, and arithmetic with a carry or a rounding mode. */
 #include "softgpu/ptx/internal.h"
 
 #include <stdio.h>
 #include <string.h>
 
 void ptx_rounded(struct ptx_warp *warp, const struct ptx_ins *ins, uint32_t mask);
-
-static int is_one_of(const char *name, const char *const *names)
-{
-    for (; *names; names++)
-        if (strcmp(name, *names) == 0)
-            return 1;
-    return 0;
-}
 
 /* ---- mov --------------------------------------------------------------------------------------------------------- */
 
@@ -46,157 +38,87 @@ static int decode_pack(struct parser *parser, struct statement *s, const struct 
     return 1;
 }
 
+static void emit_move(struct parser *parser, struct statement *s, uint32_t to, uint32_t from, const char *key)
+{
+    struct ptx_ins *ins = ptx_emit(parser, s, ptx_handler_find(key, NULL), INS_PLAIN);
+    ins->o[0] = to;
+    ins->o[1] = from;
+}
+
+/* mov.v4.u32 of a special register such as %tid to a vector. */
+static int decode_vector_register(struct parser *parser, struct statement *s, const struct type *type)
+{
+    const struct operand *to = &s->operands[0], *from = &s->operands[1];
+    if ((to->kind != OPERAND_VECTOR && to->kind != OPERAND_REGISTER) || to->count != 4 || from->kind != OPERAND_LABEL) {
+        ptx_refuse(parser, "has an unsupported mov of a vector");
+        return 1;
+    }
+    for (int i = 0; i < 4; i++) {
+        char name[32];
+        int length = snprintf(name, sizeof name, "%.*s.%c", (int)(from->bytes < 24 ? from->bytes : 24), from->text, "xyzw"[i]);
+        struct operand part = {.kind = OPERAND_LABEL, .text = name, .bytes = (size_t)length};
+        uint32_t source = ptx_source(parser, s, &part, type);
+        uint32_t slot = to->kind == OPERAND_VECTOR ? ptx_destination(parser, &s->members[to->first + i], type)
+                                                   : ptx_destination(parser, to, type) + (uint32_t)i * WARP * 4;
+        if (source == NO_SLOT || slot == NO_SLOT)
+            return 1;
+        emit_move(parser, s, slot, source, "mov.b32");
+    }
+    return 1;
+}
+
+/* Numbers of 128 bits are two registers of 64 bits, the lower one first. */
+static int decode_wide_move(struct parser *parser, struct statement *s)
+{
+    const struct type *b64 = ptx_named("b64");
+    uint32_t slots[2][2];
+    for (int o = 0; o < 2; o++) {
+        const struct operand *one = &s->operands[o];
+        int is_pair = one->kind == OPERAND_VECTOR && one->count == 2;
+        if (!is_pair && (one->kind != OPERAND_REGISTER || one->type->bytes != 16)) {
+            ptx_refuse(parser, "has an unsupported mov of 128 bits");
+            return 1;
+        }
+        for (int k = 0; k < 2; k++) {
+            const struct operand *part = is_pair ? &s->members[one->first + k] : NULL;
+            slots[o][k] = !part ? one->slot + (uint32_t)k * WARP * 8
+                          : o   ? ptx_source(parser, s, part, b64)
+                                : ptx_destination(parser, part, b64);
+            if (slots[o][k] == NO_SLOT)
+                return 1;
+        }
+    }
+    uint32_t kept = ptx_new_register(parser, WARP * 8, 64); /* the first move may change what the second one reads */
+    emit_move(parser, s, kept, slots[1][1], "mov.b64");
+    emit_move(parser, s, slots[0][0], slots[1][0], "mov.b64");
+    emit_move(parser, s, slots[0][1], kept, "mov.b64");
+    return 1;
+}
+
 static int decode_move(struct parser *parser, struct statement *s)
 {
     const struct type *type = s->modifier_count ? ptx_named(s->modifiers[s->modifier_count - 1]) : NULL;
+    if (s->count == 2 && type && type->bytes == 4 && ptx_take(s, "v4"))
+        return decode_vector_register(parser, s, type);
+    if (s->count == 2 && type && type->bytes == 16)
+        return decode_wide_move(parser, s);
     if (s->count == 2 && type &&
         (s->operands[0].kind == OPERAND_VECTOR || s->operands[1].kind == OPERAND_VECTOR))
         return decode_pack(parser, s, type);
     return 0;
 }
 
-/* ---- cvt --------------------------------------------------------------------------------------------------------- */
-
-static uint8_t type_code(const struct type *type)
+static int has_modifier(const struct statement *s, const char *const *names)
 {
-    uint32_t size = type->bytes == 8 ? 3 : type->bytes == 4 ? 2 : type->bytes == 2 ? 1 : 0;
-    return (uint8_t)((uint32_t)type->class << 2 | size);
+    for (int i = 0; i < s->modifier_count; i++)
+        if (ptx_is_one_of(s->modifiers[i], names))
+            return 1;
+    return 0;
 }
 
 static int is_real(const struct type *type)
 {
     return type->class == CLASS_FLOAT || type->class == CLASS_BF16;
-}
-
-/* Return the key of a handler for frequent conversions; NULL: the general one is needed. */
-static const char *fast_conversion(const struct type *to, const struct type *from, uint32_t register_bytes, int round,
-                                   int flags)
-{
-    static const struct {
-        const char *to, *from, *key;
-    } reals[] = {{"f32", "s32", "real.f32.s32"}, {"f32", "u32", "real.f32.u32"}, {"f64", "f32", "real.f64.f32"},
-                 {"f32", "f16", "real.f32.f16"}, {"f16", "f32", "real.f16.f32"}, {"f32", "bf16", "real.f32.bf16"},
-                 {"bf16", "f32", "real.bf16.f32"}};
-    if (flags || (round && !is_real(from)))
-        return NULL;
-    if (round)
-        return NULL;
-    for (size_t i = 0; i < sizeof reals / sizeof reals[0]; i++)
-        if (strcmp(to->name, reals[i].to) == 0 && strcmp(from->name, reals[i].from) == 0)
-            return reals[i].key;
-    if (is_real(to) || is_real(from) || register_bytes != to->bytes)
-        return NULL;
-    int is_signed = from->class == CLASS_SIGNED;
-    if (to->bytes == 8)
-        return from->bytes == 4 ? (is_signed ? "widen.s32" : "widen.u32") : from->bytes == 8 ? "mov.b64" : NULL;
-    if (to->bytes == 4)
-        return from->bytes == 8   ? "narrow.32"
-               : from->bytes == 4 ? "mov.b32"
-               : from->bytes == 2 ? (is_signed ? "extend.s16" : "narrow.16")
-                                  : (is_signed ? "extend.s8" : "narrow.8");
-    return to->bytes == 2 && (from->bytes == 4 || from->bytes == 2) ? "narrow.16" : NULL;
-}
-
-static void decode_pair_conversion(struct parser *parser, struct statement *s, const struct type *to, int flags)
-{
-    const struct type *f32 = ptx_named("f32"), *b32 = ptx_named("b32");
-    uint32_t d = ptx_destination(parser, &s->operands[0], b32), a = ptx_source(parser, s, &s->operands[1], f32);
-    uint32_t b = ptx_source(parser, s, &s->operands[2], f32);
-    struct ptx_ins *ins = ptx_emit(parser, s, ptx_convert_pair, INS_PLAIN);
-    ins->o[0] = d;
-    ins->o[1] = a;
-    ins->o[2] = b;
-    ins->flags = (uint8_t)(flags | (to->class == CLASS_BF16 ? FLAG_BF16 : 0));
-}
-
-/* Conversions of pairs from and to numbers of eight bits. */
-static int decode_quarter(struct parser *parser, struct statement *s)
-{
-    static const char *const types[] = {"e4m3x2", "e5m2x2", NULL};
-    const int is_from = is_one_of(s->modifiers[s->modifier_count - 1], types);
-    const char *named = ptx_take_any(s, types);
-    int is_saturating = ptx_take(s, "satfinite");
-    int flags = ptx_take(s, "relu") ? FLAG_RELU : 0, is_nearest = ptx_take(s, "rn");
-    const struct type *other = ptx_take_type(s), *b16 = ptx_named("b16"), *b32 = ptx_named("b32");
-    int is_single = other && strcmp(other->name, "f32") == 0, is_half = other && strcmp(other->name, "f16x2") == 0;
-    if (!is_nearest || is_saturating == is_from || !(is_half || (is_single && !is_from)) || !ptx_rest(parser, s) ||
-        s->count != 2 + is_single) {
-        ptx_refuse(parser, "has an unsupported conversion of %s", named);
-        return 1;
-    }
-    uint32_t d = ptx_destination(parser, &s->operands[0], is_from ? b32 : b16);
-    uint32_t a = ptx_source(parser, s, &s->operands[1], is_from ? b16 : is_single ? other : b32);
-    uint32_t b = is_single ? ptx_source(parser, s, &s->operands[2], other) : a;
-    if (d == NO_SLOT || a == NO_SLOT || b == NO_SLOT)
-        return 1;
-    struct ptx_ins *ins = ptx_emit(parser, s, ptx_convert_quarter, INS_PLAIN);
-    ins->o[0] = d;
-    ins->o[1] = a;
-    ins->o[2] = b;
-    ins->op = (uint8_t)(is_from ? 2 : is_half);
-    ins->source = named == types[1];
-    ins->flags = (uint8_t)flags;
-    return 1;
-}
-
-static int has_modifier(const struct statement *s, const char *const *names)
-{
-    for (int i = 0; i < s->modifier_count; i++)
-        if (is_one_of(s->modifiers[i], names))
-            return 1;
-    return 0;
-}
-
-static int decode_conversion(struct parser *parser, struct statement *s)
-{
-    static const char *const quarters[] = {"e4m3x2", "e5m2x2", NULL};
-    if (has_modifier(s, quarters))
-        return decode_quarter(parser, s);
-    static const char *const integer_modes[] = {"rni", "rzi", "rmi", "rpi", NULL};
-    static const char *const modes[] = {"rn", "rz", "rm", "rp", "rna", NULL};
-    const char *integer_mode = ptx_take_any(s, integer_modes), *mode = ptx_take_any(s, modes);
-    int flags = (ptx_take(s, "ftz") ? FLAG_FTZ : 0) | (ptx_take(s, "sat") ? FLAG_SAT : 0);
-    flags |= ptx_take(s, "relu") ? FLAG_RELU : 0;
-    const struct type *from = ptx_take_type(s), *to = ptx_take_type(s);
-    if (!from || !to || !ptx_rest(parser, s) || from->is_pair) {
-        ptx_refuse(parser, "has an unsupported conversion");
-        return 1;
-    }
-    int round = 0;
-    for (int i = 0; integer_mode && integer_modes[i]; i++)
-        if (integer_modes[i] == integer_mode)
-            round = i;
-    for (int i = 0; mode && modes[i]; i++)
-        if (modes[i] == mode)
-            round = i;
-    int is_tf32 = strcmp(to->name, "tf32") == 0;
-    if (s->count == 3 && to->is_pair && round == ROUND_NEAREST && strcmp(from->name, "f32") == 0 &&
-        !(flags & FLAG_SAT)) {
-        decode_pair_conversion(parser, s, to, flags);
-        return 1;
-    }
-    if (s->count != 2 || to->is_pair || (round == ROUND_AWAY && !is_tf32) || to->bytes > 8 || from->bytes > 8) {
-        ptx_refuse(parser, "has an unsupported conversion to %s", to->name);
-        return 1;
-    }
-    if (!integer_mode && !is_real(to) && is_real(from)) {
-        ptx_refuse(parser, "has a conversion without rounding");
-        return 1;
-    }
-    uint32_t d = ptx_destination(parser, &s->operands[0], to), a = ptx_source(parser, s, &s->operands[1], from);
-    if (d == NO_SLOT || a == NO_SLOT)
-        return 1;
-    uint32_t register_bytes = s->operands[0].type ? s->operands[0].type->bytes : to->bytes;
-    const char *fast = integer_mode || is_tf32 ? NULL : fast_conversion(to, from, register_bytes, round, flags);
-    struct ptx_ins *ins = ptx_emit(parser, s, fast ? ptx_handler_find(fast, NULL) : ptx_convert, INS_PLAIN);
-    ins->o[0] = d;
-    ins->o[1] = a;
-    ins->source = type_code(from);
-    ins->result = type_code(to);
-    ins->round = (uint8_t)round;
-    ins->flags = (uint8_t)(flags | (integer_mode ? FLAG_WIDE : 0) | (is_tf32 ? FLAG_BF16 : 0));
-    ins->bytes = (uint8_t)register_bytes;
-    return 1;
 }
 
 /* ---- Comparisons and selections ---------------------------------------------------------------------------------- */
@@ -232,9 +154,9 @@ static int emit_pair_comparison(struct parser *parser, struct statement *s, cons
 {
     char key[48];
     const struct type *b32 = ptx_named("b32");
-    snprintf(key, sizeof key, "setp.%s.%s", c->cmp, type->class == CLASS_BF16 ? "bf16" : "f16");
+    snprintf(key, sizeof key, "setp.%s.%s", c->cmp, type->class == CLASS_BF16 ? "bf16" : c->is_ftz ? "zf16" : "f16");
     ptx_handler run = ptx_handler_find(key, NULL);
-    if (!run || c->is_ftz || s->count != at + 2 + (c->op != 0)) {
+    if (!run || s->count != at + 2 + (c->op != 0)) {
         ptx_refuse(parser, "contains the unsupported comparison %.60s of pairs", key);
         return -1;
     }
@@ -271,12 +193,8 @@ static int emit_comparison(struct parser *parser, struct statement *s, const str
     const struct operand *combined = c->op ? &s->operands[at + 2] : NULL;
     if (type->is_pair)
         return emit_pair_comparison(parser, s, c, type, at, p, q);
-    if (c->is_ftz && type->bytes == 2) {
-        ptx_refuse(parser, "flushes subnormal numbers of 16 bits in a comparison");
-        return -1;
-    }
-    snprintf(key, sizeof key, "setp.%s.%s%s", c->cmp, c->is_ftz && strcmp(type->name, "f32") == 0 ? "z" : "",
-             type->name);
+    int is_flushed = c->is_ftz && type->class == CLASS_FLOAT && type->bytes <= 4;
+    snprintf(key, sizeof key, "setp.%s.%s%s", c->cmp, is_flushed ? "z" : "", type->name);
     ptx_handler run = ptx_handler_find(key, NULL);
     if (!run || s->count != at + 2 + (c->op != 0)) {
         ptx_refuse(parser, "contains the unsupported comparison %.60s", key);
@@ -352,14 +270,15 @@ static int decode_set(struct parser *parser, struct statement *s)
         decode_set_pair(parser, s, &c, from, to);
         return 1;
     }
-    if (!c.cmp || !from || !to || !ptx_rest(parser, s) || to->is_pair || (to->bytes != 4 && !(to->bytes == 2 && is_real(to)))) {
+    if (!c.cmp || !from || !to || !ptx_rest(parser, s) || to->is_pair ||
+        (to->bytes != 4 && !(to->bytes == 2 && (is_real(to) || is_real(from))))) {
         ptx_refuse(parser, "has an unsupported set to %s", to ? to->name : "its type");
         return 1;
     }
     uint32_t p = ptx_new_register(parser, 64, 64);
     if (emit_comparison(parser, s, &c, from, 1, p, NO_SLOT) < 0)
         return 1;
-    uint32_t one = to->class == CLASS_BF16 ? 0x3f80 : !is_real(to) ? UINT32_MAX : to->bytes == 2 ? 0x3c00 : 0x3f800000;
+    uint32_t one = to->class == CLASS_BF16 ? 0x3f80 : !is_real(to) ? (to->bytes == 2 ? 0xffff : UINT32_MAX) : to->bytes == 2 ? 0x3c00 : 0x3f800000;
     uint32_t slots[4] = {ptx_destination(parser, &s->operands[0], to), ptx_constant(parser, one, 4),
                          ptx_constant(parser, 0, 4), p};
     emit_select(parser, s, 4, slots);
@@ -426,6 +345,26 @@ static int decode_testp(struct parser *parser, struct statement *s)
 
 /* ---- lop3, prmt -------------------------------------------------------------------------------------------------- */
 
+/* The predicate of lop3: whether the result is not zero, combined with the last operand. */
+static void emit_test(struct parser *parser, struct statement *s, uint32_t slot, int combined)
+{
+    const struct type *pred = ptx_named("pred");
+    const struct operand *second = s->operands[0].second;
+    uint32_t p = second ? ptx_destination(parser, second, pred) : NO_SLOT;
+    uint32_t with = ptx_source(parser, s, &s->operands[5], pred), zero = ptx_constant(parser, 0, 4);
+    if (p == NO_SLOT || with == NO_SLOT) {
+        ptx_refuse(parser, "has an unsupported lop3");
+        return;
+    }
+    struct ptx_ins *ins = ptx_emit(parser, s, ptx_handler_find("setp.ne.u32", NULL), INS_PLAIN);
+    ins->o[0] = p;
+    ins->o[1] = slot;
+    ins->o[2] = zero;
+    ins->o[3] = with;
+    ins->o[4] = NO_SLOT;
+    ins->op = (uint8_t)combined;
+}
+
 static int decode_table(struct parser *parser, struct statement *s)
 {
     static const char *const modes[] = {"b32", "f4e", "b4e", "rc8", "ecl", "ecr", "rc16", NULL};
@@ -435,7 +374,8 @@ static int decode_table(struct parser *parser, struct statement *s)
     for (int i = 1; !is_lop3 && modes[i]; i++)
         if (ptx_take(s, modes[i]))
             mode = i;
-    if (!ptx_take(s, "b32") || !ptx_rest(parser, s) || s->count != 4 + is_lop3 ||
+    const int combined = !is_lop3 ? 0 : ptx_take(s, "and") ? 1 : ptx_take(s, "or") ? 2 : 0;
+    if (!ptx_take(s, "b32") || !ptx_rest(parser, s) || s->count != 4 + is_lop3 + (combined != 0) ||
         (is_lop3 && s->operands[4].kind != OPERAND_NUMBER)) {
         ptx_refuse(parser, "has an unsupported %.20s", s->name);
         return 1;
@@ -446,6 +386,8 @@ static int decode_table(struct parser *parser, struct statement *s)
     memcpy(ins->o, slots, sizeof slots);
     ins->immediate = is_lop3 ? (int64_t)s->operands[4].number : 0;
     ins->op = (uint8_t)mode;
+    if (combined)
+        emit_test(parser, s, slots[0], combined);
     return 1;
 }
 
@@ -511,7 +453,7 @@ int ptx_decode_data(struct parser *parser, struct statement *s)
     static const struct {
         const char *name;
         int (*decode)(struct parser *, struct statement *);
-    } table[] = {{"mov", decode_move},   {"cvt", decode_conversion}, {"setp", decode_setp}, {"set", decode_set},
+    } table[] = {{"mov", decode_move},   {"cvt", ptx_decode_conversion}, {"setp", decode_setp}, {"set", decode_set},
                  {"selp", decode_selp},  {"slct", decode_slct},      {"testp", decode_testp}, {"lop3", decode_table},
                  {"prmt", decode_table}, {"addc", decode_carry},     {"subc", decode_carry}, {"madc", decode_carry}};
     static const char *const carrying[] = {"cc", NULL};

@@ -7,7 +7,7 @@ static const char *const hints[] = {
     "weak", "relaxed", "acquire", "release", "acq_rel", "volatile", "mmio", "cta", "cluster", "gpu", "sys", "ca", "cg",
     "cs", "lu", "cv", "wb", "wt", "nc", "unified", "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first",
     "L1::evict_last", "L1::no_allocate", "L2::64B", "L2::128B", "L2::256B", "L2::evict_normal", "L2::evict_first",
-    "L2::evict_last", "sc", NULL};
+    "L2::evict_last", "L2::evict_unchanged", "sc", NULL};
 
 void ptx_take_hints(struct statement *s)
 {
@@ -21,7 +21,7 @@ enum space ptx_take_space(struct statement *s)
         const char *name;
         enum space space;
     } names[] = {{"global", SPACE_GLOBAL}, {"const", SPACE_CONST},        {"shared", SPACE_SHARED},
-                 {"local", SPACE_LOCAL},   {"param", SPACE_PARAM},        {"shared::cta", SPACE_SHARED},
+                 {"local", SPACE_LOCAL},   {"param", SPACE_PARAM},        {"shared::cta", SPACE_SHARED}, {"shared::cluster", SPACE_SHARED},
                  {"param::entry", SPACE_PARAM}, {"param::func", SPACE_PARAM}};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         if (ptx_take(s, names[i].name))
@@ -78,6 +78,18 @@ void ptx_set_place(struct ptx_ins *ins, const struct ptx_place *place)
     ins->flags |= place->is_wide ? FLAG_WIDE : 0;
 }
 
+/* Describe a register of 128 bits as a vector of two of 64 bits. */
+static int split_wide(struct statement *s, const struct operand *operand, struct operand *vector)
+{
+    if (operand->kind != OPERAND_REGISTER || operand->type->bytes != 16 || s->member_count + 2 > MAX_MEMBERS)
+        return -1;
+    *vector = (struct operand){.kind = OPERAND_VECTOR, .first = s->member_count, .count = 2};
+    for (uint32_t k = 0; k < 2; k++)
+        s->members[s->member_count++] = (struct operand){.kind = OPERAND_REGISTER, .type = ptx_named("b64"),
+                                                         .slot = operand->slot + k * WARP * 8, .count = 1};
+    return 0;
+}
+
 static void decode_access(struct parser *parser, struct statement *s, int is_store)
 {
     ptx_take_hints(s);
@@ -86,12 +98,18 @@ static void decode_access(struct parser *parser, struct statement *s, int is_sto
     int count = take_vector(s);
     const struct type *type = ptx_take_type(s);
     struct ptx_place place;
-    if (!type || type->class == CLASS_PREDICATE || type->bytes > 8 || s->count != 2 + is_cached ||
-        !ptx_rest(parser, s)) {
+    const struct operand *data = &s->operands[is_store ? 1 : 0];
+    struct operand wide;
+    if (!type || type->class == CLASS_PREDICATE || s->count != 2 + is_cached || !ptx_rest(parser, s) ||
+        (type->bytes > 8 && (count > 1 || split_wide(s, data, &wide) < 0))) {
         ptx_refuse(parser, "has an unsupported %.20s", s->name);
         return;
     }
-    const struct operand *data = &s->operands[is_store ? 1 : 0];
+    if (type->bytes > 8) {
+        type = ptx_named("b64");
+        data = &wide;
+        count = 2;
+    }
     uint32_t *list = ptx_keep(parser->program, (size_t)count * sizeof *list);
     if (!list || ptx_resolve_place(parser, s, &s->operands[is_store ? 0 : 1], space, &place) < 0)
         return;
@@ -121,27 +139,107 @@ static void decode_access(struct parser *parser, struct statement *s, int is_sto
 
 /* ---- Atomics ----------------------------------------------------------------------------------------------------- */
 
+static const char *const atomic_ops[] = {"add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas", NULL};
+
+/* The type may stand before the operation or before a modifier: atom.global.v4.f32.add. */
+static const struct type *take_atomic_type(struct statement *s)
+{
+    for (int i = s->modifier_count; i > 0; i--) {
+        const struct type *type = ptx_named(s->modifiers[i - 1]);
+        if (type && ptx_take(s, type->name))
+            return type;
+    }
+    return NULL;
+}
+
+/* Every element is an atomic operation of its own; the address is that of the whole vector. */
+static void decode_vector_atomic(struct parser *parser, struct statement *s, const struct type *type, const char *op,
+                                 int count, enum space space)
+{
+    int is_reduction = strcmp(s->name, "red") == 0;
+    const struct operand *address = &s->operands[is_reduction ? 0 : 1], *from = address + 1, *to = &s->operands[0];
+    uint32_t *list = ptx_keep(parser->program, 2 * (size_t)count * sizeof *list);
+    struct ptx_place place;
+    int is_float = type->class == CLASS_FLOAT || type->class == CLASS_BF16, is_small = type->bytes == 2 || type->is_pair;
+    if (!is_float || from->kind != OPERAND_VECTOR || from->count != count || type->bytes * (uint32_t)count > 16 ||
+        (!is_reduction && (to->kind != OPERAND_VECTOR || to->count != count)) ||
+        !(strcmp(op, "add") == 0 || (is_small && (strcmp(op, "min") == 0 || strcmp(op, "max") == 0)))) {
+        ptx_refuse(parser, "has an unsupported %.20s of a vector", s->name);
+        return;
+    }
+    if (!list || ptx_resolve_place(parser, s, address, space, &place) < 0)
+        return;
+    for (int k = 0; k < count; k++) {
+        list[k] = ptx_source(parser, s, &s->members[from->first + k], type);
+        list[count + k] = is_reduction ? 0 : ptx_destination(parser, &s->members[to->first + k], type);
+        if (list[k] == NO_SLOT || list[count + k] == NO_SLOT)
+            return;
+    }
+    struct ptx_ins *ins = ptx_emit(parser, s, ptx_atomic_vector, INS_MEMORY);
+    ptx_set_place(ins, &place);
+    ins->o[0] = is_reduction ? NO_SLOT : 0;
+    ins->list = list;
+    ins->bytes = (uint8_t)type->bytes;
+    ins->source = (uint8_t)type->class;
+    ins->count = (uint8_t)(type->is_pair ? 2 : 1);
+    ins->result = (uint8_t)count;
+    while (strcmp(atomic_ops[ins->op], op) != 0)
+        ins->op++;
+}
+
+/* Exchange and compare-and-swap of 128 bits. */
+static void decode_wide_atomic(struct parser *parser, struct statement *s, enum space space, int is_compare)
+{
+    uint32_t *list = ptx_keep(parser->program, 3 * sizeof *list);
+    struct ptx_place place;
+    if (!list || ptx_resolve_place(parser, s, &s->operands[1], space, &place) < 0)
+        return;
+    for (int k = 0; k < 2 + is_compare; k++) {
+        const struct operand *one = &s->operands[k ? k + 1 : 0];
+        int is_register = one->kind == OPERAND_REGISTER && one->type->bytes == 16;
+        if (!is_register && !(k == 0 && one->kind == OPERAND_SINK)) {
+            ptx_refuse(parser, "has an unsupported atom");
+            return;
+        }
+        list[k] = is_register ? one->slot : ptx_new_register(parser, WARP * 16, 64);
+    }
+    struct ptx_ins *ins = ptx_emit(parser, s, ptx_atomic_wide, INS_MEMORY);
+    ptx_set_place(ins, &place);
+    ins->list = list;
+    ins->op = (uint8_t)is_compare;
+}
+
 static void decode_atomic(struct parser *parser, struct statement *s)
 {
-    static const char *const ops[] = {"add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas", NULL};
+    const char *const *const ops = atomic_ops;
     int is_reduction = strcmp(s->name, "red") == 0, at = 0;
     ptx_take_hints(s);
     int is_cached = ptx_take(s, "L2::cache_hint");
     ptx_take(s, "noftz");
     enum space space = ptx_take_space(s);
     const char *op = ptx_take_any(s, ops);
-    const struct type *type = ptx_take_type(s);
+    int count = take_vector(s);
+    const struct type *type = take_atomic_type(s);
     int is_compare = op && strcmp(op, "cas") == 0;
     struct ptx_place place;
-    if (!op || !type || type->bytes > 8 || type->bytes < 2 || !ptx_rest(parser, s) ||
+    int is_wide = type && type->bytes == 16 && op && (is_compare || strcmp(op, "exch") == 0) && !is_reduction && count == 1;
+    if (!op || !type || (type->bytes > 8 && !is_wide) || type->bytes < 2 || !ptx_rest(parser, s) ||
         s->count != 3 - is_reduction + is_compare + is_cached) {
         ptx_refuse(parser, "has an unsupported %.20s", s->name);
+        return;
+    }
+    if (is_wide) {
+        decode_wide_atomic(parser, s, space, is_compare);
         return;
     }
     int is_float = type->class == CLASS_FLOAT || type->class == CLASS_BF16;
     int is_word = strcmp(op, "exch") == 0 || is_compare;
     if (is_float && strcmp(op, "add") != 0 && !((type->bytes == 2 || type->is_pair) && (op[1] == 'i' || op[1] == 'a'))) {
         ptx_refuse(parser, "has an unsupported atomic of %s", type->name);
+        return;
+    }
+    if (count > 1) {
+        decode_vector_atomic(parser, s, type, op, count, space);
         return;
     }
     uint32_t d = is_reduction ? NO_SLOT : ptx_destination(parser, &s->operands[at++], type);
@@ -192,6 +290,7 @@ static void decode_convert_address(struct parser *parser, struct statement *s)
 
 static void decode_is_space(struct parser *parser, struct statement *s)
 {
+    int is_cluster = s->modifier_count && strcmp(s->modifiers[0], "shared::cluster") == 0;
     enum space space = ptx_take_space(s);
     if (s->count != 2 || space == SPACE_GENERIC || !ptx_rest(parser, s)) {
         ptx_refuse(parser, "has an unsupported isspacep");
@@ -202,13 +301,34 @@ static void decode_is_space(struct parser *parser, struct statement *s)
     struct ptx_ins *ins = ptx_emit(parser, s, ptx_is_space, INS_PLAIN);
     ins->o[0] = p;
     ins->o[1] = a;
+    ins->op = (uint8_t)is_cluster;
     ins->space = (uint8_t)space;
+}
+
+/* The bytes to copy: none if the predicate says that the source is ignored. */
+static uint32_t valid_unless(struct parser *parser, struct statement *s, const struct operand *predicate, uint32_t bytes)
+{
+    uint32_t p = ptx_source(parser, s, predicate, ptx_named("pred")), slot = ptx_new_register(parser, WARP * 4, 64);
+    uint32_t none = ptx_constant(parser, 0, 4), all = ptx_constant(parser, bytes, 4);
+    if (p == NO_SLOT)
+        return NO_SLOT;
+    struct ptx_ins *ins = ptx_emit(parser, s, ptx_handler_find("select.32", NULL), INS_PLAIN);
+    ins->o[0] = slot;
+    ins->o[1] = none;
+    ins->o[2] = all;
+    ins->o[3] = p;
+    return slot;
 }
 
 /* cp.async copies at once, so that waiting for it has no effect. */
 static void decode_copy_async(struct parser *parser, struct statement *s)
 {
     struct ptx_place to, from;
+    for (int k = 0; k < s->modifier_count; k++)
+        if (strcmp(s->modifiers[k], "bulk") == 0) {
+            ptx_decode_bulk(parser, s);
+            return;
+        }
     if (!ptx_take(s, "async")) {
         ptx_refuse(parser, "has an unsupported cp");
         return;
@@ -234,7 +354,10 @@ static void decode_copy_async(struct parser *parser, struct statement *s)
         ptx_resolve_place(parser, s, &s->operands[1], SPACE_GLOBAL, &from) < 0)
         return;
     uint32_t bytes = (uint32_t)s->operands[2].number;
-    uint32_t valid = s->count == 4 + is_cached ? ptx_source(parser, s, &s->operands[3], ptx_named("b32")) : ptx_constant(parser, bytes, 4);
+    const struct operand *last = s->count == 4 + is_cached ? &s->operands[3] : NULL;
+    const int is_ignored = last && last->kind == OPERAND_REGISTER && last->type->class == CLASS_PREDICATE;
+    uint32_t valid = !last ? ptx_constant(parser, bytes, 4) : is_ignored ? valid_unless(parser, s, last, bytes)
+                                                                         : ptx_source(parser, s, last, ptx_named("b32"));
     uint32_t *list = ptx_keep(parser->program, 2 * sizeof *list);
     if (!list || valid == NO_SLOT)
         return;
@@ -298,7 +421,9 @@ static void decode_policy(struct parser *parser, struct statement *s)
 
 int ptx_decode_memory(struct parser *parser, struct statement *s)
 {
-    if (strcmp(s->name, "ld") == 0 || strcmp(s->name, "ldu") == 0 || strcmp(s->name, "st") == 0)
+    if (strcmp(s->name, "st") == 0 && s->modifier_count && strcmp(s->modifiers[0], "bulk") == 0)
+        ptx_decode_fill(parser, s);
+    else if (strcmp(s->name, "ld") == 0 || strcmp(s->name, "ldu") == 0 || strcmp(s->name, "st") == 0)
         decode_access(parser, s, s->name[0] == 's');
     else if (strcmp(s->name, "atom") == 0 || strcmp(s->name, "red") == 0)
         decode_atomic(parser, s);

@@ -71,6 +71,7 @@ enum ins_kind {
     INS_BARRIER,
     INS_WARP,      /* a handler that needs all threads of its member mask */
     INS_WARP_WAIT, /* bar.warp.sync */
+    INS_CLUSTER,   /* barrier.cluster */
     INS_TRAP,
     INS_NOTHING,
 };
@@ -106,7 +107,8 @@ struct ptx_ins {
     };
 };
 
-enum { FLAG_FTZ = 1, FLAG_SAT = 2, FLAG_SIGNED = 4, FLAG_WIDE = 8, FLAG_RELU = 16, FLAG_BF16 = 32, FLAG_NEGATED = 64 };
+enum { FLAG_FTZ = 1, FLAG_SAT = 2, FLAG_SIGNED = 4, FLAG_WIDE = 8, FLAG_RELU = 16, FLAG_BF16 = 32, FLAG_NEGATED = 64,
+       FLAG_FINITE = 128 };
 enum { ROUND_NEAREST, ROUND_ZERO, ROUND_DOWN, ROUND_UP, ROUND_AWAY };
 enum system_call { SYSTEM_NONE, SYSTEM_PRINTF, SYSTEM_MALLOC, SYSTEM_FREE, SYSTEM_ASSERT, SYSTEM_GRID_HANDLE,
                    SYSTEM_GRID_SYNC };
@@ -119,7 +121,10 @@ enum special {
     SPECIAL_NCTAID_X, SPECIAL_NCTAID_Y, SPECIAL_NCTAID_Z,
     SPECIAL_LANEID, SPECIAL_WARPID, SPECIAL_NWARPID, SPECIAL_SMID, SPECIAL_NSMID, SPECIAL_GRIDID,
     SPECIAL_MASK_EQ, SPECIAL_MASK_LE, SPECIAL_MASK_LT, SPECIAL_MASK_GE, SPECIAL_MASK_GT,
-    SPECIAL_TOTAL_SHARED, SPECIAL_DYNAMIC_SHARED, SPECIAL_ZERO, SPECIAL_ONE, SPECIAL_WORKSPACE_LO, SPECIAL_WORKSPACE_HI,
+    SPECIAL_TOTAL_SHARED, SPECIAL_DYNAMIC_SHARED, SPECIAL_ZERO, SPECIAL_WORKSPACE_LO, SPECIAL_WORKSPACE_HI,
+    SPECIAL_CLUSTER_X, SPECIAL_CLUSTER_Y, SPECIAL_CLUSTER_Z, SPECIAL_CLUSTERS_X, SPECIAL_CLUSTERS_Y, SPECIAL_CLUSTERS_Z,
+    SPECIAL_IN_CLUSTER_X, SPECIAL_IN_CLUSTER_Y, SPECIAL_IN_CLUSTER_Z, SPECIAL_CLUSTER_SIZE_X, SPECIAL_CLUSTER_SIZE_Y,
+    SPECIAL_CLUSTER_SIZE_Z, SPECIAL_CLUSTER_RANK, SPECIAL_CLUSTER_BLOCKS, SPECIAL_IS_CLUSTER,
     SPECIAL_CLOCK, SPECIAL_CLOCK_HI, SPECIAL_CLOCK64, SPECIAL_TIMER, SPECIAL_TIMER_LO, SPECIAL_TIMER_HI,
 };
 
@@ -153,6 +158,7 @@ struct ptx_function {
     size_t callee_count;
     uint8_t mark; /* while reasons are propagated */
     uint64_t max_threads;
+    uint32_t cluster[3]; /* of an entry: .reqnctapercluster; zeros: none */
 };
 
 struct ptx_relocation {
@@ -313,10 +319,14 @@ void ptx_decode(struct parser *parser, struct statement *statement);
 int ptx_decode_control(struct parser *parser, struct statement *s);  /* 1: the statement was handled */
 int ptx_decode_memory(struct parser *parser, struct statement *s);
 int ptx_decode_data(struct parser *parser, struct statement *s);
+int ptx_decode_conversion(struct parser *parser, struct statement *s);
+int ptx_is_one_of(const char *name, const char *const *names);
 int ptx_decode_matrix(struct parser *parser, struct statement *s);
 int ptx_decode_fragments(struct parser *parser, struct statement *s);
 int ptx_decode_video(struct parser *parser, struct statement *s);
 void ptx_decode_mbarrier(struct parser *parser, struct statement *s);
+void ptx_decode_bulk(struct parser *parser, struct statement *s);
+void ptx_decode_fill(struct parser *parser, struct statement *s);
 void ptx_decode_copy_arrival(struct parser *parser, struct statement *s); /* cp.async.mbarrier.arrive */
 struct ptx_ins *ptx_emit(struct parser *parser, const struct statement *statement, ptx_handler run, enum ins_kind kind);
 /* Return the slot of an operand as a value of this type; NO_SLOT: it is none, and the function is refused. */
@@ -360,11 +370,15 @@ void ptx_load(struct ptx_warp *warp, const struct ptx_ins *ins, uint32_t mask);
 void ptx_store(struct ptx_warp *warp, const struct ptx_ins *ins, uint32_t mask);
 void ptx_load_param(struct ptx_warp *warp, const struct ptx_ins *ins, uint32_t mask);
 void ptx_atomic(struct ptx_warp *warp, const struct ptx_ins *ins, uint32_t mask);
+void ptx_atomic_vector(struct ptx_warp *warp, const struct ptx_ins *ins, uint32_t mask);
+void ptx_atomic_wide(struct ptx_warp *warp, const struct ptx_ins *ins, uint32_t mask);
+uint64_t ptx_atomic_value(const struct ptx_ins *ins, uint64_t old, uint64_t value);
 void ptx_copy_async(struct ptx_warp *warp, const struct ptx_ins *ins, uint32_t mask);
 void ptx_address_convert(struct ptx_warp *warp, const struct ptx_ins *ins, uint32_t mask);
 void ptx_is_space(struct ptx_warp *warp, const struct ptx_ins *ins, uint32_t mask);
 void ptx_convert(struct ptx_warp *warp, const struct ptx_ins *ins, uint32_t mask);
 void ptx_convert_pair(struct ptx_warp *warp, const struct ptx_ins *ins, uint32_t mask);
+void ptx_convert_packed(struct ptx_warp *warp, const struct ptx_ins *ins, uint32_t mask);
 void ptx_frame_address(struct ptx_warp *warp, const struct ptx_ins *ins, uint32_t mask);
 void ptx_read_clock(struct ptx_warp *warp, const struct ptx_ins *ins, uint32_t mask);
 void ptx_pack(struct ptx_warp *warp, const struct ptx_ins *ins, uint32_t mask);
@@ -395,12 +409,12 @@ struct ptx_frame {
     struct ptx_frame *next; /* among all frames of the warp */
 };
 
-enum fragment_state { FRAGMENT_READY, FRAGMENT_BARRIER, FRAGMENT_WARP, FRAGMENT_GRID };
+enum fragment_state { FRAGMENT_READY, FRAGMENT_BARRIER, FRAGMENT_WARP, FRAGMENT_GRID, FRAGMENT_CLUSTER };
 
 /* Threads of a warp that are at the same instruction. */
 struct ptx_fragment {
     uint32_t mask, pc;
-    uint32_t waits_for; /* member mask of the warp-level wait; number of the wait of the grid */
+    uint32_t waits_for; /* member mask of the warp-level wait; number of the wait of the grid or of the cluster */
     uint64_t spent;     /* instructions up to its latest taken branch */
     enum fragment_state state;
     uint32_t barrier;
@@ -417,6 +431,7 @@ struct ptx_warp {
     uint32_t fragment_count;
     unsigned char *local;
     uint32_t local_bytes; /* per thread */
+    uint32_t arrivals[WARP]; /* of each thread at the barrier of the cluster */
 };
 
 struct ptx_barrier {
@@ -435,8 +450,29 @@ struct ptx_block {
     unsigned char *shared;
     uint32_t shared_bytes;
     struct ptx_barrier barriers[BARRIERS];
+    struct ptx_cluster *cluster; /* NULL: it has one block */
+    uint32_t rank;               /* in the cluster */
+    uint32_t phases;             /* completed ones of the barrier of a cluster of one block */
     struct ptx_block *next;
 };
+
+/* Blocks that run at the same time, have a barrier, and access each other's shared memory, which exists until all of
+ * them have ended. In the address of another block's shared memory, the bits above its size are its rank plus one. */
+enum { CLUSTER_MAX = 16, RANK_SHIFT = 24 };
+
+struct ptx_cluster {
+    struct ptx_block *blocks[CLUSTER_MAX];
+    uint32_t count, ended, phases; /* phases: completed ones of the barrier */
+    struct ptx_cluster *next;
+};
+
+/* Return the block whose shared memory an address belongs to, and remove its rank; NULL: there is none. */
+struct ptx_block *ptx_shared_block(const struct ptx_block *block, uint64_t *address);
+/* Threads arrive at the barrier of the cluster (op 0) or wait for it. 1: the fragment goes on. */
+int ptx_cluster_barrier(struct ptx_warp *warp, struct ptx_fragment *fragment, const struct ptx_ins *ins, uint32_t mask);
+int ptx_cluster_release(struct ptx_warp *warp); /* 1: a fragment that waited for the cluster can go on */
+int ptx_decode_cluster(struct parser *parser, struct statement *s); /* 1: the statement was handled */
+void ptx_decode_cluster_barrier(struct parser *parser, struct statement *s);
 
 struct ptx_range_entry {
     uint64_t start, end;
@@ -452,6 +488,9 @@ struct ptx_run {
     uint64_t warp_limit, executed;
     uint64_t grid_arrived; /* threads that wait for the whole grid */
     uint32_t grid_waits;   /* waits of the grid that are over */
+    uint32_t cluster[3], cluster_blocks; /* of the launch */
+    int is_cluster;                      /* it was launched as clusters, which may have one block */
+    struct ptx_cluster *clusters; /* that have not ended */
     uint64_t workspace; /* address of the barrier of a cooperative grid; 0: it is none */
     struct ptx_range_entry ranges[2][4]; /* for reads and writes: recently accessed memory */
     unsigned next_range[2];
@@ -467,6 +506,9 @@ void ptx_frame_specials(struct ptx_warp *warp, struct ptx_frame *frame);
 /* Return the host address of memory that a thread accesses; NULL: a fault was set. */
 void *ptx_memory_at(struct ptx_warp *warp, uint64_t address, uint32_t bytes, enum space space, uint32_t thread,
                     int is_write);
+void ptx_fail(struct ptx_warp *warp, enum sg_ptx_fault fault); /* the first fault counts */
+/* Complete bytes that a barrier in shared memory expects; -1: a fault was set. */
+int ptx_barrier_complete(struct ptx_warp *warp, uint64_t address, uint32_t thread, uint32_t bytes);
 void ptx_system_call(struct ptx_warp *warp, const struct ptx_ins *ins, uint32_t mask);
 uint64_t ptx_system_argument(const struct ptx_warp *warp, const struct ptx_call *call, uint32_t index, uint32_t thread);
 void ptx_system_result(struct ptx_warp *warp, const struct ptx_call *call, uint32_t thread, uint64_t value);

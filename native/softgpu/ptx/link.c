@@ -222,6 +222,12 @@ uint32_t sg_ptx_param_bytes(const struct sg_ptx *program, int entry)
     return program->functions[entry].param_bytes;
 }
 
+void sg_ptx_cluster(const struct sg_ptx *program, int entry, uint32_t cluster[3])
+{
+    for (int k = 0; k < 3; k++)
+        cluster[k] = program->functions[entry].cluster[k] ? program->functions[entry].cluster[k] : 1;
+}
+
 size_t sg_ptx_variable_count(const struct sg_ptx *program)
 {
     return program->placed_count;

@@ -7,27 +7,32 @@
 /* ---- mma.sync ---------------------------------------------------------------------------------------------------- */
 
 enum { ELEMENT_F16, ELEMENT_BF16, ELEMENT_TF32, ELEMENT_F64, ELEMENT_S8, ELEMENT_U8, ELEMENT_S4, ELEMENT_U4, ELEMENT_E4M3,
-       ELEMENT_E5M2, ELEMENTS };
-static const char *const elements[ELEMENTS] = {"f16", "bf16", "tf32", "f64", "s8", "u8", "s4", "u4", "e4m3", "e5m2"};
-enum { K_MAX = 64 };
+       ELEMENT_E5M2, ELEMENT_B1, ELEMENTS };
+static const char *const elements[ELEMENTS] = {"f16", "bf16", "tf32", "f64", "s8", "u8", "s4", "u4", "e4m3", "e5m2", "b1"};
+enum { K_MAX = 256 };
 
 /* A shape with its element type: registers of A, B, C and D, in the order of the instruction. */
 static const struct shape {
     const char *name, *element;
-    uint8_t m, n, k, kind, a, b, c;
+    uint16_t k;
+    uint8_t m, n, kind, a, b, c;
     int is_wide; /* elements and sums of 64 bits */
 } shapes[] = {
-    {"m16n8k16", "f16", 16, 8, 16, ELEMENT_F16, 4, 2, 4, 0},   {"m16n8k8", "f16", 16, 8, 8, ELEMENT_F16, 2, 1, 4, 0},
-    {"m16n8k16", "bf16", 16, 8, 16, ELEMENT_BF16, 4, 2, 4, 0}, {"m16n8k8", "bf16", 16, 8, 8, ELEMENT_BF16, 2, 1, 4, 0},
-    {"m16n8k8", "tf32", 16, 8, 8, ELEMENT_TF32, 4, 2, 4, 0},   {"m16n8k4", "tf32", 16, 8, 4, ELEMENT_TF32, 2, 1, 4, 0},
-    {"m8n8k4", "f64", 8, 8, 4, ELEMENT_F64, 1, 1, 2, 1},       {"m8n8k16", "s8", 8, 8, 16, ELEMENT_S8, 1, 1, 2, 0},
-    {"m16n8k16", "s8", 16, 8, 16, ELEMENT_S8, 2, 1, 4, 0},     {"m16n8k32", "s8", 16, 8, 32, ELEMENT_S8, 4, 2, 4, 0},
-    {"m8n8k16", "u8", 8, 8, 16, ELEMENT_U8, 1, 1, 2, 0},       {"m16n8k16", "u8", 16, 8, 16, ELEMENT_U8, 2, 1, 4, 0},
-    {"m16n8k32", "u8", 16, 8, 32, ELEMENT_U8, 4, 2, 4, 0},     {"m8n8k32", "s4", 8, 8, 32, ELEMENT_S4, 1, 1, 2, 0},
-    {"m16n8k32", "s4", 16, 8, 32, ELEMENT_S4, 2, 1, 4, 0},     {"m16n8k64", "s4", 16, 8, 64, ELEMENT_S4, 4, 2, 4, 0},
-    {"m8n8k32", "u4", 8, 8, 32, ELEMENT_U4, 1, 1, 2, 0},       {"m16n8k32", "u4", 16, 8, 32, ELEMENT_U4, 2, 1, 4, 0},
-    {"m16n8k64", "u4", 16, 8, 64, ELEMENT_U4, 4, 2, 4, 0},     {"m16n8k32", "e4m3", 16, 8, 32, ELEMENT_E4M3, 4, 2, 4, 0},
-    {"m16n8k32", "e5m2", 16, 8, 32, ELEMENT_E5M2, 4, 2, 4, 0},
+    {"m16n8k16", "f16", 16, 16, 8, ELEMENT_F16, 4, 2, 4, 0},   {"m16n8k8", "f16", 8, 16, 8, ELEMENT_F16, 2, 1, 4, 0},
+    {"m16n8k16", "bf16", 16, 16, 8, ELEMENT_BF16, 4, 2, 4, 0}, {"m16n8k8", "bf16", 8, 16, 8, ELEMENT_BF16, 2, 1, 4, 0},
+    {"m16n8k8", "tf32", 8, 16, 8, ELEMENT_TF32, 4, 2, 4, 0},   {"m16n8k4", "tf32", 4, 16, 8, ELEMENT_TF32, 2, 1, 4, 0},
+    {"m8n8k4", "f64", 4, 8, 8, ELEMENT_F64, 1, 1, 2, 1},       {"m8n8k16", "s8", 16, 8, 8, ELEMENT_S8, 1, 1, 2, 0},
+    {"m16n8k16", "s8", 16, 16, 8, ELEMENT_S8, 2, 1, 4, 0},     {"m16n8k32", "s8", 32, 16, 8, ELEMENT_S8, 4, 2, 4, 0},
+    {"m8n8k16", "u8", 16, 8, 8, ELEMENT_U8, 1, 1, 2, 0},       {"m16n8k16", "u8", 16, 16, 8, ELEMENT_U8, 2, 1, 4, 0},
+    {"m16n8k32", "u8", 32, 16, 8, ELEMENT_U8, 4, 2, 4, 0},     {"m8n8k32", "s4", 32, 8, 8, ELEMENT_S4, 1, 1, 2, 0},
+    {"m16n8k32", "s4", 32, 16, 8, ELEMENT_S4, 2, 1, 4, 0},     {"m16n8k64", "s4", 64, 16, 8, ELEMENT_S4, 4, 2, 4, 0},
+    {"m8n8k32", "u4", 32, 8, 8, ELEMENT_U4, 1, 1, 2, 0},       {"m16n8k32", "u4", 32, 16, 8, ELEMENT_U4, 2, 1, 4, 0},
+    {"m16n8k64", "u4", 64, 16, 8, ELEMENT_U4, 4, 2, 4, 0},     {"m16n8k32", "e4m3", 32, 16, 8, ELEMENT_E4M3, 4, 2, 4, 0},
+    {"m16n8k32", "e5m2", 32, 16, 8, ELEMENT_E5M2, 4, 2, 4, 0}, {"m16n8k16", "e4m3", 16, 16, 8, ELEMENT_E4M3, 2, 1, 4, 0},
+    {"m16n8k16", "e5m2", 16, 16, 8, ELEMENT_E5M2, 2, 1, 4, 0}, {"m16n8k4", "f64", 4, 16, 8, ELEMENT_F64, 2, 1, 4, 1},
+    {"m16n8k8", "f64", 8, 16, 8, ELEMENT_F64, 4, 2, 4, 1},     {"m16n8k16", "f64", 16, 16, 8, ELEMENT_F64, 8, 4, 4, 1},
+    {"m8n8k128", "b1", 128, 8, 8, ELEMENT_B1, 1, 1, 2, 0},     {"m16n8k128", "b1", 128, 16, 8, ELEMENT_B1, 2, 1, 4, 0},
+    {"m16n8k256", "b1", 256, 16, 8, ELEMENT_B1, 4, 2, 4, 0},
 };
 
 static double element(uint64_t bits, int kind, uint32_t part)
@@ -47,6 +52,8 @@ static double element(uint64_t bits, int kind, uint32_t part)
         return (double)((int8_t)(bits >> (4 * part) << 4) >> 4);
     case ELEMENT_U4:
         return (double)(bits >> (4 * part) & 15);
+    case ELEMENT_B1:
+        return (double)(bits >> part & 1);
     case ELEMENT_E4M3: case ELEMENT_E5M2:
         return (double)quarter_float((uint32_t)(bits >> (8 * part)) & 0xff, kind == ELEMENT_E5M2);
     default:
@@ -71,6 +78,8 @@ static uint32_t per_register(int kind)
         return 2;
     case ELEMENT_S4: case ELEMENT_U4:
         return 8;
+    case ELEMENT_B1:
+        return 32;
     default:
         return 4;
     }
@@ -78,7 +87,7 @@ static uint32_t per_register(int kind)
 
 static int is_integral(int kind)
 {
-    return kind >= ELEMENT_S8 && kind <= ELEMENT_U4;
+    return (kind >= ELEMENT_S8 && kind <= ELEMENT_U4) || kind == ELEMENT_B1;
 }
 
 static void gather(const struct ptx_warp *w, const struct ptx_ins *i, const struct shape *s, double a[16][K_MAX],
@@ -119,7 +128,9 @@ static void accumulate(struct ptx_warp *w, const struct ptx_ins *i, const struct
                              : is_integer ? (double)(int32_t)c
                                           : (double)bits_float((uint32_t)c);
                 for (uint32_t k = 0; k < s->k; k++)
-                    sum += a[row][k] * b[k][column];
+                    sum += i->flags & FLAG_NEGATED ? fabs(a[row][k] - b[k][column]) : a[row][k] * b[k][column];
+                if (i->flags & FLAG_SAT)
+                    sum = sum > INT32_MAX ? INT32_MAX : sum < INT32_MIN ? INT32_MIN : sum;
                 if (is_half)
                     out |= (uint64_t)float_half((float)sum) << (16 * p);
                 else
@@ -146,7 +157,7 @@ void ptx_mma(struct ptx_warp *w, const struct ptx_ins *i, uint32_t mask)
 static int find_shape(struct statement *s)
 {
     static const char *const sizes[] = {"m16n8k16", "m16n8k8", "m16n8k4", "m8n8k4", "m8n8k16", "m8n8k32", "m16n8k32",
-                                        "m16n8k64", NULL};
+                                        "m16n8k64", "m8n8k128", "m16n8k128", "m16n8k256", NULL};
     const char *size = ptx_take_any(s, sizes);
     for (size_t k = 0; size && k < sizeof shapes / sizeof shapes[0]; k++)
         if (strcmp(shapes[k].name, size) == 0 && s->modifier_count == 4 &&
@@ -161,7 +172,7 @@ static int check_types(const struct statement *s, const struct shape *shape, int
     const char *d = s->modifiers[0], *a = s->modifiers[1], *b = s->modifiers[2], *c = s->modifiers[3];
     int is_integer = is_integral(shape->kind), of_b = 0;
     const char *sum = shape->is_wide ? "f64" : is_integer ? "s32" : "f32";
-    *is_half = shape->kind == ELEMENT_F16 && strcmp(d, "f16") == 0 && strcmp(c, "f16") == 0;
+    *is_half = (shape->kind == ELEMENT_F16 || shape->kind == ELEMENT_E4M3 || shape->kind == ELEMENT_E5M2) && strcmp(d, "f16") == 0 && strcmp(c, "f16") == 0;
     while (of_b < ELEMENTS && strcmp(elements[of_b], b) != 0)
         of_b++;
     /* A and B may differ in their signs or kinds, which follow each other in pairs from s8 on. */
@@ -171,15 +182,53 @@ static int check_types(const struct statement *s, const struct shape *shape, int
     return *is_half || (strcmp(d, sum) == 0 && strcmp(c, sum) == 0) ? 0 : -1;
 }
 
+/* movmatrix: thread t holds two elements of row t / 4, from column t % 4 * 2 on. */
+static void transpose(struct ptx_warp *w, const struct ptx_ins *i, uint32_t mask)
+{
+    uint32_t from[WARP];
+    (void)mask;
+    memcpy(from, WORDS(1), sizeof from);
+    for (uint32_t t = 0; t < WARP; t++) {
+        uint32_t row = t / 4, column = t % 4 * 2;
+        uint32_t low = from[column * 4 + row / 2] >> (row % 2 * 16), high = from[column * 4 + 4 + row / 2] >> (row % 2 * 16);
+        WORDS(0)[t] = (low & 0xffff) | high << 16;
+    }
+}
+
+static void decode_transposition(struct parser *parser, struct statement *s)
+{
+    const struct type *b32 = ptx_named("b32");
+    if (!ptx_take(s, "sync") || !ptx_take(s, "aligned") || !ptx_take(s, "m8n8") || !ptx_take(s, "trans") ||
+        !ptx_take(s, "b16") || !ptx_rest(parser, s) || s->count != 2) {
+        ptx_refuse(parser, "has an unsupported movmatrix");
+        return;
+    }
+    uint32_t d = ptx_destination(parser, &s->operands[0], b32), a = ptx_source(parser, s, &s->operands[1], b32);
+    uint32_t all = ptx_constant(parser, UINT32_MAX, 4);
+    struct ptx_ins *ins = ptx_emit(parser, s, transpose, INS_WARP);
+    ins->o[0] = d;
+    ins->o[1] = a;
+    ins->o[5] = all;
+}
+
 int ptx_decode_matrix(struct parser *parser, struct statement *s)
 {
     int is_half = 0, is_mixed = 0;
+    if (strcmp(s->name, "movmatrix") == 0) {
+        decode_transposition(parser, s);
+        return 1;
+    }
     if (strcmp(s->name, "mma") != 0)
         return 0;
     int is_row = ptx_take(s, "row"), is_column = ptx_take(s, "col");
     ptx_take(s, "sync");
     ptx_take(s, "aligned");
-    int index = find_shape(s);
+    int flags = (ptx_take(s, "satfinite") ? FLAG_SAT : 0) | (ptx_take(s, "xor") ? FLAG_NEGATED : 0);
+    int is_and = ptx_take(s, "and"), is_counted = ptx_take(s, "popc");
+    int index = find_shape(s), is_bits = index != NONE && shapes[index].kind == ELEMENT_B1;
+    if (is_bits != is_counted || is_bits != (is_and || flags & FLAG_NEGATED) ||
+        (flags & FLAG_SAT && !(index != NONE && is_integral(shapes[index].kind) && !is_bits)))
+        index = NONE;
     if (!is_row || !is_column || index == NONE || s->count != 4 ||
         check_types(s, &shapes[index], &is_half, &is_mixed) < 0) {
         ptx_refuse(parser, "has an unsupported mma");
@@ -211,6 +260,7 @@ int ptx_decode_matrix(struct parser *parser, struct statement *s)
     ins->source = (uint8_t)index;
     ins->result = (uint8_t)is_mixed;
     ins->op = (uint8_t)is_half;
+    ins->flags = (uint8_t)flags;
     ins->o[5] = all;
     return 1;
 }

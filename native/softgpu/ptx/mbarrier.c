@@ -70,6 +70,18 @@ static void execute(struct ptx_warp *w, const struct ptx_ins *i, uint32_t mask)
         set_predicate(w, i->o[0], mask, is_over);
 }
 
+int ptx_barrier_complete(struct ptx_warp *w, uint64_t address, uint32_t thread, uint32_t bytes)
+{
+    uint64_t v;
+    unsigned char *at = ptx_memory_at(w, address, sizeof v, SPACE_SHARED, thread, 1);
+    if (!at)
+        return -1;
+    memcpy(&v, at, sizeof v);
+    v = changed(v, OP_COMPLETE, bytes);
+    memcpy(at, &v, sizeof v);
+    return 0;
+}
+
 static void pending_count(struct ptx_warp *w, const struct ptx_ins *i, uint32_t mask)
 {
     for (int t = 0; t < WARP; t++)

@@ -3,7 +3,7 @@
 
 #include <time.h>
 
-static void fail(struct ptx_warp *w, enum sg_ptx_fault fault)
+void ptx_fail(struct ptx_warp *w, enum sg_ptx_fault fault)
 {
     if (w->block->run->fault == SG_PTX_DONE)
         w->block->run->fault = fault;
@@ -39,13 +39,14 @@ void *ptx_memory_at(struct ptx_warp *w, uint64_t address, uint32_t bytes, enum s
         address = space == SPACE_GLOBAL ? address : address & ~WINDOW_MASK;
     }
     if (address % (bytes & -bytes) != 0) {
-        fail(w, SG_PTX_MISALIGNED_ADDRESS);
+        ptx_fail(w, SG_PTX_MISALIGNED_ADDRESS);
         return NULL;
     }
     const struct sg_ptx_launch *launch = block->run->launch;
     switch (space) {
     case SPACE_SHARED:
-        if (address <= block->shared_bytes && bytes <= block->shared_bytes - address)
+        block = ptx_shared_block(block, &address);
+        if (block && address <= block->shared_bytes && bytes <= block->shared_bytes - address)
             return block->shared + address;
         break;
     case SPACE_LOCAL:
@@ -66,7 +67,7 @@ void *ptx_memory_at(struct ptx_warp *w, uint64_t address, uint32_t bytes, enum s
         if (global_allows(w, address, address + bytes, is_write))
             return (void *)(uintptr_t)address;
     }
-    fail(w, SG_PTX_ILLEGAL_ADDRESS);
+    ptx_fail(w, SG_PTX_ILLEGAL_ADDRESS);
     return NULL;
 }
 
@@ -274,6 +275,11 @@ static uint64_t atomic_result(const struct ptx_ins *i, uint64_t old, uint64_t b,
     }
 }
 
+uint64_t ptx_atomic_value(const struct ptx_ins *i, uint64_t old, uint64_t value)
+{
+    return atomic_result(i, old, value, 0);
+}
+
 void ptx_atomic(struct ptx_warp *w, const struct ptx_ins *i, uint32_t mask)
 {
     struct addresses a;
@@ -297,6 +303,52 @@ void ptx_atomic(struct ptx_warp *w, const struct ptx_ins *i, uint32_t mask)
     }
 }
 
+void ptx_atomic_vector(struct ptx_warp *w, const struct ptx_ins *i, uint32_t mask)
+{
+    struct addresses a;
+    const uint32_t count = i->result, bits = i->bytes * 8u;
+    unsigned char *base = locate(w, i, mask, i->bytes * count, 1, &a);
+    if (!base)
+        return;
+    FOR_ACTIVE(t)
+    {
+        for (uint32_t k = 0; k < count; k++) {
+            unsigned char *at = base + a.at[t] + k * i->bytes;
+            uint32_t keep = bits == 32 ? UINT32_MAX : (1u << bits) - 1, old = 0;
+            memcpy(&old, at, i->bytes);
+            uint64_t v = atomic_real(i, old, ((const uint32_t *)slot_at(w, i->list[k]))[t] & keep);
+            memcpy(at, &v, i->bytes);
+            if (i->o[0] != NO_SLOT)
+                ((uint32_t *)slot_at(w, i->list[count + k]))[t] = old;
+        }
+    }
+}
+
+/* A register of 128 bits is two of 64 bits. */
+static uint64_t *wide_at(const struct ptx_warp *w, uint32_t slot, uint32_t part)
+{
+    return (uint64_t *)slot_at(w, slot) + part * WARP;
+}
+
+void ptx_atomic_wide(struct ptx_warp *w, const struct ptx_ins *i, uint32_t mask)
+{
+    struct addresses a;
+    unsigned char *base = locate(w, i, mask, 16, 1, &a);
+    if (!base)
+        return;
+    FOR_ACTIVE(t)
+    {
+        uint64_t old[2], v[2];
+        memcpy(old, base + a.at[t], sizeof old);
+        for (uint32_t k = 0; k < 2; k++)
+            v[k] = wide_at(w, i->list[i->op ? 2 : 1], k)[t];
+        if (!i->op || (old[0] == wide_at(w, i->list[1], 0)[t] && old[1] == wide_at(w, i->list[1], 1)[t]))
+            memcpy(base + a.at[t], v, sizeof v);
+        for (uint32_t k = 0; k < 2; k++)
+            wide_at(w, i->list[0], k)[t] = old[k];
+    }
+}
+
 /* ---- Addresses and clocks ---------------------------------------------------------------------------------------- */
 
 static uint64_t window_of(enum space space)
@@ -317,6 +369,9 @@ void ptx_is_space(struct ptx_warp *w, const struct ptx_ins *i, uint32_t mask)
     {
         uint64_t window = LONGS(1)[t] & WINDOW_MASK;
         int is_here = i->space == SPACE_GLOBAL ? !window : i->space != SPACE_CONST && window == window_of(i->space);
+        uint64_t address = LONGS(1)[t] & ~WINDOW_MASK;
+        if (is_here && i->space == SPACE_SHARED && !i->op) /* of this block alone */
+            is_here = ptx_shared_block(w->block, &address) == w->block;
         bits |= is_here ? ptx_bit[t] : 0;
     }
     set_predicate(w, i->o[0], mask, bits);

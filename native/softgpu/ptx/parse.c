@@ -270,8 +270,19 @@ static void begin_function(struct parser *parser, int index, int is_entry)
 static void parse_limits(struct parser *parser)
 {
     struct lexer *l = &parser->lexer;
-    while (l->token.kind != TOKEN_END && !ptx_is(l, "{") && !ptx_is(l, ";"))
-        ptx_next(l);
+    while (l->token.kind != TOKEN_END && !ptx_is(l, "{") && !ptx_is(l, ";")) {
+        uint32_t *cluster = ptx_current(parser)->cluster;
+        if (!ptx_accept(l, ".reqnctapercluster")) {
+            ptx_next(l);
+            continue;
+        }
+        for (int k = 0, is_good = 1; k < 3 && is_good && (!k || ptx_accept(l, ",")); k++) {
+            const int64_t blocks = ptx_integer(l, &is_good);
+            cluster[k] = is_good && blocks > 0 && blocks <= CLUSTER_MAX ? (uint32_t)blocks : CLUSTER_MAX + 1;
+        }
+        cluster[1] += !cluster[1];
+        cluster[2] += !cluster[2];
+    }
 }
 
 static int parse_function(struct parser *parser, int is_entry, int is_visible, int is_weak)

@@ -22,6 +22,9 @@ const char *sg_ptx_entry_name(const struct sg_ptx *program, size_t index, int *e
 /* The number of bytes that the parameters of the entry take. */
 uint32_t sg_ptx_param_bytes(const struct sg_ptx *program, int entry);
 
+/* The cluster of blocks that the entry requires: ones if it requires none. */
+void sg_ptx_cluster(const struct sg_ptx *program, int entry, uint32_t cluster[3]);
+
 /* A variable in global or constant memory. The caller allocates its memory. */
 struct sg_ptx_variable {
     const char *name;
@@ -64,6 +67,7 @@ struct sg_ptx_launch {
     uint64_t warp_limit;      /* instructions of one warp; 0: the default */
     uint64_t grid_number;
     uint64_t heap_bytes; /* for malloc in kernels */
+    uint32_t cluster[3]; /* blocks that share barriers and memory; zeros: as the kernel says */
     int is_cooperative;  /* its blocks may wait for each other, with the workspace that %envreg1 and %envreg2 name */
     sg_ptx_range range;
     void *data;

@@ -95,33 +95,39 @@ static void free_block(struct ptx_block *block)
     free(block);
 }
 
-static void start_block(struct ptx_block *block, uint64_t number)
+/* Start the block of this rank in the cluster of this number; a cluster may be a single block. */
+static void start_block(struct ptx_block *block, uint64_t number, uint32_t rank)
 {
-    const struct sg_ptx_launch *launch = block->run->launch;
-    block->number = number;
-    block->index[0] = (uint32_t)(number % launch->grid[0]);
-    block->index[1] = (uint32_t)(number / launch->grid[0] % launch->grid[1]);
-    block->index[2] = (uint32_t)(number / launch->grid[0] / launch->grid[1]);
+    const struct ptx_run *run = block->run;
+    const uint32_t *grid = run->launch->grid, *cluster = run->cluster;
+    const uint64_t width = grid[0] / cluster[0], height = grid[1] / cluster[1];
+    block->index[0] = (uint32_t)(number % width) * cluster[0] + rank % cluster[0];
+    block->index[1] = (uint32_t)(number / width % height) * cluster[1] + rank / cluster[0] % cluster[1];
+    block->index[2] = (uint32_t)(number / width / height) * cluster[2] + rank / cluster[0] / cluster[1];
+    block->number = block->index[0] + (uint64_t)grid[0] * (block->index[1] + (uint64_t)grid[1] * block->index[2]);
+    block->rank = rank;
+    block->phases = 0;
     memset(block->shared, 0, block->shared_bytes);
     memset(block->barriers, 0, sizeof block->barriers);
     for (uint32_t k = 0; k < block->warp_count; k++)
         ptx_warp_start(&block->warps[k]);
 }
 
-static int waits_for_grid(const struct ptx_block *block)
+static int waits_for_others(const struct ptx_block *block)
 {
     for (uint32_t k = 0; k < block->warp_count; k++)
         for (uint32_t f = 0; f < block->warps[k].fragment_count; f++)
-            if (block->warps[k].fragments[f].state == FRAGMENT_GRID)
+            if (block->warps[k].fragments[f].state == FRAGMENT_GRID ||
+                (block->warps[k].fragments[f].state == FRAGMENT_CLUSTER && block->cluster))
                 return 1;
     return 0;
 }
 
-/* Run the block until it ends, waits for the grid, or has used its slice. 1: it has ended. */
+/* Run the block until it ends, waits for other blocks, or has used its slice. 1: it has ended. */
 static int run_block(struct ptx_block *block)
 {
     struct ptx_run *run = block->run;
-    uint64_t end = run->executed + SLICE;
+    uint64_t end = run->executed + (block->cluster ? QUANTUM : SLICE); /* blocks of a cluster often wait for each other */
     while (!run->fault) {
         int is_done = 1, has_progress = 0;
         for (uint32_t k = 0; k < block->warp_count && !run->fault; k++) {
@@ -133,7 +139,7 @@ static int run_block(struct ptx_block *block)
         if (run->fault || is_done)
             return 1;
         if (!ptx_block_release(block) && !has_progress) {
-            if (waits_for_grid(block))
+            if (waits_for_others(block))
                 return 0;
             run->fault = SG_PTX_TIMEOUT; /* no warp can ever continue */
         }
@@ -171,41 +177,118 @@ static struct ptx_block *pop(struct queue *queue)
     return block;
 }
 
+/* Start all blocks of a cluster, and queue them. -1: out of memory. */
+static int start_cluster(struct ptx_run *run, struct queue *queue, uint64_t number)
+{
+    struct ptx_cluster *cluster = calloc(1, sizeof *cluster);
+    if (!cluster)
+        return -1;
+    cluster->next = run->clusters;
+    run->clusters = cluster;
+    for (; cluster->count < run->cluster_blocks; cluster->count++) {
+        struct ptx_block *block = make_block(run);
+        if (!block)
+            return -1;
+        cluster->blocks[cluster->count] = block;
+        block->cluster = cluster;
+    }
+    for (uint32_t rank = 0; rank < cluster->count; rank++) {
+        start_block(cluster->blocks[rank], number, rank);
+        push(queue, cluster->blocks[rank]);
+    }
+    return 0;
+}
+
+static void free_cluster(struct ptx_run *run, struct ptx_cluster *cluster)
+{
+    struct ptx_cluster **at = &run->clusters;
+    while (*at != cluster)
+        at = &(*at)->next;
+    *at = cluster->next;
+    for (uint32_t rank = 0; rank < cluster->count; rank++)
+        free_block(cluster->blocks[rank]);
+    free(cluster);
+}
+
+/* Return the next block to run: a new one while there is room for it, otherwise the one that waited longest. NULL: out
+ * of memory. */
+static struct ptx_block *next_block(struct ptx_run *run, struct queue *queue, uint64_t *next, uint64_t total,
+                                    struct ptx_block **spare)
+{
+    const uint64_t resident = run->launch->resident_blocks ? run->launch->resident_blocks : 1;
+    const int has_room = *next < total && (!queue->count || queue->count + run->cluster_blocks <= resident);
+    if (run->cluster_blocks > 1 && has_room && start_cluster(run, queue, (*next)++) < 0)
+        return NULL;
+    if (run->cluster_blocks > 1 || !has_room)
+        return pop(queue);
+    struct ptx_block *block = *spare ? *spare : make_block(run);
+    *spare = NULL;
+    if (block)
+        start_block(block, (*next)++, 0);
+    return block;
+}
+
+/* Free the block, or keep its memory for the next one. */
+static void end_block(struct ptx_run *run, struct ptx_block *block, struct ptx_block **spare)
+{
+    if (block->cluster) {
+        if (++block->cluster->ended == block->cluster->count)
+            free_cluster(run, block->cluster);
+        return;
+    }
+    free_block(*spare);
+    *spare = block;
+}
+
 static void run_grid(struct ptx_run *run)
 {
     const struct sg_ptx_launch *launch = run->launch;
-    uint64_t total = (uint64_t)launch->grid[0] * launch->grid[1] * launch->grid[2], next = 0;
-    uint64_t resident = launch->resident_blocks ? launch->resident_blocks : 1, stalled = 0;
+    uint64_t total = (uint64_t)launch->grid[0] * launch->grid[1] * launch->grid[2] / run->cluster_blocks, next = 0;
+    uint64_t stalled = 0;
     struct queue queue = {NULL, NULL, 0};
     struct ptx_block *spare = NULL;
     while ((next < total || queue.count) && !run->fault) {
-        struct ptx_block *block;
-        if (next < total && queue.count < resident) {
-            block = spare ? spare : make_block(run);
-            spare = NULL;
-            if (!block) {
-                run->fault = SG_PTX_OUT_OF_MEMORY;
-                break;
-            }
-            start_block(block, next++);
-        } else {
-            block = pop(&queue);
+        const uint64_t started = next;
+        struct ptx_block *block = next_block(run, &queue, &next, total, &spare);
+        if (!block) {
+            run->fault = SG_PTX_OUT_OF_MEMORY;
+            break;
         }
         uint64_t before = run->executed;
         if (!run_block(block)) {
             push(&queue, block);
-            stalled = run->executed == before ? stalled + 1 : 0;
-            if (stalled > queue.count && (next == total || queue.count >= resident))
-                run->fault = SG_PTX_TIMEOUT; /* all blocks wait for the grid, some of whose threads have exited */
+            stalled = run->executed == before && next == started ? stalled + 1 : 0;
+            if (stalled > queue.count)
+                run->fault = SG_PTX_TIMEOUT; /* all blocks wait for others, some of whose threads have exited */
             continue;
         }
         stalled = 0;
-        free_block(spare);
-        spare = block;
+        end_block(run, block, &spare);
     }
-    while (queue.count)
-        free_block(pop(&queue));
+    while (queue.count) {
+        struct ptx_block *block = pop(&queue);
+        if (!block->cluster)
+            free_block(block);
+    }
+    while (run->clusters)
+        free_cluster(run, run->clusters);
     free_block(spare);
+}
+
+/* The clusters of the launch, or those that the kernel requires. -1: the grid is no multiple of them. */
+static int set_cluster(struct ptx_run *run)
+{
+    const struct sg_ptx_launch *launch = run->launch;
+    run->is_cluster = launch->cluster[0] || run->entry->cluster[0];
+    run->cluster_blocks = 1;
+    for (int k = 0; k < 3; k++) {
+        const uint32_t asked = launch->cluster[0] ? launch->cluster[k] : run->entry->cluster[k];
+        run->cluster[k] = asked ? asked : 1;
+        if (run->cluster[k] > CLUSTER_MAX || launch->grid[k] % run->cluster[k])
+            return -1;
+        run->cluster_blocks *= run->cluster[k];
+    }
+    return run->cluster_blocks <= CLUSTER_MAX ? 0 : -1;
 }
 
 /* Compute the addresses of variables. Shared memory: variables of functions, those of the entry, then dynamic memory. */
@@ -240,6 +323,8 @@ enum sg_ptx_fault sg_ptx_run(const struct sg_ptx_launch *launch)
     struct ptx_run run = {.launch = launch, .program = launch->program};
     run.entry = &launch->program->functions[launch->entry];
     run.warp_limit = launch->warp_limit ? launch->warp_limit : WARP_LIMIT;
+    if (set_cluster(&run) < 0)
+        return SG_PTX_ILLEGAL_ADDRESS; /* the driver has checked it */
     if (launch->is_cooperative && !(run.workspace = ptx_heap_take(WORKSPACE_BYTES, UINT64_MAX)))
         return SG_PTX_OUT_OF_MEMORY;
     if (set_addresses(&run) < 0)

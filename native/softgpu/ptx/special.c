@@ -4,7 +4,8 @@
 static uint64_t special_value(const struct ptx_warp *w, enum special special, uint32_t thread)
 {
     const struct ptx_block *block = w->block;
-    const struct sg_ptx_launch *launch = block->run->launch;
+    const struct ptx_run *run = block->run;
+    const struct sg_ptx_launch *launch = run->launch;
     uint32_t linear = w->number * WARP + thread, x = launch->block[0], y = launch->block[1];
     switch (special) {
     case SPECIAL_TID_X:
@@ -45,8 +46,20 @@ static uint64_t special_value(const struct ptx_warp *w, enum special special, ui
         return block->shared_bytes;
     case SPECIAL_DYNAMIC_SHARED:
         return launch->dynamic_bytes;
-    case SPECIAL_ONE:
-        return 1;
+    case SPECIAL_CLUSTER_X: case SPECIAL_CLUSTER_Y: case SPECIAL_CLUSTER_Z:
+        return block->index[special - SPECIAL_CLUSTER_X] / run->cluster[special - SPECIAL_CLUSTER_X];
+    case SPECIAL_CLUSTERS_X: case SPECIAL_CLUSTERS_Y: case SPECIAL_CLUSTERS_Z:
+        return launch->grid[special - SPECIAL_CLUSTERS_X] / run->cluster[special - SPECIAL_CLUSTERS_X];
+    case SPECIAL_IN_CLUSTER_X: case SPECIAL_IN_CLUSTER_Y: case SPECIAL_IN_CLUSTER_Z:
+        return block->index[special - SPECIAL_IN_CLUSTER_X] % run->cluster[special - SPECIAL_IN_CLUSTER_X];
+    case SPECIAL_CLUSTER_SIZE_X: case SPECIAL_CLUSTER_SIZE_Y: case SPECIAL_CLUSTER_SIZE_Z:
+        return run->cluster[special - SPECIAL_CLUSTER_SIZE_X];
+    case SPECIAL_CLUSTER_RANK:
+        return block->rank;
+    case SPECIAL_CLUSTER_BLOCKS:
+        return run->cluster_blocks;
+    case SPECIAL_IS_CLUSTER: /* read as a predicate: one bit per thread */
+        return run->is_cluster ? UINT32_MAX : 0;
     case SPECIAL_WORKSPACE_LO:
         return (uint32_t)block->run->workspace;
     case SPECIAL_WORKSPACE_HI:

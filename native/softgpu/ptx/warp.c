@@ -8,12 +8,6 @@
 
 enum { TURN = 100000, MAX_DEPTH = 1024, MAX_LOCAL = 1 << 22 };
 
-static void fail(struct ptx_warp *w, enum sg_ptx_fault fault)
-{
-    if (w->block->run->fault == SG_PTX_DONE)
-        w->block->run->fault = fault;
-}
-
 /* ---- Frames ------------------------------------------------------------------------------------------------------ */
 
 static int fit_local(struct ptx_warp *w, uint32_t bytes)
@@ -77,10 +71,11 @@ void ptx_warp_start(struct ptx_warp *w)
     w->exists = w->alive = left >= WARP ? UINT32_MAX : ptx_bit[left] - 1;
     w->executed = 0;
     w->fragment_count = 0;
+    memset(w->arrivals, 0, sizeof w->arrivals);
     if (!w->root)
         w->root = make_frame(w, run->entry, NULL);
     if (!w->root) {
-        fail(w, SG_PTX_OUT_OF_MEMORY);
+        ptx_fail(w, SG_PTX_OUT_OF_MEMORY);
         return;
     }
     w->root->mask = w->exists;
@@ -135,7 +130,7 @@ static uint32_t meet(struct ptx_warp *w, struct ptx_fragment **fragment)
     for (uint32_t k = 0; k < w->fragment_count; k++) {
         struct ptx_fragment *one = &w->fragments[k], *self = *fragment;
         if (one == self || one->frame != self->frame || one->state == FRAGMENT_BARRIER ||
-            one->state == FRAGMENT_GRID)
+            one->state == FRAGMENT_GRID || one->state == FRAGMENT_CLUSTER)
             continue;
         if (one->pc == self->pc) {
             self->mask |= one->mask;
@@ -205,12 +200,12 @@ static int enter_call(struct ptx_warp *w, const struct ptx_call *call, int index
     const struct ptx_function *callee = link == NONE ? NULL : &program->functions[link];
     if (!callee || callee->is_entry || callee->reason || callee->param_count != call->argument_count ||
         callee->result_count != call->result_count || parent->depth >= MAX_DEPTH) {
-        fail(w, SG_PTX_ILLEGAL_ADDRESS);
+        ptx_fail(w, SG_PTX_ILLEGAL_ADDRESS);
         return -1;
     }
     struct ptx_frame *frame = make_frame(w, callee, parent);
     if (!frame) {
-        fail(w, SG_PTX_OUT_OF_MEMORY);
+        ptx_fail(w, SG_PTX_OUT_OF_MEMORY);
         return -1;
     }
     frame->call = call;
@@ -355,7 +350,7 @@ static void branch_index(struct ptx_warp *w, struct ptx_fragment *fragment, cons
         for (int t = 0; t < WARP; t++)
             same |= mask & ptx_bit[t] && WORDS(0)[t] == index ? ptx_bit[t] : 0;
         if (index >= i->target) {
-            fail(w, SG_PTX_ILLEGAL_ADDRESS);
+            ptx_fail(w, SG_PTX_ILLEGAL_ADDRESS);
             return;
         }
         add_fragment(w, same, i->list[index], frame)->spent = spent;
@@ -387,7 +382,7 @@ static int wait_barrier(struct ptx_warp *w, struct ptx_fragment *fragment, const
 {
     uint32_t first = (uint32_t)__builtin_ctz(mask), id = WORDS(0)[first];
     if (id >= BARRIERS) {
-        fail(w, SG_PTX_TRAP);
+        ptx_fail(w, SG_PTX_TRAP);
         return 0;
     }
     struct ptx_barrier *barrier = &w->block->barriers[id];
@@ -517,8 +512,15 @@ static int control(struct ptx_warp *w, struct ptx_fragment *fragment, const stru
     case INS_WARP:
     case INS_WARP_WAIT:
         return run_together(w, fragment, i, mask);
+    case INS_CLUSTER:
+        if (fragment->mask != mask) {
+            add_fragment(w, fragment->mask & ~mask, fragment->pc + 1, fragment->frame);
+            fragment->mask = mask;
+        }
+        fragment->pc++;
+        return ptx_cluster_barrier(w, fragment, i, mask);
     case INS_TRAP:
-        fail(w, SG_PTX_TRAP);
+        ptx_fail(w, SG_PTX_TRAP);
         return 0;
     default:
         fragment->pc++;
@@ -571,14 +573,14 @@ enum step ptx_warp_run(struct ptx_warp *w, uint64_t quantum)
     enum step step = STEP_DONE;
     while (w->alive && !run->fault) {
         struct ptx_fragment *fragment = pick(w);
-        if (!fragment && !release_waits(w) && !release_grid(w)) {
+        if (!fragment && !release_waits(w) && !release_grid(w) && !ptx_cluster_release(w)) {
             step = STEP_BLOCKED;
             break;
         }
         if (fragment)
             run_fragment(w, fragment, end);
         if (w->executed > run->warp_limit)
-            fail(w, SG_PTX_TIMEOUT);
+            ptx_fail(w, SG_PTX_TIMEOUT);
         if (w->executed >= end) {
             step = w->alive ? STEP_PAUSED : STEP_DONE;
             break;

@@ -41,7 +41,7 @@ static CUresult add_read(CUstream stream, const CUgraphNodeParams *params)
 }
 
 CUresult sg_capture_kernel(CUstream stream, CUfunction function, const unsigned grid[3], const unsigned block[3],
-                           unsigned shared_bytes, void **params, void **extra, int is_cooperative)
+                           unsigned shared_bytes, void **params, void **extra, const struct sg_launch_options *options)
 {
     struct sg_body body;
     CUresult result = sg_body_kernel(&body, stream->context, function, grid, block, shared_bytes, params, extra);
@@ -49,10 +49,12 @@ CUresult sg_capture_kernel(CUstream stream, CUfunction function, const unsigned 
         sg_body_end(&body);
         return result;
     }
-    body.kernel.is_cooperative = is_cooperative;
+    body.kernel.is_cooperative = options->is_cooperative;
     body.kernel.attributes = calloc(SG_NODE_ATTRIBUTES, sizeof *body.kernel.attributes);
     if (body.kernel.attributes)
         body.kernel.attributes[CU_LAUNCH_ATTRIBUTE_PRIORITY].priority = stream->priority;
+    if (body.kernel.attributes)
+        memcpy(&body.kernel.attributes[CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION], options->cluster, sizeof options->cluster);
     return add(stream, &body);
 }
 

@@ -5,10 +5,11 @@
 struct sg_capture;
 struct sg_copy;
 struct sg_body;
+struct sg_launch_options;
 
 /* The lock is held. The stream is captured: the functions add a node in place of submitting the work. */
 CUresult sg_capture_kernel(CUstream stream, CUfunction function, const unsigned grid[3], const unsigned block[3],
-                           unsigned shared_bytes, void **params, void **extra, int is_cooperative);
+                           unsigned shared_bytes, void **params, void **extra, const struct sg_launch_options *options);
 CUresult sg_capture_copy(CUstream stream, const struct sg_copy *copy);
 CUresult sg_capture_fill(CUstream stream, const struct sg_box *target, uint64_t width, uint64_t height, uint32_t value,
                          uint32_t element_bytes);

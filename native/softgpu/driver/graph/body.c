@@ -266,9 +266,11 @@ static CUresult submit_kernel(const struct sg_body *body, CUstream stream)
     CUfunction function = body->kernel.function;
     if (!sg_alive(SG_FUNCTION, function) || function->object.id != body->kernel.function_id || !body->kernel.params)
         return CUDA_ERROR_INVALID_HANDLE; /* its module was unloaded */
+    struct sg_launch_options options = {.is_cooperative = body->kernel.is_cooperative};
+    if (body->kernel.attributes)
+        memcpy(options.cluster, &body->kernel.attributes[CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION], sizeof options.cluster);
     return sg_function_launch(stream->context, function, body->kernel.grid, body->kernel.block,
-                              body->kernel.shared_bytes, stream, body->kernel.params, NULL,
-                              body->kernel.is_cooperative);
+                              body->kernel.shared_bytes, stream, body->kernel.params, NULL, &options);
 }
 
 CUresult sg_body_submit(const struct sg_body *body, CUstream stream)

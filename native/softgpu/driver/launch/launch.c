@@ -212,6 +212,28 @@ static CUresult launch_spin(const struct sg_device *device, const struct CUfunc_
     return result;
 }
 
+/* Clusters of up to 8 blocks exist from compute capability 9 on, and of up to 16 if the program allows it. */
+static CUresult check_cluster(const struct sg_device *device, const struct CUfunc_st *function, const unsigned grid[3],
+                              const struct sg_launch_options *options)
+{
+    uint32_t cluster[3];
+    uint64_t blocks = 1;
+    sg_ptx_cluster(function->module->image.program, function->kernel->entry, cluster);
+    const int is_required = cluster[0] * cluster[1] * cluster[2] > 1;
+    for (int k = 0; k < 3; k++) {
+        if (options->cluster[0] && is_required && options->cluster[k] != cluster[k])
+            return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+        cluster[k] = options->cluster[0] ? options->cluster[k] : cluster[k];
+        if (!cluster[k] || cluster[k] > SG_CLUSTER_BLOCKS_ALLOWED || grid[k] % cluster[k])
+            return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+        blocks *= cluster[k];
+    }
+    if (blocks > 1 && device->config.compute_major < 9)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    return blocks <= (function->cluster_allowed ? SG_CLUSTER_BLOCKS_ALLOWED : SG_CLUSTER_BLOCKS) ? CUDA_SUCCESS
+                                                                                          : CUDA_ERROR_INVALID_CLUSTER_SIZE;
+}
+
 static int shares_owner(CUcontext one, CUcontext other)
 {
     return one == other || sg_owner_context(one) == sg_owner_context(other);
@@ -219,7 +241,7 @@ static int shares_owner(CUcontext one, CUcontext other)
 
 CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const unsigned grid[3],
                             const unsigned block[3], unsigned shared_bytes, CUstream handle, void **params,
-                            void **extra, int is_cooperative)
+                            void **extra, const struct sg_launch_options *options)
 {
     struct sg_device *device = context->device;
     const void *values[SG_MAX_PARAMS];
@@ -240,9 +262,12 @@ CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const
     if (result != CUDA_SUCCESS)
         return result;
     if (stream->capture)
-        return sg_capture_kernel(stream, function, grid, block, shared_bytes, params, extra, is_cooperative);
+        return sg_capture_kernel(stream, function, grid, block, shared_bytes, params, extra, options);
     if (kernel->entry >= 0 && sg_ptx_reason(function->module->image.program, kernel->entry))
         return CUDA_ERROR_NOT_SUPPORTED; /* the load has reported it */
+    result = kernel->entry >= 0 ? check_cluster(device, function, grid, options) : CUDA_SUCCESS;
+    if (result != CUDA_SUCCESS)
+        return result;
     struct sg_slot slot = {.kind = SG_SLOT_KERNEL};
     uint64_t threads = (uint64_t)block[0] * block[1] * block[2], blocks = (uint64_t)grid[0] * grid[1] * grid[2];
     const void *duration;
@@ -253,11 +278,11 @@ CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const
     result = cost(device, function, threads, blocks, shared_bytes, duration, &slot.kernel);
     if (result != CUDA_SUCCESS)
         return result;
-    if (is_cooperative && blocks > (uint64_t)sg_context_sms(stream->context) * function->fit.resident_blocks)
+    if (options->is_cooperative && blocks > (uint64_t)sg_context_sms(stream->context) * function->fit.resident_blocks)
         return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
     if (kernel->entry >= 0) {
         uint64_t resident = (uint64_t)sg_context_sms(stream->context) * function->fit.resident_blocks;
-        struct sg_code_shape shape = {grid, block, shared_bytes, resident, is_cooperative};
+        struct sg_code_shape shape = {grid, block, shared_bytes, resident, options};
         return launch_code(context, function, &shape, values, stream, &slot);
     }
     if (kernel->spin_counter >= 0)
@@ -269,15 +294,17 @@ CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const
 }
 
 static CUresult launch(CUfunction function, const unsigned grid[3], const unsigned block[3], unsigned shared_bytes,
-                       CUstream stream, void **params, void **extra, int is_cooperative)
+                       CUstream stream, void **params, void **extra, const struct sg_launch_options *options)
 {
     CUcontext context;
     CUresult result = sg_enter_context(&context);
     if (result != CUDA_SUCCESS)
         return result;
     return sg_leave(
-        sg_function_launch(context, function, grid, block, shared_bytes, stream, params, extra, is_cooperative));
+        sg_function_launch(context, function, grid, block, shared_bytes, stream, params, extra, options));
 }
+
+static const struct sg_launch_options plain = {.is_cooperative = 0}, cooperative = {.is_cooperative = 1};
 
 #define SHAPE                                                                                                          \
     const unsigned grid[3] = {grid_x, grid_y, grid_z}, block[3] = {block_x, block_y, block_z}
@@ -287,7 +314,7 @@ API CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned i
                             CUstream stream, void **params, void **extra)
 {
     SHAPE;
-    return launch(function, grid, block, shared_bytes, stream, params, extra, 0);
+    return launch(function, grid, block, shared_bytes, stream, params, extra, &plain);
 }
 
 API CUresult cuLaunchKernel_ptsz(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
@@ -295,7 +322,7 @@ API CUresult cuLaunchKernel_ptsz(CUfunction function, unsigned int grid_x, unsig
                                  unsigned int shared_bytes, CUstream stream, void **params, void **extra)
 {
     SHAPE;
-    return launch(function, grid, block, shared_bytes, sg_per_thread_stream(stream), params, extra, 0);
+    return launch(function, grid, block, shared_bytes, sg_per_thread_stream(stream), params, extra, &plain);
 }
 
 API CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,
@@ -303,7 +330,7 @@ API CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x,
                                        unsigned int block_z, unsigned int shared_bytes, CUstream stream, void **params)
 {
     SHAPE;
-    return launch(function, grid, block, shared_bytes, stream, params, NULL, 1);
+    return launch(function, grid, block, shared_bytes, stream, params, NULL, &cooperative);
 }
 
 API CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned int grid_x, unsigned int grid_y,
@@ -312,13 +339,13 @@ API CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned int gr
                                             void **params)
 {
     SHAPE;
-    return launch(function, grid, block, shared_bytes, sg_per_thread_stream(stream), params, NULL, 1);
+    return launch(function, grid, block, shared_bytes, sg_per_thread_stream(stream), params, NULL, &cooperative);
 }
 
 static CUresult launch_config(const CUlaunchConfig *config, CUfunction function, void **params, void **extra,
                               int is_per_thread)
 {
-    int is_cooperative = 0;
+    struct sg_launch_options options = plain;
     if (!config || (config->numAttrs && !config->attrs))
         return CUDA_ERROR_INVALID_VALUE;
     for (unsigned i = 0; i < config->numAttrs; i++) {
@@ -328,12 +355,14 @@ static CUresult launch_config(const CUlaunchConfig *config, CUfunction function,
         if (support != CUDA_SUCCESS)
             return support;
         if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
-            is_cooperative = config->attrs[i].value.cooperative;
+            options.is_cooperative = config->attrs[i].value.cooperative;
+        if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+            memcpy(options.cluster, &config->attrs[i].value.clusterDim, sizeof options.cluster);
     }
     const unsigned grid[3] = {config->gridDimX, config->gridDimY, config->gridDimZ};
     const unsigned block[3] = {config->blockDimX, config->blockDimY, config->blockDimZ};
     CUstream stream = is_per_thread && !config->hStream ? CU_STREAM_PER_THREAD : config->hStream;
-    return launch(function, grid, block, config->sharedMemBytes, stream, params, extra, is_cooperative);
+    return launch(function, grid, block, config->sharedMemBytes, stream, params, extra, &options);
 }
 
 API CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **params, void **extra)

@@ -88,8 +88,9 @@ static CUresult launch(CUfunction function, int width, int height, CUstream stre
     const unsigned grid[3] = {(unsigned)width, (unsigned)height, 1};
     size_t bytes = function->legacy->param_bytes;
     void *extra[] = {(void *)1, function->legacy->params, (void *)2, &bytes, NULL}; /* buffer, size, end */
+    const struct sg_launch_options plain = {.is_cooperative = 0};
     return sg_leave(sg_function_launch(context, function, grid, function->legacy->block, function->legacy->shared_bytes,
-                                       stream, NULL, extra, 0));
+                                       stream, NULL, extra, &plain));
 }
 
 API CUresult cuLaunch(CUfunction function)

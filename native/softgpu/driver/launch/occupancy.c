@@ -1,8 +1,6 @@
 /* Occupancy: the number of blocks that fit an SM, and the block size that fills it best. */
 #include "softgpu/driver/internal.h"
 
-enum { CLUSTER_BLOCKS = 8 };
-
 uint32_t sg_function_occupancy(const struct sg_device *device, const struct CUfunc_st *function, uint32_t threads,
                                size_t shared_bytes)
 {
@@ -93,7 +91,7 @@ static CUresult clusters(CUfunction function, const CUlaunchConfig *config, uint
             *size = config->attrs[i].value.clusterDim.x * config->attrs[i].value.clusterDim.y *
                     config->attrs[i].value.clusterDim.z;
     uint64_t threads = (uint64_t)config->blockDimX * config->blockDimY * config->blockDimZ;
-    if (!*size || *size > CLUSTER_BLOCKS || !threads || threads > device->config.threads_per_block)
+    if (!*size || *size > SG_CLUSTER_BLOCKS || !threads || threads > device->config.threads_per_block)
         return sg_leave(CUDA_ERROR_INVALID_CLUSTER_SIZE);
     *resident_blocks = device->config.sm_count *
                sg_function_occupancy(device, function, (uint32_t)threads, config->sharedMemBytes);
@@ -118,7 +116,7 @@ API CUresult cuOccupancyMaxPotentialClusterSize(int *size, CUfunction function, 
     if (result == CUDA_SUCCESS && !size)
         result = CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS)
-        *size = resident_blocks < CLUSTER_BLOCKS ? (int)resident_blocks : CLUSTER_BLOCKS;
+        *size = resident_blocks < SG_CLUSTER_BLOCKS ? (int)resident_blocks : SG_CLUSTER_BLOCKS;
     return result;
 }
 

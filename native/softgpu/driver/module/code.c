@@ -192,8 +192,9 @@ CUresult sg_code_prepare(CUcontext context, struct CUfunc_st *function, const st
         .program = program, .entry = kernel->entry, .dynamic_bytes = shape->shared_bytes, .params = code->params,
         .param_bytes = bytes, .addresses = addresses, .sm_count = context->device->config.sm_count,
         .resident_blocks = shape->resident_blocks, .grid_number = sg_next_id(),
-        .heap_bytes = context->limits[HEAP_LIMIT] ? context->limits[HEAP_LIMIT] : 8 << 20, .range = range, .is_cooperative = shape->is_cooperative,
+        .heap_bytes = context->limits[HEAP_LIMIT] ? context->limits[HEAP_LIMIT] : 8 << 20, .range = range, .is_cooperative = shape->options->is_cooperative,
         .data = context->device};
+    memcpy(code->launch.cluster, shape->options->cluster, sizeof code->launch.cluster);
     memcpy(code->launch.grid, shape->grid, sizeof code->launch.grid);
     memcpy(code->launch.block, shape->block, sizeof code->launch.block);
     *made = code;

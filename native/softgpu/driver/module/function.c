@@ -1,5 +1,6 @@
 /* Functions and kernels: names, attributes and parameters. A kernel of a library is a function without a context. */
 #include "softgpu/driver/internal.h"
+#include "softgpu/ptx/ptx.h"
 
 static CUresult enter_function(const void *handle)
 {
@@ -17,6 +18,7 @@ static CUresult enter_function(const void *handle)
 static CUresult get(const struct CUfunc_st *function, int attribute, int *value)
 {
     const struct sg_kernel *k = function->kernel;
+    uint32_t cluster[3] = {1, 1, 1};
     if (!value)
         return CUDA_ERROR_INVALID_VALUE;
     switch (attribute) {
@@ -49,6 +51,14 @@ static CUresult get(const struct CUfunc_st *function, int attribute, int *value)
         return CUDA_SUCCESS;
     case CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED:
         *value = function->cluster_allowed;
+        return CUDA_SUCCESS;
+    case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH: case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT:
+    case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH:
+        if (k->entry >= 0)
+            sg_ptx_cluster(function->module->image.program, k->entry, cluster);
+        *value = cluster[0] * cluster[1] * cluster[2] > 1
+                     ? (int)cluster[attribute - CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH]
+                     : 0;
         return CUDA_SUCCESS;
     default:
         if (attribute < 0 || attribute > 17)

@@ -78,7 +78,12 @@ struct sg_code_shape {
     const unsigned *grid, *block;
     unsigned shared_bytes;
     uint64_t resident_blocks;
+    const struct sg_launch_options *options;
+};
+enum { SG_CLUSTER_BLOCKS = 8, SG_CLUSTER_BLOCKS_ALLOWED = 16 }; /* at most in a cluster; if the program allows it */
+struct sg_launch_options {
     int is_cooperative;
+    uint32_t cluster[3]; /* of blocks; zeros: as the kernel says */
 };
 /* Copy what a launch of an executable kernel needs. May wait, so the function may be invalid on return. */
 CUresult sg_code_prepare(CUcontext context, struct CUfunc_st *function, const struct sg_code_shape *shape,
@@ -153,7 +158,7 @@ void sg_variables_end(struct CUmod_st *module);
 CUresult sg_code_load(CUcontext context, struct CUmod_st *module);
 CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const unsigned grid[3],
                             const unsigned block[3], unsigned shared_bytes, CUstream stream, void **params,
-                            void **extra, int is_cooperative);
+                            void **extra, const struct sg_launch_options *options);
 /* Make room for a kernel that spins, before it is submitted. */
 CUresult sg_spin_reserve(void);
 /* Follow the kernel that was submitted last to the stream until it ends. */
