@@ -1,4 +1,4 @@
-"""Clusters of blocks: numbers, barrier, each other's shared memory, copies to several blocks, and sizes that are refused."""
+"""Clusters of blocks: numbers, barrier, shared memory of others, copies to several blocks, and refused sizes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def load(name: str, body: str, *, limits: str = "", variables: str = "") -> Any:
     return ok(driver.cuModuleGetFunction(ok(driver.cuModuleLoadData(text.encode())), name.encode()))
 
 
-def launch(function: Any, grid: tuple[int, int, int], cluster: tuple[int, int, int] | None, words: int, stream: Any = 0) -> Any:
+def launch(
+    function: Any, grid: tuple[int, int, int], cluster: tuple[int, int, int] | None, words: int, stream: Any = 0
+) -> Any:
     """Launch with an attribute of this cluster; return what is written, or the refusal."""
     pointer = ok(driver.cuMemAlloc(words * 4))
     ok(driver.cuMemsetD32(pointer, 7, words))
@@ -58,11 +60,26 @@ def numbers() -> None:
         for y in range(4):
             for x in range(8):
                 rank = x % width + y % height * width
-                expected = [rank, width * height, x // width, y // height, 8 // width, x % width, y % height, height, x, y]
+                expected = [
+                    rank,
+                    width * height,
+                    x // width,
+                    y // height,
+                    8 // width,
+                    x % width,
+                    y % height,
+                    height,
+                    x,
+                    y,
+                ]
                 assert out[y, x].tolist() == [*expected, cluster is not None], (cluster, x, y)
     assert launch(function, (8, 4, 1), (3, 1, 1), 352) == "CUDA_ERROR_INVALID_CLUSTER_SIZE"
     assert launch(function, (16, 1, 1), (16, 1, 1), 352) == "CUDA_ERROR_INVALID_CLUSTER_SIZE"
-    ok(driver.cuFuncSetAttribute(function, driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1))
+    ok(
+        driver.cuFuncSetAttribute(
+            function, driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1
+        )
+    )
     assert launch(function, (16, 1, 1), (16, 1, 1), 352).reshape(-1, 11)[:16, 0].tolist() == list(range(16))
 
 
@@ -88,7 +105,12 @@ def exchange() -> None:
     variables = ".shared .align 16 .b32 words[64];\n"
     plain = load("k", EXCHANGE, variables=variables)
     required = load("k", EXCHANGE, limits=".reqnctapercluster 4", variables=variables)
-    for size, function, cluster in ((1, plain, None), (2, plain, (2, 1, 1)), (8, plain, (8, 1, 1)), (4, required, None)):
+    for size, function, cluster in (
+        (1, plain, None),
+        (2, plain, (2, 1, 1)),
+        (8, plain, (8, 1, 1)),
+        (4, required, None),
+    ):
         out = launch(function, (16, 1, 1), cluster, 16 * 64).reshape(16 // size, size, 64)
         start = np.arange(16 * 64).reshape(16 // size, size, 64)
         assert (out == np.roll(start, -3, axis=1) + 3).all(), size
@@ -101,7 +123,14 @@ def exchange() -> None:
     ok(driver.cuStreamBeginCapture(stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
     pointer = ok(driver.cuMemAlloc(4096))
     config = driver.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ, config.blockDimX, config.blockDimY, config.blockDimZ = 16, 1, 1, 64, 1, 1
+    config.gridDimX, config.gridDimY, config.gridDimZ, config.blockDimX, config.blockDimY, config.blockDimZ = (
+        16,
+        1,
+        1,
+        64,
+        1,
+        1,
+    )
     config.hStream = stream
     attribute = driver.CUlaunchAttribute()
     attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
@@ -118,20 +147,24 @@ def exchange() -> None:
 
 
 def multicast() -> None:
-    """One block copies to all blocks of its cluster, whose barriers it completes; threads that exit early are not awaited."""
+    """One block copies to others of its cluster and completes their barriers; exited threads are not awaited."""
     body = """mov.u32 %r2, words; mov.u32 %r3, barrier; setp.eq.u32 %p1, %r1, 0; mov.u32 %r4, 256;
   @%p1 mbarrier.init.shared::cta.b64 [%r3], 1; @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r3], %r4;
   setp.ge.u32 %p2, %r1, 48; @%p2 ret;
   barrier.cluster.arrive; barrier.cluster.wait; mov.u32 %r5, %cluster_ctarank; setp.eq.and.u32 %p2, %r5, 1, %p1;
   cvt.u16.u32 %h1, 13;
-  @%p2 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r2], [%d1], %r4, [%r3], %h1;
+  @%p2 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster
+    [%r2], [%d1], %r4, [%r3], %h1;
   setp.eq.u32 %p3, %r5, 1; @%p3 bra END;
 WAIT: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p2, [%r3], 0; @!%p2 bra WAIT;
-  shl.b32 %r6, %r1, 2; add.u32 %r7, %r2, %r6; ld.shared.u32 %r8, [%r7]; mov.u32 %r9, %ctaid.x; mad.lo.u32 %r9, %r9, 64, %r1;
+  shl.b32 %r6, %r1, 2; add.u32 %r7, %r2, %r6; ld.shared.u32 %r8, [%r7]; mov.u32 %r9, %ctaid.x;
+  mad.lo.u32 %r9, %r9, 64, %r1;
   add.u32 %r8, %r8, %r5; mul.wide.u32 %d2, %r9, 4; add.u64 %d2, %d1, %d2; st.global.u32 [%d2+256], %r8;
 END:
   barrier.cluster.arrive; barrier.cluster.wait;"""
-    function = load("k", ".reg .b16 %h<2>;" + body, variables=".shared .align 16 .b32 words[64];\n.shared .b64 barrier;\n")
+    function = load(
+        "k", ".reg .b16 %h<2>;" + body, variables=".shared .align 16 .b32 words[64];\n.shared .b64 barrier;\n"
+    )
     out = launch(function, (8, 1, 1), (4, 1, 1), 64 + 8 * 64)[64:].reshape(8, 64)
     for block in range(8):
         rank = block % 4

@@ -64,7 +64,10 @@ def integers() -> None:
     short = (b & 63).astype(np.uint32)
     field = [int(x) & ((1 << (int(n) & 31)) - 1) for x, n in zip(a, short, strict=True)]
     assert (three_words("szext.wrap.u32 %r5, %r2, %r3;", b=short) == word(field)).all()
-    sign = [f - (1 << (n & 31)) if n & 31 and f >> ((n & 31) - 1) else f for f, n in zip(field, map(int, short), strict=True)]
+    sign = [
+        f - (1 << (n & 31)) if n & 31 and f >> ((n & 31) - 1) else f
+        for f, n in zip(field, map(int, short), strict=True)
+    ]
     assert (three_words("szext.wrap.s32 %r5, %r2, %r3;", b=short) == word(sign)).all()
     base, offset = (b & 31).astype(np.uint32), (signed(c, 5)).astype(np.int32).view(np.uint32)
     expected = [nth_set(int(x), int(y), int(z)) for x, y, z in zip(a, base, offset.view(np.int32), strict=True)]
@@ -153,7 +156,9 @@ def half_flushes() -> None:
     with np.errstate(all="ignore"):
         x, y, z = (flushed(v, 2.0**-14) for v in (a, b, c))
         for name, expected in (("add", x + y), ("sub", x - y), ("mul", x * y)):
-            assert same(halves(f"{name}.ftz.f16 %h5, %h2, %h3;", a, b), flushed(expected.astype(np.float16), 2.0**-14)), name
+            assert same(
+                halves(f"{name}.ftz.f16 %h5, %h2, %h3;", a, b), flushed(expected.astype(np.float16), 2.0**-14)
+            ), name
         exact = x.astype(np.float64) * y.astype(np.float64) + z.astype(np.float64)
         assert same(halves("fma.rn.ftz.f16 %h5, %h2, %h3, %h4;", a, b, c), flushed(exact.astype(np.float16), 2.0**-14))
         got = halves("setp.lt.ftz.f16 %p1, %h2, %h3; selp.b16 %h5, 1, 0, %p1;", a, b).view(np.uint16)
@@ -179,7 +184,10 @@ def conversions() -> None:
     """Finite results of conversions, conversions of pairs towards zero, and packed integers."""
     a, b = FLOATS, OTHERS
     with np.errstate(all="ignore"):
-        for kind, dtype, largest in (("f16", np.float16, 65504.0), ("bf16", ml_dtypes.bfloat16, float(ml_dtypes.finfo("bfloat16").max))):
+        for kind, dtype, largest in (
+            ("f16", np.float16, 65504.0),
+            ("bf16", ml_dtypes.bfloat16, float(ml_dtypes.finfo("bfloat16").max)),
+        ):
             expected = np.clip(a, -largest, largest).astype(dtype)
             got = halves_of(f"cvt.rn.satfinite.{kind}.f32 %h5, %f2;", dtype)
             assert same(got, expected), kind
@@ -192,7 +200,9 @@ def conversions() -> None:
             finite = np.isfinite(a)
             down = got[finite].astype(np.float64)
             assert (np.abs(down) <= np.abs(a[finite].astype(np.float64))).all(), kind
-            up = np.abs(np.nextafter(got[finite], np.where(a[finite] < 0, -np.inf, np.inf).astype(dtype)).astype(np.float64))
+            up = np.abs(
+                np.nextafter(got[finite], np.where(a[finite] < 0, -np.inf, np.inf).astype(dtype)).astype(np.float64)
+            )
             assert (up > np.abs(a[finite].astype(np.float64))).all(), kind
     numbers = WORDS[0] >> (WORDS[2] % 32).astype(np.uint32)
     for kind, bits in (("u16", 16), ("s16", 16), ("u8", 8), ("s8", 8), ("u4", 4), ("s2", 2)):
@@ -274,7 +284,9 @@ def tiles() -> None:
   mma.sync.aligned.m8n8k16.row.col.satfinite.s32.s8.s8.s32 {%r4, %r5}, {%r2}, {%r2}, {%r4, %r4};
   st.global.u32 [%d3], %r4;""")
     assert (run(text, np.zeros(32, np.uint32), 32) == 0x7FFFFFFF).all()
-    text = entry("""ld.global.u32 %r2, [%d3]; movmatrix.sync.aligned.m8n8.trans.b16 %r3, %r2; st.global.u32 [%d3], %r3;""")
+    text = entry(
+        """ld.global.u32 %r2, [%d3]; movmatrix.sync.aligned.m8n8.trans.b16 %r3, %r2; st.global.u32 [%d3], %r3;"""
+    )
     matrix = rng.integers(0, 1 << 16, (8, 8)).astype(np.uint16)
     assert (run(text, matrix.reshape(-1).view(np.uint32), 32).view(np.uint16).reshape(8, 8) == matrix.T).all()
 
@@ -282,7 +294,8 @@ def tiles() -> None:
 def copies() -> None:
     """Bulk copies to and from shared memory, with a barrier, a reduction and a fill; an ignored source."""
     text = ".shared .align 16 .b8 buffer[512];\n.shared .align 8 .b64 barrier;\n" + entry("""
-  setp.eq.u32 %p1, %r1, 0; mov.u32 %r2, buffer; mov.u32 %r3, barrier; @%p1 mbarrier.init.shared.b64 [%r3], 32; bar.sync 0;
+  setp.eq.u32 %p1, %r1, 0; mov.u32 %r2, buffer; mov.u32 %r3, barrier;
+  @%p1 mbarrier.init.shared.b64 [%r3], 32; bar.sync 0;
   mov.u32 %r4, 256;
   @%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r2], [%d1], %r4, [%r3];
   @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 %d4, [%r3], %r4; @!%p1 mbarrier.arrive.shared::cta.b64 %d4, [%r3];
