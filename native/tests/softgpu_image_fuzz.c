@@ -210,6 +210,7 @@ static void launch(struct sg_image *image)
 {
     static char zeros[SG_PARAM_LIMIT_BYTES];
     static const unsigned unit_shape[3] = {1, 1, 1};
+    static const struct sg_launch_options plain;
     static unsigned launches;
     void *params[SG_MAX_PARAMS];
     for (int i = 0; i < SG_MAX_PARAMS; i++)
@@ -223,7 +224,7 @@ static void launch(struct sg_image *image)
         kernel->duration_ns = 0;
         kernel->block_ns = 1;
         kernel->thread_ns = kernel->bytes_per_block = kernel->bytes_per_thread = 0;
-        sg_function_launch(context, function, unit_shape, unit_shape, 0, NULL, params, NULL, 0);
+        sg_function_launch(context, function, unit_shape, unit_shape, 0, NULL, params, NULL, &plain);
         if (++launches % 64 == 0)
             sg_context_wait(context);
     }
