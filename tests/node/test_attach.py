@@ -1,5 +1,6 @@
 """Processes attach to tenants: which tenant, which answers, and what happens when they leave."""
 
+import errno
 import os
 import signal
 import socket
@@ -398,3 +399,60 @@ def test_own_grant_is_that_of_the_callers_tenant(node: InProcessNode) -> None:
         node.processes.parents[os.getpid()] = (grant.slot, grant.generation)
         answer, _ = program.ask(wire.OwnGrant(wire.VERSION))
         assert answer == wire.OwnGrantAnswer(node.honest().tenants[0].tenant.name, grant)
+
+
+@pytest.mark.parametrize("visible", ["²", "٣", "0,²", "9" * 4000, "-1", "1e3", "\0", "\u2028"])
+@pytest.mark.parametrize("ordinal", [0, 1])
+def test_no_text_of_visible_devices_ends_the_node(node: InProcessNode, visible: str, ordinal: int) -> None:
+    for is_foreign in (False, True):
+        node.peer_fields = {"is_foreign": is_foreign}
+        hook = Hook(node)
+        answer = hook.attach(visible=visible, ordinal=ordinal)
+        assert isinstance(answer, wire.AttachAnswer | wire.Refusal)
+        hook.close()
+    node.honest()
+
+
+def test_defect_of_the_node_costs_only_the_connection_that_finds_it(node: InProcessNode) -> None:
+    found: list[Exception] = []
+    node.listener.on_defect = found.append
+
+    def fail(*_: object) -> None:
+        raise LookupError("no such thing")
+
+    node.processes.tenant_of = fail  # type: ignore[method-assign]
+    first, hook = Hook(node), Hook(node)
+    answer = hook.attach()
+    assert isinstance(answer, wire.ProtocolViolation)
+    assert "failed to handle" in answer.detail
+    assert [type(error) for error in found] == [LookupError]
+    del node.processes.tenant_of
+    attached(first.attach())
+    first.close()
+    hook.close()
+
+
+def test_defect_in_a_turn_ends_the_node() -> None:
+    """The state may be incomplete then; the next node reads it from the journal."""
+    node = InProcessNode(gpus=GPUS)
+    node.processes.supervise = lambda *_: 1 // 0  # type: ignore[assignment]
+    with socket.socket(socket.AF_UNIX) as parent:
+        parent.connect(str(node.path))
+        parent.sendall(wire.encode(wire.Join(wire.VERSION, SPEC)))
+        until(lambda: node.loop.has_failed)
+    with pytest.raises(ZeroDivisionError):
+        node.close()
+
+
+def test_process_that_the_node_cannot_take_is_refused(node: InProcessNode) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    node.processes.attach = fail  # type: ignore[method-assign]
+    hook = Hook(node)
+    answer = hook.attach()
+    assert isinstance(answer, wire.ProtocolViolation)
+    assert "Too many open files" in answer.detail
+    hook.close()
+    del node.processes.attach
+    assert node.honest().tenants == []

@@ -71,6 +71,7 @@ from cotenant.node.model.protection import GpuSample, GpuWatch, Health
 from cotenant.node.model.tenant import Tenant, TenantSpec
 from cotenant.node.policy.protect.errors import CLASSES
 from cotenant.node.state.event_log import EventLog
+from cotenant.node.state.event_text import FORMATTERS, LogText
 from cotenant.units.instant import NEVER
 from tests.support.strategies import turns
 
@@ -214,8 +215,28 @@ def test_every_kind_of_log_event_is_covered() -> None:
         LogEventKind.FOREIGN_MEMORY,
         LogEventKind.PROCESSES_UNMATCHED,
         LogEventKind.PAGE_REWRITTEN,
+        LogEventKind.UNDESCRIBED,
     }
     assert reported | {kind.value for kind in covered_elsewhere} == {kind.value for kind in LogEventKind}
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_text_that_cannot_be_made_is_an_event_and_no_exception(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
+    def fail(*_: object) -> LogText:
+        raise KeyError("share\n")
+
+    revoke = Revoke(4, 2, "job", 1, 1, "exit 0")
+    subject = (PeerLost(2), KillTenant(4, 0, 1, 9, "a cause"))[place]
+    monkeypatch.setitem(FORMATTERS, type(subject), fail)
+    event_log = log_with_two_tenants()
+    found = event_log.record(800, PeerLost(2), [revoke, *([subject] if place else [])])
+    assert [event.what for event in found].count(LogEventKind.UNDESCRIBED) == 1
+    assert LogEventKind.LOST in [event.what for event in found], "the other sentences of the turn are there"
+    [broken] = [event for event in found if event.what is LogEventKind.UNDESCRIBED]
+    assert type(subject).__name__ in broken.text
+    assert "KeyError" in broken.text
+    assert broken.level is LogLevel.ERROR
+    assert "\n" not in broken.text
 
 
 def test_joins_list_the_request_and_starts_the_tenants_expected_back() -> None:

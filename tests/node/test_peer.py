@@ -13,7 +13,7 @@ from cotenant.errors import ConfigError
 from cotenant.node.config.file import decode_config, validate
 from cotenant.node.daemon.access import Access
 from cotenant.node.model.peer import PeerIdentity
-from cotenant.node.peer import close_identity, has_ended, identify
+from cotenant.node.peer import close_identity, has_ended, identify, parse_cgroup, status_words
 
 pytestmark = pytest.mark.live
 
@@ -97,3 +97,26 @@ def test_wrong_access_config_names_field_and_remedy(text: str, field: str, remed
         access_of(text)
     assert raised.value.field == field
     assert remedy in str(raised.value)
+
+
+def test_process_name_forges_no_line_of_its_status(tmp_path: Path) -> None:
+    code = "import ctypes; ctypes.CDLL(None).prctl(15, b'\\rNSpid: 1 2 3', 0, 0, 0)" + CONNECT
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        listener.settimeout(60)
+        with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "s")]) as process:
+            connection, _ = listener.accept()
+            status = Path(f"/proc/{process.pid}/status").read_bytes()
+            connection.close()
+            process.wait(60)
+    assert status.startswith(b"Name:\t\rNSpid: 1 2 3\n"), "the kernel does not escape a carriage return"
+    assert status_words(status, b"NSpid") == [str(process.pid).encode()]
+    assert status_words(status.replace(b"NSpid", b"Uid"), b"Uid")[0] == str(os.getuid()).encode()
+
+
+@pytest.mark.parametrize("end", ["\r", "\x0b", "\x85", "\u2028"])
+def test_name_of_a_cgroup_forges_no_line(end: str) -> None:
+    forged = f"/made{end}0::/kubepods/pod{'1' * 32}"
+    assert parse_cgroup(f"0::{forged}\n".encode()) == forged
+    assert parse_cgroup(f"9:cpu:{forged}\n0::/user.slice\n".encode()) == "/user.slice"

@@ -420,6 +420,29 @@ def test_tenant_is_killed_with_all_its_descendants_only(registry: Registry, tree
     assert registry.reports == []
 
 
+def test_process_of_another_user_does_not_save_the_others(
+    registry: Registry, trees: list[Tree], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that does not run as root may not signal every process of its tenants."""
+    own = trees[0]
+    registry.attach(1, own.root)
+    send, protected = signal.pidfd_send_signal, own.root.pid
+
+    def send_as_user(pidfd: int, number: int) -> None:
+        if f"Pid:\t{protected}\n" in Path(f"/proc/self/fdinfo/{pidfd}").read_text():
+            raise PermissionError
+        send(pidfd, number)
+
+    monkeypatch.setattr(signal, "pidfd_send_signal", send_as_user)
+    registry.processes.signal((1, 1), signal.SIGCONT)
+    [report] = registry.reports
+    assert f"cannot signal process {protected}" in report
+    registry.processes.kill((1, 1))
+    until(lambda: not own.is_child_alive())
+    assert own.root.wait() == 0, "it ended by itself, as its child was killed"
+    assert "cannot end all processes of the tenant in slot 1" in registry.reports[-1]
+
+
 def test_supervisor_is_kept_unless_it_uses_the_device(registry: Registry, trees: list[Tree]) -> None:
     for tree in trees[:2]:
         peer = peer_of(tree.root)

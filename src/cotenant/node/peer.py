@@ -46,13 +46,30 @@ def has_ended(pidfd: int) -> bool:
 def cgroup_of(pid: int) -> str:
     """Return the path of a process in the unified cgroup hierarchy; empty if it cannot be read."""
     try:
-        text = Path(f"/proc/{pid}/cgroup").read_text(errors="replace")
+        return parse_cgroup(Path(f"/proc/{pid}/cgroup").read_bytes())
     except OSError:
         return ""
-    lines = text.splitlines()
-    # Without a unified hierarchy, any hierarchy distinguishes containers: each has a directory in all of them.
+
+
+def parse_cgroup(data: bytes) -> str:
+    """Return the path in the unified cgroup hierarchy from /proc/PID/cgroup; empty if there is none.
+
+    Without a unified hierarchy, the first one counts: a container has a directory in each. The kernel escapes newlines
+    in names, but not the other characters at which `splitlines` ends a line.
+    """
+    lines = [line for line in data.decode(errors="replace").split("\n") if line]
     unified = [line.removeprefix("0::") for line in lines if line.startswith("0::")]
     return unified[0] if unified else (lines[0].split(":", 2)[-1] if lines else "")
+
+
+def status_words(status: bytes, field: bytes) -> list[bytes]:
+    """Return the words of a field of /proc/PID/status; none if it is missing.
+
+    The first line holds the name, which the process chooses. The kernel escapes newlines in it, but not carriage
+    returns, at which `splitlines` would end the line: a process could then supply any field.
+    """
+    lines = (line for line in status.split(b"\n") if line.startswith(field + b":"))
+    return next(lines, b"").split()[1:]
 
 
 def _groups(connection: socket.socket) -> tuple[int, ...]:
@@ -100,10 +117,9 @@ def _namespace(process: str, name: str) -> tuple[int, int]:
 def _numbers(process: str) -> int:
     """Return in how many pid namespaces, from this one downwards, a process has a number."""
     try:
-        lines = Path(f"/proc/{process}/status").read_text(errors="replace").splitlines()
+        return len(status_words(Path(f"/proc/{process}/status").read_bytes(), b"NSpid"))
     except OSError:
         return 0
-    return next((len(line.split()) - 1 for line in lines if line.startswith("NSpid:")), 0)
 
 
 def _uid_map(process: str) -> str | None:

@@ -114,6 +114,8 @@ class LiveLoop(IoLoop, Generic[E]):
         self._host: TurnHandler[E] | None = None
         self._due: Instant | None = None
         self._is_busy = False
+        self.has_failed = False
+        """Whether a turn raised an exception: the state of the host may be incomplete."""
         self.turn_ns = Recorder()
         self.add_timer(self)
 
@@ -132,6 +134,9 @@ class LiveLoop(IoLoop, Generic[E]):
                 now = self._clock.now()
                 self._due = self._host.turn(self._queue.popleft(), now)
                 self.turn_ns.record(self._clock.now() - now)
+        except BaseException:
+            self.has_failed = True
+            raise
         finally:
             self._is_busy = False
 

@@ -6,9 +6,10 @@ knows it by a number that belongs to no connection (`_Member.number`), so it sta
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -108,6 +109,21 @@ def _process_group(pid: int) -> int:
         return 0
 
 
+def _is_number(text: str) -> bool:
+    """Return whether int() accepts this text; str.isdigit() alone is also true for superscripts."""
+    return text.isascii() and text.isdigit()
+
+
+@contextlib.contextmanager
+def _closed_on_error(descriptor: int) -> Iterator[None]:
+    """Close a descriptor if an exception is raised, which is a defect: a peer that repeats it must not use up all."""
+    try:
+        yield
+    except Exception:
+        close_descriptor(descriptor)
+        raise
+
+
 class Attaching:
     """Handles the messages of hooks, and the tenants that joined by themselves."""
 
@@ -126,7 +142,8 @@ class Attaching:
         try:
             fields = merge_fields(message.fields, message.grant)
             token = self._token_of(message.token, fields.pop(TOKEN_FIELD, ""))
-            found = self._find(connection.identity, fields, token)
+            with _closed_on_error(descriptor):
+                found = self._find(connection.identity, fields, token)
             if isinstance(found, _Member):
                 self._add(found, waiting)
             elif isinstance(found, TenantView):
@@ -328,7 +345,7 @@ class Attaching:
         gpus = self._services.gpus()
         found: list[int] = []
         for name in visible.split(",")[:GPU_LIMIT]:
-            index = None if peer.is_foreign and name.strip().isdigit() else self._device_called(name.strip())
+            index = None if peer.is_foreign and _is_number(name.strip()) else self._device_called(name.strip())
             if index is None or index in found:
                 break
             found.append(index)
@@ -347,7 +364,7 @@ class Attaching:
         """
         names = message.visible.split(",") if message.visible else []
         name = names[message.ordinal].strip() if message.ordinal < len(names) else ""
-        is_own_number = peer.is_foreign and name.isdigit()
+        is_own_number = peer.is_foreign and _is_number(name)
         index = None if is_own_number else self._device_called(name)
         if index is not None and index in grant.gpus:
             return grant.on(index)
@@ -364,7 +381,8 @@ class Attaching:
         """Attach a process to a tenant that has a slot, on one of its devices."""
         connection, message = waiting.connection, waiting.message
         connection.awaits_tenant = False
-        grant = self._place_of(connection.identity, message, tenant.grant)
+        with _closed_on_error(waiting.descriptor):
+            grant = self._place_of(connection.identity, message, tenant.grant)
         if isinstance(grant, Reject):
             self._refuse(waiting, grant)
             return
@@ -379,6 +397,9 @@ class Attaching:
             result = processes.attach(grant.gpu, key, connection.identity, waiting.descriptor, previous)
         except PeerError as error:
             self._replies.drop(connection, str(error))
+            return
+        except OSError as error:  # no descriptor or no memory is free
+            self._replies.drop(connection, f"the node cannot take a further process now: {error.strerror}")
             return
         if isinstance(result, Reject):
             self._replies.refuse(connection, result)

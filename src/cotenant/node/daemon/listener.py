@@ -90,6 +90,8 @@ class LiveListener:
         """Answers requests about the daemon, given whether the peer runs as the node's user."""
         self.on_violation: Callable[[int], None] = lambda _: None
         """Receives the user of a peer that lost its connection because it broke the protocol."""
+        self.on_defect: Callable[[Exception], None] = lambda _: None
+        """Receives the exception of a request that the node failed to handle; only the peer loses its connection."""
         self._loop = loop
         self._clock = clock
         self._sockets = sockets
@@ -250,6 +252,8 @@ class LiveListener:
 
     def _accept(self, listening: socket.socket, mask: int) -> None:
         del mask
+        if listening not in self._sockets:  # replaced since the loop saw the connection
+            return
         try:
             connection, _ = listening.accept()
         except (BlockingIOError, ConnectionAbortedError, InterruptedError):
@@ -341,6 +345,11 @@ class LiveListener:
                 if descriptor is not None:
                     close_descriptor(descriptor)
                 self._violation(peer, str(error))
+            except Exception as error:
+                if self._loop.has_failed:  # the state may be incomplete; the next node reads it from the journal
+                    raise
+                self.on_defect(error)
+                self._drop(peer, "the node failed to handle this message; its log has the error")
         self._watch(peer)
 
     def _throttle(self, peer: PeerConnection, wait_ns: int) -> None:

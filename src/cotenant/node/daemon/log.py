@@ -10,17 +10,23 @@ from __future__ import annotations
 
 import os
 import select
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from cotenant.node.daemon.systemd import PRIORITIES, is_journal_stream
-from cotenant.node.decision_log import line_of, record_of
+from cotenant.node.decision_log import line_of, printable, record_of
 from cotenant.node.model.log_event import LogEvent, LogLevel
 from cotenant.runner.clock import local_time, rfc3339, unix_ns
+from cotenant.runner.ports import Clock
+from cotenant.units.instant import SECOND_NS, Instant
 
 ROTATE_BYTES: Final = 1 << 20
+DEFECT_NS: Final = 60 * SECOND_NS
+"""The shortest time between two lines about the same defect."""
 _STANDARD_ERROR: Final = 2
 _LINE_LIMIT_BYTES: Final = select.PIPE_BUF
 """A pipe that is writable accepts this many bytes at once."""
@@ -107,6 +113,25 @@ class NodeLog:
             os.close(new_file)
         except OSError:
             return  # the file keeps growing; the next line tries again
+
+
+class DefectLog:
+    """Logs exceptions that show a defect of the node, each place in the code at most once per `DEFECT_NS`."""
+
+    def __init__(self, report: Callable[[str], None], clock: Clock) -> None:
+        """`report` writes a line of the log."""
+        self._report = report
+        self._clock = clock
+        self._due: dict[str, Instant] = {}
+
+    def __call__(self, error: Exception) -> None:
+        """Log an exception: peers may repeat what causes it at any rate."""
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place, now = f"{Path(frame.filename).name}:{frame.lineno}", self._clock.now()
+        if now >= self._due.get(place, now):
+            self._due[place] = now + DEFECT_NS
+            text = f"{type(error).__name__}: {error} ({place} in {frame.name})"
+            self._report(printable(f"a request failed because of a defect of the node; please report it: {text}"))
 
 
 def _standard_outputs_of(file: os.stat_result) -> list[int]:

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from cotenant.node.peer import parse_cgroup, status_words
+
 STOPPED: Final = ("T", "t")
 """The states of a process that is stopped or traced."""
 ENDED: Final = ("Z", "X", "x")
@@ -65,11 +67,8 @@ def parse_stat(text: bytes) -> ProcessStat | None:
 
 def parse_numbers(status: bytes) -> tuple[int, ...]:
     """Return a process's numbers in its namespaces, the outermost first; empty if they cannot be read."""
-    for line in status.splitlines():
-        if line.startswith(b"NSpid:"):
-            words = line.split()[1:]
-            return tuple(map(int, words)) if all(identity.isdigit() for identity in words) else ()
-    return ()
+    words = status_words(status, b"NSpid")
+    return tuple(map(int, words)) if all(identity.isdigit() for identity in words) else ()
 
 
 def container_of(cgroup: str) -> str:
@@ -147,19 +146,16 @@ class ProcessTree:
     def cgroup(self, pid: int) -> str:
         """Return the path of a process in the unified cgroup hierarchy; empty if it cannot be read."""
         try:
-            lines = (self._proc / str(pid) / "cgroup").read_text(errors="replace").splitlines()
+            return parse_cgroup((self._proc / str(pid) / "cgroup").read_bytes())
         except OSError:
             return ""
-        unified = [line.removeprefix("0::") for line in lines if line.startswith("0::")]
-        return unified[0] if unified else (lines[0].split(":", 2)[-1] if lines else "")
 
     def owner(self, pid: int) -> int | None:
         """Return the effective user of a process; None if there is none."""
         try:
-            lines = (self._proc / str(pid) / "status").read_bytes().splitlines()
+            users = status_words((self._proc / str(pid) / "status").read_bytes(), b"Uid")
         except OSError:
             return None
-        users = next((line.split()[1:] for line in lines if line.startswith(b"Uid:")), [])
         return int(users[1]) if len(users) > 1 and users[1].isdigit() else None
 
     def own_number(self, pid: int) -> int:

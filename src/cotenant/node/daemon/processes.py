@@ -269,7 +269,8 @@ class LiveProcesses:
         """Send a signal to the tenant's attached processes and their descendants."""
         roots = {process.pid: process for process in self.of_tenant(tenant)}
         for process in roots.values():
-            _send(process.pidfd, number)
+            if not _send(process.pidfd, number):
+                self._report_foreign(process.pid, tenant)
         for pid in self._tree.descendants(roots):
             self._signal_own(pid, tenant, number)
 
@@ -362,10 +363,9 @@ class LiveProcesses:
             if supervisor is not None and supervisor not in roots:
                 self._stop_children(tenant, supervisor.pid, stopped)
             self._stop_all(tenant, stopped)
-            for pidfd in stopped.values():
-                _send(pidfd, signal.SIGKILL)
-        except PermissionError:
-            self._report(f"cannot end all processes of the tenant in slot {tenant[0]}: one belongs to another user")
+            refused = [pid for pid, pidfd in stopped.items() if not _send(pidfd, signal.SIGKILL)]
+            if refused:
+                self._report(f"cannot end all processes of the tenant in slot {tenant[0]}: one belongs to another user")
         except OSError as error:
             self._report(f"cannot end all processes of the tenant in slot {tenant[0]}: {error.strerror}")
         finally:
@@ -450,12 +450,12 @@ class LiveProcesses:
     def _signal_own(self, pid: int, tenant: TenantKey, number: int) -> None:
         pidfd = self._open_own(pid, tenant)
         if pidfd is not None:
-            try:
-                _send(pidfd, number)
-            except PermissionError:
-                self._report(f"cannot signal process {pid} of the tenant in slot {tenant[0]}: it is another user's")
-            finally:
-                os.close(pidfd)
+            if not _send(pidfd, number):
+                self._report_foreign(pid, tenant)
+            os.close(pidfd)
+
+    def _report_foreign(self, pid: int, tenant: TenantKey) -> None:
+        self._report(f"cannot signal process {pid} of the tenant in slot {tenant[0]}: it is another user's")
 
     def _kill_container(self, tenant: TenantKey) -> None:
         """Kill what is left in a container in which only this tenant has processes, all at once."""
@@ -543,6 +543,12 @@ def _high_priority() -> Iterator[None]:
             os.setpriority(os.PRIO_PROCESS, 0, before)
 
 
-def _send(pidfd: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
+def _send(pidfd: int, number: int) -> bool:
+    """Send a signal to a process, which may have ended; return False if this user may not signal it."""
+    try:
         signal.pidfd_send_signal(pidfd, number)
+    except ProcessLookupError:
+        pass
+    except PermissionError:
+        return False
+    return True

@@ -16,7 +16,7 @@ from cotenant.node.daemon.access import Access
 from cotenant.node.daemon.discovery import GpuDiscovery
 from cotenant.node.daemon.guarded_host import GuardedHost, HostGuards
 from cotenant.node.daemon.listener import ListeningSockets, LiveListener
-from cotenant.node.daemon.log import NodeLog
+from cotenant.node.daemon.log import DefectLog, NodeLog
 from cotenant.node.daemon.node_files import NodeFiles
 from cotenant.node.daemon.observer import TurnObserver
 from cotenant.node.daemon.rediscovery import Rediscovery
@@ -127,6 +127,7 @@ class NodeGuard:
         self._service = service
         server.service = service.answer
         server.on_violation = lambda uid: dropped.count(uid, "violations of the protocol", clock.now())
+        server.on_defect = DefectLog(self._log.report, clock)
         loop.bind(self._host)
         stop_on_signals(loop, lambda why: loop.post(NodeStopping(why)), service.reload)
         for path in (self._directories.tenant_socket, self._directories.operator_socket):
@@ -259,7 +260,10 @@ class NodeService:
         except CotenantError as error:
             return self._failed(str(error))
         if config.operators != self._config.operators:
-            self._parts.reopen_sockets()
+            try:
+                self._parts.reopen_sockets()
+            except (CotenantError, OSError) as error:  # the node tries again every second, as for deleted sockets
+                self._log.report(f"the sockets cannot be created again with the new permissions yet: {error}")
         self._config = config
         self._log.set_form(config.node.log)
         machine = self._parts.machine

@@ -31,6 +31,7 @@ class LogEventKind(enum.Enum):
     FILES_LOST = "files-lost"
     FILES_RESTORED = "files-restored"
     REQUESTS_DROPPED = "requests-dropped"
+    UNDESCRIBED = "undescribed"
     JOINED = "joined"
     PLACED = "placed"
     JOIN_WAITING = "join-waiting"

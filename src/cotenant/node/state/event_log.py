@@ -5,7 +5,8 @@ All of these use the same log events and agree with each other. Nothing here tak
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from cotenant.node.decision_log import (
@@ -56,6 +57,7 @@ from cotenant.units.text import counted, round_duration, round_share
 _REGULAR_ENDINGS: Final = ("exit 0", "its last process ended")
 """A program that joined by itself reports no exit code; its tenant leaves with its last process."""
 _LOST_PREFIX: Final = "lost: "
+_CAUSE_LIMIT: Final = 200
 _CAUSE_TEXT: Final = {
     AdjustCause.JOINED: "joined",
     AdjustCause.DEPARTED: "has headroom after another tenant left",
@@ -121,13 +123,22 @@ class EventLog:
         self.turn += 1
         self._now, self._log_events = now, []
         if handler := self._events.get(type(event)):
-            handler(event, actions)
-        self._add_formatted(event)
+            self._describe(event, functools.partial(handler, event, actions))
+        self._describe(event, functools.partial(self._add_formatted, event))
         for action in actions:
             if function := self._actions.get(type(action)):
-                function(action, event)
-            self._add_formatted(action)
+                self._describe(action, functools.partial(function, action, event))
+            self._describe(action, functools.partial(self._add_formatted, action))
         return self._log_events
+
+    def _describe(self, subject: Event | Action, add: Callable[[], None]) -> None:
+        """Add the log events of a subject; a sentence that cannot be made must not end the node that it is about."""
+        try:
+            add()
+        except Exception as error:  # noqa: BLE001  any exception is a defect of the sentence
+            cause = f"{type(error).__name__}: {error}"[:_CAUSE_LIMIT]
+            text = f"{type(subject).__name__} has no text because of a defect of cotenant; please report it: {cause}"
+            self._add(LogText(LogEventKind.UNDESCRIBED, text, LogLevel.ERROR))
 
     def _add_formatted(self, subject: Event | Action) -> None:
         """Describe an event or action that needs only its subject."""
