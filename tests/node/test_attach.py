@@ -445,7 +445,8 @@ def test_defect_in_a_turn_ends_the_node() -> None:
 
 
 def test_process_that_the_node_cannot_take_is_refused(node: InProcessNode) -> None:
-    def fail(*_: object) -> None:
+    def fail(*arguments: object) -> None:
+        os.close(int(str(arguments[3])))  # it owns the descriptor
         raise OSError(errno.EMFILE, "Too many open files")
 
     node.processes.attach = fail  # type: ignore[method-assign]

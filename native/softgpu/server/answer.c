@@ -1,5 +1,6 @@
 /* Replies to the requests of clients. Every reply is immediate; none waits for the device. */
 #define _GNU_SOURCE
+#include "softgpu/abi/cuda.h"
 #include "softgpu/server/server.h"
 
 #include <string.h>
@@ -391,6 +392,12 @@ static uint64_t time_slice(struct sg_server *server, uint64_t slice_ns, uint64_t
     return (uint64_t)result;
 }
 
+static int refuse_stranger(struct sg_client *client)
+{
+    const struct sg_reply reply = {.result = SG_REFUSED, .a = CUDA_ERROR_NOT_PERMITTED};
+    return sg_send_reply(client, &reply, sizeof reply);
+}
+
 int sg_answer(struct sg_server *server, int index, const struct sg_request *request)
 {
     struct sg_client *client = server->clients[index];
@@ -407,14 +414,21 @@ int sg_answer(struct sg_server *server, int index, const struct sg_request *requ
     case SG_SAMPLES:
         return send_samples(server, index, request);
     case SG_SHUTDOWN:
+        if (!sg_is_owner(client))
+            return refuse_stranger(client);
         server->stop = 1;
         return sg_send_reply(client, &reply, sizeof reply);
-    case SG_XID_NEXT:
     case SG_FAULT:
     case SG_CLOCK:
+        if (!sg_is_owner(client) && !(request->kind == SG_FAULT && (uint32_t)request->b == SG_FAULT_SELF))
+            return refuse_stranger(client);
+        /* fallthrough */
+    case SG_XID_NEXT:
         reply.result = sg_fault_answer(server, index, request, &reply);
         return sg_send_reply(client, &reply, sizeof reply);
     case SG_TIME_SLICE:
+        if (request->a && !sg_is_owner(client))
+            return refuse_stranger(client);
         reply.result = time_slice(server, request->a, &reply.a);
         return sg_send_reply(client, &reply, sizeof reply);
     case SG_CHECKPOINT:
@@ -432,6 +446,8 @@ int sg_answer(struct sg_server *server, int index, const struct sg_request *requ
     case SG_GROUP_STATE:
     case SG_GROUP_FAIL:
     case SG_COMPUTE_MODE:
+        if (request->kind == SG_COMPUTE_MODE && request->a && !sg_is_owner(client))
+            return refuse_stranger(client);
         return sg_group_answer(server, index, request);
     default:
         break;

@@ -139,6 +139,13 @@ static int apply_action(struct sg_server *server, int requester, int index, uint
     }
 }
 
+/* Only the user of a process may suspend it, or root, and only from its own pid namespace: in another one, the number
+ * names another process. */
+static int may_suspend(const struct sg_client *requester, const struct sg_client *client)
+{
+    return sg_shares_namespace(requester->pid, client->pid, "pid") && (requester->uid == client->uid || !requester->uid);
+}
+
 /* If a process has several connections to the device, the first one is used. */
 int sg_checkpoint_answer(struct sg_server *server, int requester, const struct sg_request *request)
 {
@@ -147,7 +154,9 @@ int sg_checkpoint_answer(struct sg_server *server, int requester, const struct s
     sg_pump(server, sg_now_ns());
     while (index < SG_CONNECTIONS && !has_pid(server->clients[index], request->a))
         index++;
-    if (index < SG_CONNECTIONS) {
+    if (index < SG_CONNECTIONS && !may_suspend(server->clients[requester], server->clients[index])) {
+        reply.result = refuse(&reply, CUDA_ERROR_NOT_PERMITTED);
+    } else if (index < SG_CONNECTIONS) {
         reply.result = apply_action(server, requester, index, request->b, &reply);
         sg_account_update(server, index);
     }

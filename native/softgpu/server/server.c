@@ -7,11 +7,13 @@
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -104,6 +106,29 @@ static int watch(struct sg_server *server, int descriptor, uint64_t token)
     return epoll_ctl(server->epoll, EPOLL_CTL_ADD, descriptor, &event);
 }
 
+/* ---- who a client is ---------------------------------------------------------------------------------------------- */
+
+static int namespace_of(pid_t pid, const char *kind, struct stat *status)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/ns/%s", (int)pid, kind);
+    return stat(path, status) == 0;
+}
+
+int sg_shares_namespace(pid_t one, pid_t other, const char *kind)
+{
+    struct stat first, second;
+    if (one == other)
+        return one > 0;
+    return one > 0 && other > 0 && namespace_of(one, kind, &first) && namespace_of(other, kind, &second) &&
+           first.st_dev == second.st_dev && first.st_ino == second.st_ino;
+}
+
+int sg_is_owner(const struct sg_client *client)
+{
+    return (client->uid == geteuid() || !client->uid) && sg_shares_namespace(client->pid, getpid(), "user");
+}
+
 static void accept_connection(struct sg_server *server)
 {
     int socket = accept4(server->listener, NULL, NULL, SOCK_CLOEXEC);
@@ -125,6 +150,7 @@ static void accept_connection(struct sg_server *server)
     client->serial = server->serial;
     client->token = token_of(index, 0, client->serial);
     client->pid = peer.pid;
+    client->uid = peer.uid;
     /* The socket does not suffice, because a forked child may keep it open after the client's death. The pid of a
      * process in another pid namespace is 0; then only the socket is used. */
     client->pidfd = peer.pid > 0 ? (int)syscall(SYS_pidfd_open, peer.pid, 0) : -1;

@@ -89,6 +89,7 @@ struct sg_client {
     int is_registered; /* it has a ring and is a client of the model */
     uint32_t serial;
     pid_t pid;
+    uid_t uid;
     uint32_t model; /* handle of the client in the model */
     struct sg_admission admission;
     uint32_t is_leaving; /* it announced an orderly exit, which does not fail its group */
@@ -161,6 +162,12 @@ struct sg_server {
     struct sg_faults faults;
     char report[SG_REPORT_BYTES];
 };
+
+/* Returns whether two processes are in the same namespace of a kind, such as "pid"; 0 if that is unknown. */
+int sg_shares_namespace(pid_t one, pid_t other, const char *kind);
+/* Returns whether a client belongs to the user of the device, who alone may end it, slow it down or inject faults into
+ * others: root in another user namespace does not. */
+int sg_is_owner(const struct sg_client *client);
 
 /* Serve until shutdown. Returns 0 or an errno. The socket must be listening; `uuid` has 16 bytes; `counts_code`:
  * whether loaded code takes device memory. */

@@ -16,6 +16,8 @@ _REQUEST = struct.Struct("=IIQQQ")
 _REPORT = 14
 _TIME_SLICE = 50
 _SHUTDOWN = 15
+_REFUSED = 100
+_NOT_PERMITTED = 800  # CUDA_ERROR_NOT_PERMITTED
 _TRACE = 44
 GROUP_OPEN = 21
 COMPUTE_MODE = 22
@@ -38,6 +40,13 @@ class Reply(NamedTuple):
     b: int
     c: int
     batch: bytes
+
+
+def _permitted(reply: Reply) -> Reply:
+    """Return an answer; raise `WorldError` if it says that this user may not do what was asked."""
+    if (reply.result, reply.a) == (_REFUSED, _NOT_PERMITTED):
+        raise WorldError("only the user that created a software GPU may change or end it")
+    return reply
 
 
 def handles(batch: bytes) -> tuple[int, ...]:
@@ -74,7 +83,7 @@ def _ask(path: Path, kind: int, timeout_s: float, *numbers: int) -> tuple[Reply,
     try:
         if len(answer) != _REPLY.size:
             raise WorldError(f"the device server at {path} sent {len(answer)} bytes instead of a reply")
-        reply = Reply(*_REPLY.unpack(answer))
+        reply = _permitted(Reply(*_REPLY.unpack(answer)))
         return reply, os.pread(descriptors[0], reply.a, 0) if descriptors else b""
     finally:
         for descriptor in descriptors:
@@ -98,7 +107,7 @@ def receive(line: socket.socket) -> Reply:
         raise WorldError(f"the device server does not answer: {error}") from error
     if len(answer) != _REPLY.size:
         raise WorldError(f"the device server sent {len(answer)} bytes instead of a reply")
-    return Reply(*_REPLY.unpack(answer))
+    return _permitted(Reply(*_REPLY.unpack(answer)))
 
 
 def compute_mode(path: Path, mode: int | None = None) -> int:

@@ -24,7 +24,7 @@ _DESCRIPTORS: Final = 250
 _CONNECTIONS: Final = 400
 _LARGEST: Final = (1 << 63) - 1
 _FUTURE_WRITE: Final = 0x10  # F_SEAL_FUTURE_WRITE, which Python 3.11 does not name
-_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _FUTURE_WRITE | fcntl.F_SEAL_SEAL
+SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _FUTURE_WRITE | fcntl.F_SEAL_SEAL
 _ANSWER_S: Final = 0.3
 _SEND_S: Final = 0.1
 _PEER_DESCRIPTORS: Final = 16
@@ -72,11 +72,12 @@ class NodeConnection:
         return msgspec.msgpack.decode(data[_LENGTH.size : _LENGTH.size + length]), descriptors
 
 
-def _sockets(context: AttackContext) -> list[str]:
+def sockets(context: AttackContext) -> list[str]:
+    """Return the node's sockets that exist."""
     return [path for path in context.facts["sockets"] if Path(path).exists()]
 
 
-def _ask(context: AttackContext, path: str, message: object, descriptors: list[int] | None = None) -> None:
+def ask(context: AttackContext, path: str, message: object, descriptors: list[int] | None = None) -> None:
     """Send one message; count it as a success if the node accepts it."""
 
     def exchange() -> None:
@@ -94,8 +95,8 @@ def _ask(context: AttackContext, path: str, message: object, descriptors: list[i
 
 def _ask_to_attach(context: AttackContext, path: str, message: object) -> None:
     """Send one message with valid process pages."""
-    file = _pages(_SEALS)
-    _ask(context, path, message, [file])
+    file = pages_file(SEALS)
+    ask(context, path, message, [file])
     os.close(file)
 
 
@@ -107,9 +108,9 @@ def _repeat(context: AttackContext, action: Callable[[str], None]) -> None:
     """Call the action for every socket, in a thread, while the program works."""
 
     def turn() -> None:
-        for path in _sockets(context):
+        for path in sockets(context):
             context.attempt(action, path)
-        if not _sockets(context):
+        if not sockets(context):
             pause(0.01)
 
     context.in_background(turn)
@@ -160,7 +161,7 @@ def garbage(context: AttackContext) -> None:
     """Send frames of random bytes, and valid messages with random changes."""
 
     def send(path: str) -> None:
-        message = context.rng.choice([context.facts["join"], _attach(context), *_foreign_commands(context)])
+        message = context.rng.choice([context.facts["join"], attach(context), *_foreign_commands(context)])
         payload = bytearray(msgspec.msgpack.encode(message))
         for _ in range(context.rng.randrange(1, 8)):
             payload[context.rng.randrange(len(payload))] = context.rng.randrange(256)
@@ -194,7 +195,7 @@ def flood_descriptors(context: AttackContext) -> None:
             held.pop(0).line.close()
         connection = NodeConnection(path)
         held.append(connection)
-        connection.send(_attach(context), [file] * _DESCRIPTORS)
+        connection.send(attach(context), [file] * _DESCRIPTORS)
         connection.send_bytes(b"\x10", [file] * _DESCRIPTORS)
 
     _repeat(context, send)
@@ -204,14 +205,14 @@ def flood_descriptors(context: AttackContext) -> None:
 def flood_joins(context: AttackContext) -> None:
     """Join and close the connection at once, again and again."""
 
-    def join(path: str) -> None:
+    def turn(path: str) -> None:
         with NodeConnection(path) as connection:
-            connection.send(_join(context, name=f"flood-{context.rng.randrange(10**9)}"))
+            connection.send(join(context, name=f"flood-{context.rng.randrange(10**9)}"))
 
-    _repeat(context, join)
+    _repeat(context, turn)
 
 
-def _join(context: AttackContext, **spec: object) -> dict[str, Any]:
+def join(context: AttackContext, **spec: object) -> dict[str, Any]:
     """Return the message with which `cotenant run` joins; the spec is an array on the wire."""
     join = context.facts["join"]
     values = dict(zip(context.facts["spec_fields"], join["spec"], strict=False)) | spec
@@ -241,38 +242,38 @@ def hostile_joins(context: AttackContext) -> None:
         {"kind": None},
     ]
     for number in context.rounds():
-        for path in _sockets(context):
-            _ask(context, path, _join(context, **specs[number % len(specs)]))
+        for path in sockets(context):
+            ask(context, path, join(context, **specs[number % len(specs)]))
 
 
 def join_as_online(context: AttackContext) -> None:
     """Ask for the highest priority and the online kind, as a user who may have neither."""
     for _ in context.rounds():
-        for path in _sockets(context):
-            _ask(context, path, _join(context, kind="online", priority=0, memory_bytes=1 << 34, share_ppm=900_000))
-            _ask_to_attach(context, path, _attach(context, kind="online", priority="0", share="90"))
+        for path in sockets(context):
+            ask(context, path, join(context, kind="online", priority=0, memory_bytes=1 << 34, share_ppm=900_000))
+            _ask_to_attach(context, path, attach(context, kind="online", priority="0", share="90"))
 
 
 def resume_others(context: AttackContext) -> None:
     """Resume the slots of other tenants with all likely generations."""
     for number in context.rounds():
-        for path in _sockets(context):
+        for path in sockets(context):
             version = context.facts["version"]
             slot, generation = number % 4, number // 4 % 8
-            _ask(context, path, {"type": "resume", "version": version, "slot": slot, "generation": generation})
-            _ask_to_attach(context, path, {**_attach(context), "index": slot, "generation": generation})
+            ask(context, path, {"type": "resume", "version": version, "slot": slot, "generation": generation})
+            _ask_to_attach(context, path, {**attach(context), "index": slot, "generation": generation})
 
 
 def guess_tokens(context: AttackContext) -> None:
     """Attach with guessed tokens of other tenants."""
     for number in context.rounds():
         token = ["", "service", "0", "1/1", "0" * 32, context.rng.randbytes(16).hex()][number % 6]
-        for path in _sockets(context):
-            _ask_to_attach(context, path, {**_attach(context), "token": token, "fields": {}})
+        for path in sockets(context):
+            _ask_to_attach(context, path, {**attach(context), "token": token, "fields": {}})
 
 
 # -- attaching ---------------------------------------------------------------------------------------------------
-def _attach(context: AttackContext, **fields: str) -> dict[str, Any]:
+def attach(context: AttackContext, **fields: str) -> dict[str, Any]:
     """Return the message with which a hook joins."""
     return {
         "type": "attach",
@@ -287,7 +288,7 @@ def _attach(context: AttackContext, **fields: str) -> dict[str, Any]:
     }
 
 
-def _pages(seals: int, size_bytes: int = _PROCESS_BYTES, *, content: bytes = b"") -> int:
+def pages_file(seals: int, size_bytes: int = _PROCESS_BYTES, *, content: bytes = b"") -> int:
     """Return a memory file like that of a process's pages."""
     file = os.memfd_create("attack", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(file, size_bytes)
@@ -301,15 +302,15 @@ def _pages(seals: int, size_bytes: int = _PROCESS_BYTES, *, content: bytes = b""
 def _hostile_files(context: AttackContext) -> Iterator[list[int]]:
     """Return what is sent in place of process pages."""
     reader, writer = os.pipe()
-    same = _pages(_SEALS)
+    same = pages_file(SEALS)
     directory = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
     files = [
-        [_pages(_SEALS, 0)],
-        [_pages(_SEALS, 4096)],
-        [_pages(_SEALS, 1 << 40)],
-        [_pages(0)],
-        [_pages(fcntl.F_SEAL_SHRINK)],
-        [_pages(_SEALS, content=context.rng.randbytes(_PROCESS_BYTES))],
+        [pages_file(SEALS, 0)],
+        [pages_file(SEALS, 4096)],
+        [pages_file(SEALS, 1 << 40)],
+        [pages_file(0)],
+        [pages_file(fcntl.F_SEAL_SHRINK)],
+        [pages_file(SEALS, content=context.rng.randbytes(_PROCESS_BYTES))],
         [reader],
         [writer],
         [directory],
@@ -332,8 +333,8 @@ def attach_hostile_files(context: AttackContext) -> None:
     """Attach with files that are not process pages."""
     for _ in context.rounds():
         for descriptors in _hostile_files(context):
-            for path in _sockets(context):
-                _ask(context, path, _attach(context), descriptors)
+            for path in sockets(context):
+                ask(context, path, attach(context), descriptors)
             if not context.has_time:
                 break
 
@@ -342,12 +343,12 @@ def attach_and_shrink(context: AttackContext) -> None:
     """Attach with pages that may still be resized, and resize them while the node reads them."""
     held: list[NodeConnection] = []
     for _ in context.rounds():
-        for path in _sockets(context):
-            file = _pages(0)
+        for path in sockets(context):
+            file = pages_file(0)
             with contextlib.suppress(OSError):
                 connection = NodeConnection(path)
                 held.append(connection)
-                connection.send(_attach(context), [file])
+                connection.send(attach(context), [file])
             context.attempt(os.ftruncate, file, 0)
             os.close(file)
         if len(held) > _CONNECTIONS // 10:
@@ -358,25 +359,25 @@ def attach_flood(context: AttackContext) -> None:
     """Attach with valid pages until no index is left, and keep all connections open."""
     held: list[NodeConnection] = []
 
-    def attach(path: str) -> None:
+    def turn(path: str) -> None:
         if len(held) >= _CONNECTIONS:
             pause(0.01)
             return
         connection = NodeConnection(path)
         held.append(connection)
-        file = _pages(_SEALS)
-        connection.send(_attach(context), [file])
+        file = pages_file(SEALS)
+        connection.send(attach(context), [file])
         os.close(file)
 
-    _repeat(context, attach)
+    _repeat(context, turn)
 
 
 def attack_what_is_received(context: AttackContext) -> None:
     """Join and attach, then resize and overwrite every descriptor that the node sends."""
     for _ in context.rounds():
-        for path in _sockets(context):
-            file = _pages(_SEALS)
-            for message, descriptors in ((_attach(context), [file]), (_join(context, name=""), None)):
+        for path in sockets(context):
+            file = pages_file(SEALS)
+            for message, descriptors in ((attach(context), [file]), (join(context, name=""), None)):
                 with contextlib.suppress(OSError, msgspec.MsgspecError), NodeConnection(path) as connection:
                     context.count(1)
                     connection.send(message, descriptors)
@@ -409,5 +410,5 @@ def command_others(context: AttackContext) -> None:
     """Send every command about the online tenant, as a peer that is no operator."""
     commands = _foreign_commands(context)
     for number in context.rounds():
-        for path in _sockets(context):
-            _ask(context, path, commands[number % len(commands)])
+        for path in sockets(context):
+            ask(context, path, commands[number % len(commands)])
