@@ -30,10 +30,14 @@ class Group(enum.Enum):
     MEMORY = "memory"
     CRASH = "crashes"
     FILES = "files"
+    WORK = "misleading and endless work"
+    CLAIM = "false claims"
 
 
 _KERNEL_FAULT: Final = "MPS reports a client's fatal fault to all clients of its server"
 _DEATH: Final = "MPS leaves undefined what becomes of the others when a client dies with work in flight"
+_LONG_WORK: Final = "work that has begun runs to its end; losses are limited to `delay` of the time, not each request"
+_MPS_CONTROL: Final = "the control daemon of MPS obeys every process of its user"
 _UNHOOKED_WORK: Final = "work that passes no gate takes device time until the node has found and killed its process"
 
 
@@ -61,6 +65,10 @@ class Attack(msgspec.Struct, frozen=True):
 
 def _bypass(name: str, about: str, target: str) -> Attack:
     return Attack(name, Group.BYPASS, about, f"bypass:{target}", is_bypass=True)
+
+
+def _work(name: str, about: str, target: str, slices: str = "", *, mps: str = "") -> Attack:
+    return Attack(name, Group.WORK, about, f"device:{target}", slices_uncontained=slices, mps_uncontained=mps or slices)
 
 
 ATTACKS: Final[tuple[Attack, ...]] = (
@@ -160,4 +168,61 @@ ATTACKS: Final[tuple[Attack, ...]] = (
     Attack("files-overwrite", Group.FILES, "every file of the runtime directory", "pages:overwrite_runtime_files",
            damages=True),
     Attack("files-delete", Group.FILES, "sockets and files of the node", "pages:delete_runtime_files", damages=True),
+    # -- misleading and endless work
+    _work("work-long", "kernels as long as a request", "long_kernels", _LONG_WORK),
+    _work("work-durations", "short kernels that become long", "change_durations", _LONG_WORK),
+    _work("work-shapes", "long kernels, each with another grid", "change_shapes", _LONG_WORK),
+    _work("work-graphs", "a new graph for each launch", "new_graphs", _LONG_WORK),
+    _work("work-collective", "collectives whose peers never come", "collective_without_peers", _LONG_WORK),
+    _work("work-priority", "streams of the highest priority", "claim_priority"),
+    _work("work-streams", "launches in hundreds of streams", "many_streams_launch"),
+    _work("work-sets", "copies and memsets on the device", "flood_sets"),
+    _work("work-value", "streams that wait for a value that never comes", "wait_for_no_value", mps=_DEATH),
+    _work("work-host-function", "a function on the host that blocks", "block_in_host_function"),
+    _work("work-capture", "captures that never end", "capture_without_end"),
+    _work("work-queries", "queries from several threads", "query_storm"),
+    *(
+        _work(f"objects-{kind}", f"{kind} until the driver refuses", f"many_objects:{kind}")
+        for kind in ("streams", "events", "contexts", "modules", "graphs")
+    ),
+    # -- memory in other ways
+    Attack("memory-fragments", Group.MEMORY, "many small pieces with holes", "device:fragment"),
+    *(
+        Attack(f"memory-{way}", Group.MEMORY, f"{what} until the quota", f"device:hoard_by:{way}")
+        for way, what in {
+            "pool": "memory of a pool",
+            "trim": "memory of a pool, freed and trimmed",
+            "managed": "managed memory",
+            "pinned": "host memory",
+            "pitch": "memory with a pitch",
+            "reserve": "reserved addresses",
+        }.items()
+    ),
+    # -- false claims
+    Attack("claim-status", Group.CLAIM, "process names like lines of /proc", "claims:forge_status", is_bypass=True),
+    Attack("claim-status-container", Group.CLAIM, "the same in a container", "claims:forge_status", Start.CONTAINER,
+           is_bypass=True),
+    Attack("claim-devices", Group.CLAIM, "devices that are no numbers", "claims:hostile_devices", Start.OTHER_USER),
+    Attack("claim-devices-container", Group.CLAIM, "the same in a container, which numbers its own devices",
+           "claims:hostile_devices", Start.CONTAINER),
+    Attack("claim-fields", Group.CLAIM, "fields that no tenant may have", "claims:hostile_fields", Start.OTHER_USER),
+    Attack("claim-gangs", Group.CLAIM, "ranks of many jobs, and their pages", "claims:many_gangs"),
+    Attack("claim-indexes", Group.CLAIM, "indexes and generations of others", "claims:reattach", Start.OTHER_USER),
+    Attack("claim-reports", Group.CLAIM, "reports about a program that does not exist", "claims:false_reports",
+           Start.OTHER_USER),
+    Attack("claim-tenants", Group.CLAIM, "to be many tenants", "claims:many_tenants", Start.OTHER_USER),
+    Attack("claim-and-leave", Group.CLAIM, "joins and departures without pause", "claims:join_and_leave"),
+    Attack("claim-suspend", Group.CLAIM, "suspension of other users' programs", "device:suspend_others",
+           Start.OTHER_USER),
+    Attack("claim-suspend-container", Group.CLAIM, "the same in a container", "device:suspend_others",
+           Start.CONTAINER),
+    Attack("mps-control", Group.SOCKET, "commands to the control daemon of MPS", "claims:talk_to_mps", damages=True,
+           mps_uncontained=_MPS_CONTROL),
+    Attack("mps-control-user", Group.SOCKET, "the same from another user", "claims:talk_to_mps", Start.OTHER_USER),
+    Attack("requests-deaf", Group.SOCKET, "requests whose answers it does not read", "claims:read_storm:deaf",
+           Start.OTHER_USER),
+    Attack("requests-storm", Group.SOCKET, "hundreds of requests at once", "claims:read_storm:reading",
+           Start.OTHER_USER),
+    Attack("attach-unusual", Group.SOCKET, "descriptors that contain themselves", "claims:unusual_descriptors",
+           Start.OTHER_USER),
 )  # fmt: skip

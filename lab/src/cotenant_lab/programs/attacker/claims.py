@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
+import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -232,11 +235,8 @@ def read_storm(context: AttackContext, way: str) -> None:
 
 def unusual_descriptors(context: AttackContext) -> None:
     """Attach with descriptors that contain themselves, never answer, or block: sockets, epoll, pipes, timers."""
-    import select
-    import socket as sockets_module
-
     for _ in context.rounds():
-        pair = sockets_module.socketpair(sockets_module.AF_UNIX)
+        pair = socket.socketpair(socket.AF_UNIX)
         epoll, nested = select.epoll(), select.epoll()
         nested.register(epoll.fileno())
         looped = [pair[0].fileno(), epoll.fileno(), nested.fileno(), os.memfd_create("huge", 0x4 | 2)]
@@ -253,15 +253,12 @@ def unusual_descriptors(context: AttackContext) -> None:
 
 def talk_to_mps(context: AttackContext) -> None:
     """Send commands to the control daemon of MPS, as anyone may who reaches its pipe."""
-    import socket as sockets_module
-    from pathlib import Path
-
     directory = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent"))
     commands = ("get_server_list", "set_default_active_thread_percentage 1", "ps", "quit -t 0", "quit")
 
     def command(words: str) -> None:
         for path in (directory / "control", *directory.glob("*")):
-            with sockets_module.socket(sockets_module.AF_UNIX, sockets_module.SOCK_SEQPACKET) as line:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
                 line.settimeout(0.3)
                 line.connect(str(path))
                 line.send(f"ui\n{words}".encode())

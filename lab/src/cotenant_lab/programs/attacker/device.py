@@ -8,9 +8,8 @@ import threading
 from collections.abc import Iterator
 from typing import Final
 
-from cotenant.runner.clock import pause
 from cotenant_lab.programs.attacker.context import AttackContext
-from cotenant_lab.programs.client import CudaClient, CudaError
+from cotenant_lab.programs.client import CudaClient
 
 _MIB: Final = 1 << 20
 _SHORT_NS: Final = 20_000
@@ -216,14 +215,18 @@ def fragment(context: AttackContext) -> None:
     """Fill the quota with small pieces and free every second one, again and again."""
     client = client_of(context)
     pieces: list[int] = []
+
+    def allocate() -> None:
+        pieces.append(client.allocate(_MIB))
+
     for number in context.rounds():
         for _ in range(64):
-            if context.attempt(lambda: pieces.append(client.allocate(_MIB))) is False:
+            if not context.attempt(allocate):
                 break
         if number % 4 == 3:
             for pointer in pieces[::2]:
                 client.free(pointer)
-            pieces = pieces[1::2]
+            del pieces[::2]
 
 
 def hoard_by(context: AttackContext, way: str) -> Iterator[None]:
@@ -284,10 +287,8 @@ def suspend_others(context: AttackContext) -> None:
     own, victim = os.getpid(), int(context.facts["victim_pid"])
     pids = [pid for pid in range(max(2, victim - 200), victim + 200) if pid != own]
     for pid in pids:
-        with_lock = context.attempt(client.call, "cuCheckpointProcessLock", pid, None)
-        if with_lock:
+        if context.attempt(client.call, "cuCheckpointProcessLock", pid, None):
             context.note("suspended", victim=pid)
-    pause(0.01)
     for _ in context.rounds():
         pass
 
@@ -307,6 +308,4 @@ def query_storm(context: AttackContext) -> None:
     for _ in range(4):
         context.in_background(query)
     for _ in context.rounds():
-        with_error = client.try_call("cuEventRecord", event, None)
-        if not with_error:
-            raise CudaError("cuEventRecord", 1)
+        client.call("cuEventRecord", event, None)
