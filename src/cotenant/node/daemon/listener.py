@@ -62,9 +62,7 @@ class ListeningSockets(NamedTuple):
 
 
 def _check_version(request: wire.Request) -> None:
-    is_hook = isinstance(request, wire.Attach)
-    version = getattr(request, "version", wire.VERSION)
-    if error := wire.version_error(version, is_hook=is_hook):
+    if error := wire.version_error(getattr(request, "version", wire.VERSION), is_hook=isinstance(request, wire.Attach)):
         raise PeerError(error)
 
 
