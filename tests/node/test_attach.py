@@ -420,7 +420,7 @@ def test_defect_of_the_node_costs_only_the_connection_that_finds_it(node: InProc
     def fail(*_: object) -> None:
         raise LookupError("no such thing")
 
-    node.processes.tenant_of = fail  # type: ignore[method-assign]
+    node.processes.tenant_of = fail  # type: ignore[assignment, method-assign]
     first, hook = Hook(node), Hook(node)
     answer = hook.attach()
     assert isinstance(answer, wire.ProtocolViolation)
@@ -449,7 +449,7 @@ def test_process_that_the_node_cannot_take_is_refused(node: InProcessNode) -> No
         os.close(int(str(arguments[3])))  # it owns the descriptor
         raise OSError(errno.EMFILE, "Too many open files")
 
-    node.processes.attach = fail  # type: ignore[method-assign]
+    node.processes.attach = fail  # type: ignore[assignment, method-assign]
     hook = Hook(node)
     answer = hook.attach()
     assert isinstance(answer, wire.ProtocolViolation)

@@ -226,10 +226,11 @@ def test_text_that_cannot_be_made_is_an_event_and_no_exception(monkeypatch: pyte
         raise KeyError("share\n")
 
     revoke = Revoke(4, 2, "job", 1, 1, "exit 0")
-    subject = (PeerLost(2), KillTenant(4, 0, 1, 9, "a cause"))[place]
+    event, kill = PeerLost(2), KillTenant(4, 0, 1, 9, "a cause")
+    subject = kill if place else event
     monkeypatch.setitem(FORMATTERS, type(subject), fail)
     event_log = log_with_two_tenants()
-    found = event_log.record(800, PeerLost(2), [revoke, *([subject] if place else [])])
+    found = event_log.record(800, event, [revoke, kill] if place else [revoke])
     assert [event.what for event in found].count(LogEventKind.UNDESCRIBED) == 1
     assert LogEventKind.LOST in [event.what for event in found], "the other sentences of the turn are there"
     [broken] = [event for event in found if event.what is LogEventKind.UNDESCRIBED]
