@@ -10,15 +10,20 @@ from cotenant.workload.kernel import KernelIdentity
 from cotenant.workload.load import BACK_TO_BACK, TRAINING, Launch, Workload
 from cotenant_lab.bench.fill.frontier import (
     LIMITS,
+    OBJECTIVE_RUN_NS,
+    PARTS_PPM,
+    RUN_NS,
     FrontierCase,
     ObjectiveResult,
     PairFrontier,
     SettingResult,
     cells_of,
+    lasting_load,
     objectives_of,
     promise_kept,
     run_case,
     summary_of,
+    with_parts,
 )
 from cotenant_lab.bench.fill.pairs import Pair
 
@@ -104,3 +109,26 @@ def test_run_has_every_setting_and_an_open_gate_equals_the_simple_mode() -> None
     parts = [results[f"MPS, {part}% of the SMs"].offline_vs_alone for part in (20, 40, 60, 80)]
     assert parts == sorted(parts)
     assert all(result.p99_ratio >= 0.99 for result in frontier.results)
+
+
+def test_parts_of_the_sms_beyond_every_limit_are_not_all_run() -> None:
+    tried = []
+
+    def run_part(part_ppm: int) -> SettingResult:
+        tried.append(part_ppm)
+        return result(f"MPS, {part_ppm}", 1.0 + part_ppm / 100_000, part_ppm / 1e6)
+
+    results = with_parts(PARTS_PPM, run_part)
+    beyond = [each for each in results if each.p99_ratio > LIMITS[-1]]
+    assert len(beyond) == 3
+    assert results[-3:] == beyond
+    assert tried == list(PARTS_PPM[: len(results)])
+
+
+def test_requests_with_an_objective_last_as_long_as_the_run() -> None:
+    """Without pauses and next to nothing the requests of a pair are as many as fit into its two seconds."""
+    kernel = Launch(KernelIdentity("k", (40, 1, 1), (1024, 1, 1)), 500_000, 4_000, registers=64)
+    online = Workload("service", (kernel,) * 4, BACK_TO_BACK, RUN_NS // 2_000_000)
+    pair = Pair("a + b", "eager", online, Workload("training", (kernel,), TRAINING))
+    lasting = lasting_load(pair.online)
+    assert lasting.requests * online.device_ns >= OBJECTIVE_RUN_NS

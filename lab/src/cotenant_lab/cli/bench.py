@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
@@ -19,7 +20,7 @@ from cotenant.node.config.file import Config
 
 _PLAIN: Final = ("loop", "device", "hook", "gate", "slice")
 _OWN_FLAGS: Final = {
-    "fill": ("data", "quick", "sweep_bound", "gate", "bound", "delay"),
+    "fill": ("data", "quick", "sweep_bound", "gate", "bound", "delay", "only", "reuse"),
     "cold": ("quick",),
     "collective": ("quick",),
     "faults": ("only",),
@@ -86,8 +87,11 @@ def add_commands(commands: Any) -> None:
         action="append",
         default=None,
         metavar="NAME",
-        help="faults: this kind, goodput: this policy; may be repeated (default all)",
+        help="faults: this kind, goodput: this policy, fill: this part (simulated or live); may be repeated "
+        "(default all)",
     )
+    reuse = "fill: keep the result of every simulated pair in this directory, and read those of the same code"
+    bench.add_argument("--reuse", default=None, metavar="DIR", help=reuse)
     attack = "attack: this attack; may be repeated (default all)"
     bench.add_argument("--attack", action="append", default=None, metavar="NAME", help=attack)
     mode = "attack: only this sharing mode, slices or mps (default both)"
@@ -155,21 +159,26 @@ def _bench_fill(options: argparse.Namespace) -> int:
     import msgspec
 
     from cotenant.harness.harness import NodePolicy
-    from cotenant_lab.bench.fill.bench import ROUNDS, bench_fill
+    from cotenant_lab.bench.fill.bench import PARTS, ROUNDS, bench_fill
     from cotenant_lab.bench.fill.tables import show_fill
     from cotenant_lab.study.data_files import data_directory
+    from cotenant_lab.study.kept_results import keep_results
 
     overrides = {flag: value for flag in ("gate", "bound", "delay") if (value := getattr(options, flag)) is not None}
     overlay(Config(), {("node", flag): value for flag, value in overrides.items()})  # rejects bad values before the run
     policy = msgspec.structs.replace(NodePolicy(), **overrides)
     directory = data_directory(options.data or "", os.environ)
     rounds = options.rounds or (1 if options.quick else ROUNDS)
-    report = bench_fill(
-        *(directory, rounds, policy, print_line),
-        quick=bool(options.quick),
-        sweep=bool(options.sweep_bound),
-        workers=os.cpu_count() or 1,
-    )
+    if unknown := [part for part in options.only or () if part not in PARTS]:
+        raise ConfigError("--only", unknown[0], f"choose {' or '.join(PARTS)} for `bench fill`")
+    with keep_results(Path(options.reuse) if options.reuse else None):
+        report = bench_fill(
+            *(directory, rounds, policy, print_line),
+            quick=bool(options.quick),
+            sweep=bool(options.sweep_bound),
+            workers=os.cpu_count() or 1,
+            parts=options.only or PARTS,
+        )
     if options.json:
         print_json(report)
     else:

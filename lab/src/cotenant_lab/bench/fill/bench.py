@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,9 +18,7 @@ from cotenant.units.instant import MILLISECOND_NS
 from cotenant.workload.load import Workload
 from cotenant_lab.bench.fill.compare import PairComparison, agreement, compare_pairs, ranges_of_comparisons
 from cotenant_lab.bench.fill.frontier import (
-    RUN_NS as FRONTIER_RUN_NS,
-)
-from cotenant_lab.bench.fill.frontier import (
+    PERTURBED_RUN_NS,
     CellSummary,
     FrontierCase,
     ObjectiveSummary,
@@ -33,6 +31,9 @@ from cotenant_lab.bench.fill.frontier import (
     run_cases,
     summary_of,
     targets_met,
+)
+from cotenant_lab.bench.fill.frontier import (
+    RUN_NS as FRONTIER_RUN_NS,
 )
 from cotenant_lab.bench.fill.live import (
     QUICK_SPREAD_RUNS,
@@ -47,6 +48,9 @@ from cotenant_lab.bench.fill.metrics import COTENANT, PairMetrics, Range, Round,
 from cotenant_lab.bench.fill.pairs import PLANS, RUN_NS, MissingPair, Pair, PairPlan, plan_name, read_pairs
 from cotenant_lab.study.data_files import missing_data
 
+SIMULATED: Final = "simulated"
+LIVE: Final = "live"
+PARTS: Final = (SIMULATED, LIVE)
 ROUNDS: Final = 3
 QUICK_RUN_NS: Final = 120 * MILLISECOND_NS
 BOUNDS: Final = ("100us", "250us", "500us", "1ms", "2ms")
@@ -80,27 +84,27 @@ class FillReport(msgspec.Struct, frozen=True, kw_only=True):
 
     bench: str = "fill"
     costs: str = "hardware"
-    vs_best_simple: CellSummary
-    cells_without_alternative: int
-    promise_kept: float
-    promise_kept_by_latency: float
-    objective: ObjectiveSummary
+    vs_best_simple: CellSummary | None = None
+    cells_without_alternative: int | None = None
+    promise_kept: float | None = None
+    promise_kept_by_latency: float | None = None
+    objective: ObjectiveSummary | None = None
     """The same cells with the limit as the latency objective, so that the node's controller chooses."""
-    perturbed: list[PhysicsSummary]
-    live: LiveFrontier
-    offline_spread: float
-    idle_holder_offline: float
+    perturbed: list[PhysicsSummary] = []
+    live: LiveFrontier | None = None
+    offline_spread: float | None = None
+    idle_holder_offline: float | None = None
     met: dict[str, bool]
-    frontiers: list[PairFrontier]
+    frontiers: list[PairFrontier] = []
     rounds: int
     policy: NodePolicy
-    metrics: dict[str, Range]
-    pairs: list[PairMetrics]
-    compared: list[PairComparison]
-    delay_apart: dict[str, float]
+    metrics: dict[str, Range] = {}
+    pairs: list[PairMetrics] = []
+    compared: list[PairComparison] = []
+    delay_apart: dict[str, float] = {}
     """By sharing: the median difference between the live and the simulated online delay ratio."""
     left_out: list[MissingPair]
-    curve: list[BoundPoint]
+    curve: list[BoundPoint] = []
 
 
 def bench_fill(
@@ -112,8 +116,12 @@ def bench_fill(
     quick: bool = False,
     sweep: bool = False,
     workers: int = 1,
+    parts: Collection[str] = PARTS,
 ) -> FillReport:
-    """Measure every pair whose files exist; a quick run takes one pair of each family for a shorter time."""
+    """Measure every pair whose files exist; a quick run takes one pair of each family for a shorter time.
+
+    `parts` names the parts to run. Simulated pairs are cases whose results can be kept.
+    """
     plans = first_of_each_family(PLANS) if quick else PLANS
     pairs, missing = read_pairs(directory, plans, QUICK_RUN_NS if quick else RUN_NS)
     for missing_pair in missing:
@@ -121,10 +129,44 @@ def bench_fill(
     if not pairs:
         raise missing_data(directory / "kernel_timelines")
     setting = RunSettings(device=hardware(PRESET), rules=policy.rules())
-    frontiers, perturbed = simulate_frontiers(directory, plans, setting, workers, report, quick=quick)
+    result = FillReport(met={}, rounds=rounds, policy=policy, left_out=missing)
+    if SIMULATED in parts:
+        frontiers, perturbed = simulate_frontiers(directory, plans, setting, workers, report, quick=quick)
+        result = with_frontiers(result, frontiers, perturbed)
+    if LIVE in parts:
+        result = with_live(result, pairs, (rounds, policy, setting), report, quick=quick, sweep=sweep)
+    return result
+
+
+def with_frontiers(result: FillReport, frontiers: list[PairFrontier], perturbed: list[PhysicsSummary]) -> FillReport:
+    """Add the simulated part."""
     nominal = summary_of([cell for frontier in frontiers for cell in frontier.cells])
-    results = [result for frontier in frontiers for result in frontier.results]
+    results = [each for frontier in frontiers for each in frontier.results]
     kept = promise_kept(results)
+    return msgspec.structs.replace(
+        result,
+        vs_best_simple=nominal,
+        cells_without_alternative=nominal.cells_without_alternative,
+        promise_kept=kept,
+        promise_kept_by_latency=promise_kept(results, by_latency=True),
+        objective=objectives_of(frontiers),
+        perturbed=perturbed,
+        met={**result.met, **targets_met(nominal, kept)},
+        frontiers=frontiers,
+    )
+
+
+def with_live(
+    result: FillReport,
+    pairs: Sequence[Pair],
+    how: tuple[int, NodePolicy, RunSettings],
+    report: ReportLine,
+    *,
+    quick: bool,
+    sweep: bool,
+) -> FillReport:
+    """Add the part with real processes; `how` has the rounds, the node's policy, and the simulator's settings."""
+    rounds, policy, setting = how
     with tempfile.TemporaryDirectory(prefix="cotenant-fill-") as home, SharingHarness(Path(home)) as harness:
         metrics = measure_pairs(harness, pairs, rounds, policy, report)
         few = [pair for pair in pairs if pair.name in {plan_name(plan) for plan in first_of_each_family(PLANS)}]
@@ -133,30 +175,21 @@ def bench_fill(
         idle = measure_idle_holder(harness, few[-1], rounds, report)
         curve = sweep_bounds(harness, pairs_to_sweep(pairs), rounds, policy, report) if sweep else []
     comparisons = compare_pairs(pairs, metrics, setting, report)
-    return FillReport(
-        vs_best_simple=nominal,
-        cells_without_alternative=nominal.cells_without_alternative,
-        promise_kept=kept,
-        promise_kept_by_latency=promise_kept(results, by_latency=True),
-        objective=objectives_of(frontiers),
-        perturbed=perturbed,
+    return msgspec.structs.replace(
+        result,
         live=live,
         offline_spread=spread,
         idle_holder_offline=idle,
-        met={
-            **targets_met(nominal, kept),
+        met=result.met
+        | {
             "live.min": live.min >= LIVE_TARGETS["live_min"],
             "offline_spread": spread <= LIVE_TARGETS["offline_spread"],
             "idle_holder_offline": idle >= LIVE_TARGETS["idle_holder_offline"],
         },
-        frontiers=frontiers,
-        rounds=rounds,
-        policy=policy,
         metrics=ranges_of(metrics) | ranges_of_comparisons(comparisons),
         pairs=metrics,
         compared=comparisons,
         delay_apart=agreement(comparisons, metrics),
-        left_out=missing,
         curve=curve,
     )
 
@@ -176,7 +209,7 @@ def simulate_frontiers(
     frontiers = run_cases(cases, setting, workers, report)
     if quick:
         return frontiers, []
-    few, _ = read_pairs(directory, first_of_each_family(plans), FRONTIER_RUN_NS)
+    few, _ = read_pairs(directory, first_of_each_family(plans), PERTURBED_RUN_NS)
     perturbed = []
     for cell, members in perturbed_cases(few).items():
         report(f"physics: {cell}")

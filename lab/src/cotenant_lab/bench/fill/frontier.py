@@ -24,6 +24,7 @@ from cotenant.softgpu.sim.results import DeviceRun
 from cotenant.units.instant import MILLISECOND_NS, SECOND_NS
 from cotenant.units.share import WHOLE_PPM
 from cotenant.units.text import format_share
+from cotenant.workload.load import Workload
 from cotenant_lab.bench.fill.pairs import Pair
 from cotenant_lab.study.claim import KERNEL_CELLS, Perturbation, perturbed_setting
 from cotenant_lab.study.workers import mapping
@@ -40,6 +41,9 @@ _LASTING_FACTOR: Final = 2 * OBJECTIVE_RUN_NS // RUN_NS
 DELAYS_PPM: Final = (10_000, 20_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 2_000_000)
 PARTS_PPM: Final = tuple(range(50_000, 1_000_000, 50_000))
 """Parts of the SMs for the offline program: of a fixed share, and of `--sms`."""
+PERTURBED_RUN_NS: Final = SECOND_NS
+PERTURBED_PARTS_PPM: Final = PARTS_PPM[1::2]
+"""With wrong physics, runs are shorter and fewer parts are tried, because there are nine times as many."""
 _BEYOND_MAX: Final = 3
 """After this many parts of the SMs in a row beyond every limit, larger ones are not run."""
 PROMISE_SLACK: Final = 0.005
@@ -225,7 +229,8 @@ def run_case(case: FrontierCase, setting: RunSettings) -> PairFrontier:
     if case.perturbation is not None:
         setting = perturbed_setting(setting, case.perturbation)
     baseline = _Baseline(case.pair, setting)
-    results = [*_simple_results(baseline), *_cotenant_results(baseline)]
+    parts_ppm = PARTS_PPM if case.perturbation is None else PERTURBED_PARTS_PPM
+    results = [*_simple_results(baseline, parts_ppm), *_cotenant_results(baseline, parts_ppm)]
     return PairFrontier(
         pair=case.pair.name,
         results=results,
@@ -279,7 +284,7 @@ def _p99(latencies_ns: Sequence[int]) -> int:
     return sorted(latencies_ns)[min(round(0.99 * len(latencies_ns)), len(latencies_ns) - 1)]
 
 
-def _simple_results(baseline: _Baseline) -> list[SettingResult]:
+def _simple_results(baseline: _Baseline, parts_ppm: Sequence[int]) -> list[SettingResult]:
     sm_count = baseline.setting.device.sm_count
     runs: dict[str, DeviceRun] = {
         "time slices": _play_simple(baseline, is_mps=False),
@@ -294,17 +299,17 @@ def _simple_results(baseline: _Baseline) -> list[SettingResult]:
             played = _play_simple(baseline, sm_cap=sm_cap, has_priority=has_priority)
             return baseline.result(f"{name}, {format_share(part_ppm)} of the SMs", played)
 
-        results += _with_parts(with_part)
+        results += with_parts(parts_ppm, with_part)
     return results
 
 
-def _with_parts(run: Callable[[int], SettingResult]) -> list[SettingResult]:
+def with_parts(parts_ppm: Sequence[int], run: Callable[[int], SettingResult]) -> list[SettingResult]:
     """Run a mode with parts of the SMs from the smallest one on.
 
     Larger parts delay the online program more: after several in a row with which it is beyond every limit, none is run.
     """
     results: list[SettingResult] = []
-    for part_ppm in PARTS_PPM:
+    for part_ppm in parts_ppm:
         results.append(run(part_ppm))
         latest = results[-_BEYOND_MAX:]
         if len(latest) == _BEYOND_MAX and all(result.p99_ratio > LIMITS[-1] for result in latest):
@@ -324,7 +329,7 @@ def _play_simple(baseline: _Baseline, *, is_mps: bool = True, has_priority: bool
     )
 
 
-def _cotenant_results(baseline: _Baseline) -> list[SettingResult]:
+def _cotenant_results(baseline: _Baseline, parts_ppm: Sequence[int]) -> list[SettingResult]:
     tenants = [
         Tenant(load=baseline.pair.online, priority=_ONLINE_PRIORITY),
         Tenant(load=baseline.pair.offline, priority=_OFFLINE_PRIORITY),
@@ -347,7 +352,7 @@ def _cotenant_results(baseline: _Baseline) -> list[SettingResult]:
         def with_part(part_ppm: int, policy: Policy = policy, name: str = name) -> SettingResult:
             return baseline.result(f"{name}, sms {format_share(part_ppm)}", played(policy, sm_ppm=part_ppm))
 
-        results += _with_parts(with_part)
+        results += with_parts(parts_ppm, with_part)
     results += [
         baseline.result("cotenant slices, gate open", played("open-gate-slice")),
         baseline.result("cotenant mps, gate open", played("open-gate")),
@@ -356,14 +361,18 @@ def _cotenant_results(baseline: _Baseline) -> list[SettingResult]:
     return results
 
 
+def lasting_load(load: Workload) -> Workload:
+    """Return the load with requests until the end of a run with an objective."""
+    return msgspec.structs.replace(load, requests=load.requests * _LASTING_FACTOR)
+
+
 def _objective_results(pair: Pair, setting: RunSettings) -> list[ObjectiveResult]:
     """Run the pair with every limit as the objective of the online program, under MPS and in time slices."""
 
     def spec(guests: tuple[Guest, ...]) -> RunSpec:
         return RunSpec(guests=guests, setting=setting, for_ns=OBJECTIVE_RUN_NS, warm_ns=OBJECTIVE_WARM_NS)
 
-    lasting = msgspec.structs.replace(pair.online, requests=pair.online.requests * _LASTING_FACTOR)
-    online = Guest(load=lasting, online=True, priority=_ONLINE_PRIORITY)
+    online = Guest(load=lasting_load(pair.online), online=True, priority=_ONLINE_PRIORITY)
     offline = Guest(load=pair.offline, online=False, priority=_OFFLINE_PRIORITY)
     alone_ns = mps(spec((online,))).guests[0].quantile_ns(0.99)
     speed_ns = mps(spec((offline,))).guests[0].done_ns

@@ -17,7 +17,7 @@ _NAME_MOST = 40
 def show_fill(console: Console, report: FillReport) -> None:
     """Print the report of `cotenant-lab bench fill`."""
     show_frontier(console, report)
-    for sharing, mode in COTENANT.items():
+    for sharing, mode in COTENANT.items() if report.pairs else ():
         rows = [_row(pair, sharing, mode) for pair in report.pairs]
         headers = [
             "PAIR",
@@ -54,7 +54,7 @@ def show_fill(console: Console, report: FillReport) -> None:
 
 
 def show_frontier(console: Console, report: FillReport) -> None:
-    """Print the comparison with the simple modes."""
+    """Print the comparison with the simple modes, as far as it was measured."""
     rows = [
         [
             cell.pair,
@@ -70,28 +70,26 @@ def show_frontier(console: Console, report: FillReport) -> None:
     ]
     headers = ["PAIR", "P99 LIMIT", "BEST SIMPLE MODE", "OFFLINE", "BEST COTENANT SETTING", "OFFLINE", "RATIO"]
     console.print(table("offline speed within a limit of the online p99, in simulated time", headers, rows, fold=True))
-    simulated, chosen = report.vs_best_simple, report.objective
-    summary = [
-        ["cotenant over the best simple mode", f"{simulated.min:.2f}", f"{simulated.median:.2f}"],
-        [
-            "with the limit as objective",
-            f"{chosen.vs_best_simple_min:.2f}",
-            f"{chosen.vs_best_simple_median:.2f}",
-        ],
-        ["live", f"{report.live.min:.2f}", f"{report.live.median:.2f}"],
-        *(
-            [f"physics: {each.cell}", f"{each.vs_best_simple.min:.2f}", f"{each.vs_best_simple.median:.2f}"]
-            for each in report.perturbed
-        ),
+    compared = [
+        ("cotenant over the best simple mode", report.vs_best_simple),
+        ("live", report.live),
+        *((f"physics: {each.cell}", each.vs_best_simple) for each in report.perturbed),
     ]
+    summary = [[name, f"{each.min:.2f}", f"{each.median:.2f}"] for name, each in compared if each is not None]
+    chosen = report.objective
+    if chosen is not None:
+        ratios = (chosen.vs_best_simple_min, chosen.vs_best_simple_median)
+        summary.append(["with the limit as objective", *(f"{ratio:.2f}" for ratio in ratios)])
     console.print(table("over all cells", ["COMPARISON", "MIN", "MEDIAN"], summary))
-    console.print(
-        f"cells without a simple mode within the limit: {report.cells_without_alternative}; delay budgets kept: "
-        f"{report.promise_kept:.0%} by waits of kernels, {report.promise_kept_by_latency:.0%} by mean latency; "
-        f"objectives kept: {chosen.kept:.0%}; spread of offline speed: {report.offline_spread:.0%}; "
-        f"offline speed next to an idle holder: {report.idle_holder_offline:.0%}",
-        highlight=False,
-    )
+    values = [
+        ("delay budgets kept, by waits of kernels", report.promise_kept),
+        ("by mean latency", report.promise_kept_by_latency),
+        ("objectives kept", None if chosen is None else chosen.kept),
+        ("spread of offline speed", report.offline_spread),
+        ("offline speed next to an idle holder", report.idle_holder_offline),
+    ]
+    shown = "; ".join(f"{name}: {value:.0%}" for name, value in values if value is not None)
+    console.print(f"cells without a simple mode: {report.cells_without_alternative}; {shown}", highlight=False)
     missed = [name for name, is_met in report.met.items() if not is_met]
     console.print(f"targets missed: {', '.join(missed) or 'none'}", highlight=False)
 
