@@ -242,6 +242,16 @@ def test_missed_objective_is_kept_by_a_dedicated_device(results: list[ArkResult]
     assert missed_of([with_(ATTAINED - 0.01, 0.2), with_(1.0, ATTAINED)]) == []
 
 
+def test_losses_add_up_to_the_goodput_of_devices_of_their_own(results: list[ArkResult]) -> None:
+    losses = simulated_of(results).losses
+    assert [loss.cases for loss in losses] == ["all", "3x", "bursty", "20%", "5x"]
+    assert [loss.count for loss in losses] == [2, 1, 2, 2, 1]
+    goodput = sum(result.modes["cotenant"].goodput for result in results) / len(results)
+    total = losses[0]
+    assert goodput + total.missed + total.contention + total.protection == pytest.approx(2, abs=1e-3)
+    assert total.protection >= 0
+
+
 def test_nothing_answered_by_mps_counts_as_one_request(results: list[ArkResult]) -> None:
     one = results[0]
     none = msgspec.structs.replace(one.modes["mps"], within_per_s=0.0)

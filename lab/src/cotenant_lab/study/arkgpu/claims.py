@@ -126,6 +126,11 @@ def claims_of(
         else:
             fastest = against[name.replace("goodput_", "goodput_fastest_")].median
             reason += f", {fastest:+.0f} % if the training is as fast as in its fastest mode on one device"
+            loss = simulated.losses[0]
+            reason += (
+                f"; of the goodput of devices for each, missed objectives cost {loss.missed:.2f}, contention "
+                f"{loss.contention:.2f} and the protection of the services {loss.protection:.2f} (means)"
+            )
         rival = against[
             name.replace("_vs_mps_pct", "_vs_mps_priority_pct").replace("_vs_exclusive", "_vs_mps_priority")
         ]

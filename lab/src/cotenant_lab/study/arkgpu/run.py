@@ -209,6 +209,19 @@ def _evaluate(case: ArkCase, setting: RunSettings, run_ns: int, shown: bool) -> 
 _Of = Callable[[ArkResult], float]
 
 
+class GoodputLoss(msgspec.Struct, frozen=True, kw_only=True):
+    """Where `cotenant` loses goodput of the sum of all tenants on devices of their own: means over cases."""
+
+    cases: str
+    count: int
+    missed: float
+    """Requests beyond their objective."""
+    contention: float
+    """Speed that the training loses even in the mode in which it is fastest."""
+    protection: float
+    """Speed that it loses in addition under `cotenant`."""
+
+
 class ArkSimulation(msgspec.Struct, frozen=True, kw_only=True):
     """Results of all cases: distributions by metric, and by mode and metric."""
 
@@ -226,6 +239,8 @@ class ArkSimulation(msgspec.Struct, frozen=True, kw_only=True):
     attained: dict[str, int]
     """By mode: in how many of these it reaches the objective, too."""
     by_load: dict[str, dict[str, Distribution]]
+    losses: list[GoodputLoss]
+    """Over all cases, and by objective, load and level."""
 
 
 def simulated_of(results: Sequence[ArkResult]) -> ArkSimulation:
@@ -254,7 +269,38 @@ def simulated_of(results: Sequence[ArkResult]) -> ArkSimulation:
             }
             for load, load_results in by_load.items()
         },
+        losses=losses_of(results),
     )
+
+
+def losses_of(results: Sequence[ArkResult]) -> list[GoodputLoss]:
+    """Return the losses over all cases and over those of each objective, load and level."""
+    groups: dict[str, list[ArkResult]] = {"all": list(results)}
+    for result in results:
+        for name in (f"{result.objective}x", result.load, f"{result.level:.0%}"):
+            groups.setdefault(name, []).append(result)
+    return [_loss(name, group) for name, group in groups.items() if group]
+
+
+def _loss(name: str, results: Sequence[ArkResult]) -> GoodputLoss:
+    ours = [result.modes["cotenant"] for result in results]
+    fastest = [_fastest_offline(result) for result in results]
+    services = [result.modes["exclusive"].gpus - 1 for result in results]
+    missed = [count - (own.goodput - own.offline) for count, own in zip(services, ours, strict=True)]
+    return GoodputLoss(
+        cases=name,
+        count=len(results),
+        missed=round(statistics.fmean(missed), 4),
+        contention=round(statistics.fmean(1 - offline for offline in fastest), 4),
+        protection=round(
+            statistics.fmean(offline - own.offline for offline, own in zip(fastest, ours, strict=True)), 4
+        ),
+    )
+
+
+def _fastest_offline(result: ArkResult) -> float:
+    """Return the training's speed in the mode on one device in which it is fastest."""
+    return max(metrics.offline for mode, metrics in result.modes.items() if mode != "exclusive")
 
 
 def _queued(results: Sequence[ArkResult], mode: str) -> dict[str, Distribution]:
@@ -285,8 +331,7 @@ def _fastest(result: ArkResult, rival: str) -> float:
     Kernels that run together slow each other in every mode, which the bound by SM time does not contain.
     """
     services = result.modes["exclusive"].gpus - 1
-    offline = max(metrics.offline for mode, metrics in result.modes.items() if mode != "exclusive")
-    return 100 * ((services + offline) / max(result.modes[rival].goodput, 1e-9) - 1)
+    return 100 * ((services + _fastest_offline(result)) / max(result.modes[rival].goodput, 1e-9) - 1)
 
 
 def _goodput(rival: str) -> _Of:

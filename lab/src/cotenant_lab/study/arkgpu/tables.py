@@ -38,6 +38,7 @@ def show_arkgpu(console: Console, report: ArkgpuReport) -> None:
     """Print the report of `cotenant-lab study arkgpu`."""
     _show_modes(console, report.simulated)
     _show_against(console, report)
+    _show_losses(console, report.simulated)
     _show_missed(console, report)
     _show_peaks(console, report.peaks)
     _show_steps(console, report.steps)
@@ -66,6 +67,16 @@ def _show_modes(console: Console, simulated: ArkSimulation) -> None:
     columns = ["MODE", "OBJECTIVE KEPT", "WITHIN", "SERVICE", "P99", "GROWING QUEUES", "OFFLINE", "GOODPUT"]
     title = f"simulated, {len(simulated.cases)} cases: medians (WITHIN: mean), per device; times over those alone"
     console.print(table(title, columns, rows))
+    console.print()
+
+
+def _show_losses(console: Console, simulated: ArkSimulation) -> None:
+    rows: list[list[str | Text]] = [
+        [loss.cases, str(loss.count), f"{loss.missed:.3f}", f"{loss.contention:.3f}", f"{loss.protection:.3f}"]
+        for loss in simulated.losses
+    ]
+    columns = ["CASES", "NUMBER", "MISSED OBJECTIVES", "CONTENTION", "PROTECTION"]
+    console.print(table("goodput that cotenant loses of devices for each tenant, means", columns, rows))
     console.print()
 
 
