@@ -169,6 +169,18 @@ def half_flushes() -> None:
         assert same(mixed, FLOATS.astype(np.float16).astype(np.float32) + OTHERS)
 
 
+def extremes_of_a_warp() -> None:
+    """redux of floats: a NaN counts only if the instruction says so."""
+    values = FLOATS
+    for name, pick in (("min", np.fmin), ("max", np.fmax)):
+        for ending in ("", ".abs", ".NaN", ".abs.NaN"):
+            got = floats(f"redux.sync.{name}{ending}.f32 %f5, %f2, -1;", values, values, values).reshape(8, 32)
+            sizes = (np.abs(values) if "abs" in ending else values).reshape(8, 32)
+            expected = pick.reduce(sizes, axis=1)
+            expected = np.where(np.isnan(sizes).any(1), np.nan, expected) if "NaN" in ending else expected
+            assert np.array_equal(got, np.repeat(expected, 32).reshape(8, 32), equal_nan=True), (name, ending)
+
+
 def pairs_of_floats() -> None:
     a, b = FLOATS, OTHERS
     pack = "mov.b64 %d4, {%r2, %r3}; mov.b64 %d5, {%r3, %r4}; "
@@ -317,7 +329,17 @@ WAIT: mbarrier.try_wait.shared::cta.b64 %p2, [%r3], %d4; @!%p2 bra WAIT;
     assert (out[224:240] == np.where(np.arange(16) % 2, 0, 11)).all()
 
 
-CASES: list[Callable[[], None]] = [integers, orders, half_flushes, pairs_of_floats, conversions, vectors, tiles, copies]
+CASES: list[Callable[[], None]] = [
+    integers,
+    orders,
+    half_flushes,
+    extremes_of_a_warp,
+    pairs_of_floats,
+    conversions,
+    vectors,
+    tiles,
+    copies,
+]
 
 
 def main() -> None:

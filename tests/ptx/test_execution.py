@@ -31,11 +31,12 @@ def test_forms_for_newer_devices_compute_their_results(softgpu: Path) -> None:
     assert manage.inspect(softgpu, 0)["code"]["refused_kernels"] == 0
 
 
-def test_clusters_of_blocks_share_memory_and_barriers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", ["ptx_clusters.py", "ptx_groups.py"])
+def test_clusters_of_blocks_and_groups_of_warps(tmp_path: Path, program: str) -> None:
     directory = tmp_path / "hopper"
     manage.create(directory, "h100", 1)
     try:
-        assert run(directory, "ptx_clusters.py") == "computed\n"
+        assert run(directory, program) == "computed\n"
         assert manage.inspect(directory, 0)["code"]["refused_kernels"] == 0
     finally:
         manage.destroy(directory)

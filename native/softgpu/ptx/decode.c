@@ -445,8 +445,9 @@ void ptx_decode(struct parser *parser, struct statement *s)
 {
     if (ptx_current(parser)->reason) /* nothing of the function will be executed */
         return;
-    if (ptx_decode_cluster(parser, s) || ptx_decode_control(parser, s) || ptx_decode_memory(parser, s) || ptx_decode_matrix(parser, s) ||
-        ptx_decode_fragments(parser, s) || ptx_decode_video(parser, s))
+    if (ptx_decode_cluster(parser, s) || ptx_decode_control(parser, s) || ptx_decode_memory(parser, s) ||
+        ptx_decode_matrix(parser, s) || ptx_decode_group(parser, s) || ptx_decode_fragments(parser, s) ||
+        ptx_decode_video(parser, s))
         return;
     normalize(s);
     if (!ptx_decode_data(parser, s))

@@ -249,16 +249,20 @@ static void decode_redux(struct parser *parser, struct statement *s)
     static const char *const ops[] = {"add", "min", "max", "and", "or", "xor", NULL};
     ptx_take(s, "sync");
     const char *op = ptx_take_any(s, ops);
+    const int is_abs = ptx_take(s, "abs"), is_nan = ptx_take(s, "NaN");
     const struct type *type = ptx_take_type(s);
-    if (!op || !type || type->bytes != 4 || type->class == CLASS_FLOAT || s->count != 3 || !ptx_rest(parser, s)) {
+    const int is_real = type && type->class == CLASS_FLOAT, is_order = op && op[0] == 'm';
+    if (!op || !type || type->bytes != 4 || type->is_pair || (is_real && !is_order) || (!is_real && (is_abs || is_nan)) ||
+        type->class == CLASS_BF16 || s->count != 3 || !ptx_rest(parser, s)) {
         ptx_refuse(parser, "has an unsupported redux");
         return;
     }
     uint32_t d = ptx_destination(parser, &s->operands[0], type), a = ptx_source(parser, s, &s->operands[1], type);
-    struct ptx_ins *ins = emit_warp(parser, s, ptx_reduce, 2);
+    struct ptx_ins *ins = emit_warp(parser, s, is_real ? ptx_reduce_real : ptx_reduce, 2);
     ins->o[0] = d;
     ins->o[1] = a;
     ins->flags = type->class == CLASS_SIGNED ? FLAG_SIGNED : 0;
+    ins->round = (uint8_t)(is_abs | is_nan << 1);
     while (strcmp(ops[ins->op], op) != 0)
         ins->op++;
 }

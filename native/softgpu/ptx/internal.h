@@ -282,7 +282,7 @@ void ptx_skip_statement(struct lexer *lexer);
 enum operand_kind { OPERAND_NONE, OPERAND_REGISTER, OPERAND_NUMBER, OPERAND_SYMBOL, OPERAND_VECTOR, OPERAND_ADDRESS,
                     OPERAND_LABEL, OPERAND_SINK, OPERAND_LIST };
 
-enum { MAX_OPERANDS = 12, MAX_MEMBERS = 64, MAX_MODIFIERS = 16 };
+enum { MAX_OPERANDS = 12, MAX_MEMBERS = 160, MAX_MODIFIERS = 16 };
 
 struct operand {
     enum operand_kind kind;
@@ -322,6 +322,7 @@ int ptx_decode_data(struct parser *parser, struct statement *s);
 int ptx_decode_conversion(struct parser *parser, struct statement *s);
 int ptx_is_one_of(const char *name, const char *const *names);
 int ptx_decode_matrix(struct parser *parser, struct statement *s);
+int ptx_decode_group(struct parser *parser, struct statement *s);
 int ptx_decode_fragments(struct parser *parser, struct statement *s);
 int ptx_decode_video(struct parser *parser, struct statement *s);
 void ptx_decode_mbarrier(struct parser *parser, struct statement *s);
@@ -387,6 +388,7 @@ void ptx_shuffle(struct ptx_warp *warp, const struct ptx_ins *ins, uint32_t mask
 void ptx_vote(struct ptx_warp *warp, const struct ptx_ins *ins, uint32_t mask);
 void ptx_match(struct ptx_warp *warp, const struct ptx_ins *ins, uint32_t mask);
 void ptx_reduce(struct ptx_warp *warp, const struct ptx_ins *ins, uint32_t mask);
+void ptx_reduce_real(struct ptx_warp *warp, const struct ptx_ins *ins, uint32_t mask);
 void ptx_elect(struct ptx_warp *warp, const struct ptx_ins *ins, uint32_t mask);
 void ptx_active_mask(struct ptx_warp *warp, const struct ptx_ins *ins, uint32_t mask);
 void ptx_mma(struct ptx_warp *warp, const struct ptx_ins *ins, uint32_t mask);

@@ -105,6 +105,25 @@ void ptx_reduce(struct ptx_warp *w, const struct ptx_ins *i, uint32_t mask)
             WORDS(0)[t] = v;
 }
 
+/* The smallest (op 1) or largest float; `round`: bit 0, of the absolute values; bit 1, NaN if one of them is NaN. */
+void ptx_reduce_real(struct ptx_warp *w, const struct ptx_ins *i, uint32_t mask)
+{
+    uint32_t members = members_of(w, i, mask);
+    float v = NAN;
+    int has_nan = 0;
+    for (int t = 0; t < WARP; t++) {
+        if (!(members & ptx_bit[t]))
+            continue;
+        float a = bits_float(WORDS(1)[t] & (i->round & 1 ? 0x7fffffff : UINT32_MAX));
+        has_nan |= a != a;
+        v = i->op == 1 ? MIN_FLOAT(v, a) : MAX_FLOAT(v, a);
+    }
+    v = one_nan(has_nan && i->round & 2 ? NAN : v);
+    for (int t = 0; t < WARP; t++)
+        if (mask & ptx_bit[t])
+            WORDS(0)[t] = float_bits(v);
+}
+
 void ptx_elect(struct ptx_warp *w, const struct ptx_ins *i, uint32_t mask)
 {
     uint32_t leader = (uint32_t)__builtin_ctz(members_of(w, i, mask));
