@@ -108,6 +108,8 @@ static int watch(struct sg_server *server, int descriptor, uint64_t token)
 
 /* ---- who a client is ---------------------------------------------------------------------------------------------- */
 
+enum { MAP_BYTES = 4096 };
+
 static int namespace_of(pid_t pid, const char *kind, struct stat *status)
 {
     char path[64];
@@ -115,13 +117,36 @@ static int namespace_of(pid_t pid, const char *kind, struct stat *status)
     return stat(path, status) == 0;
 }
 
+/* Reads the map of user ids of a process's user namespace; returns its length, or -1. */
+static ssize_t read_map(pid_t pid, char text[static MAP_BYTES])
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/uid_map", (int)pid);
+    const int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    const ssize_t got = descriptor < 0 ? -1 : read(descriptor, text, MAP_BYTES);
+    if (descriptor >= 0)
+        close(descriptor);
+    return got;
+}
+
+static int has_same_map(pid_t one, pid_t other)
+{
+    char first[MAP_BYTES], second[MAP_BYTES];
+    const ssize_t got = read_map(one, first);
+    return got > 0 && read_map(other, second) == got && memcmp(first, second, (size_t)got) == 0;
+}
+
 int sg_shares_namespace(pid_t one, pid_t other, const char *kind)
 {
     struct stat first, second;
+    if (one <= 0 || other <= 0)
+        return 0;
     if (one == other)
-        return one > 0;
-    return one > 0 && other > 0 && namespace_of(one, kind, &first) && namespace_of(other, kind, &second) &&
-           first.st_dev == second.st_dev && first.st_ino == second.st_ino;
+        return 1;
+    /* The links of a process with more capabilities than this one cannot be read; its map of user ids can. */
+    if (!namespace_of(one, kind, &first) || !namespace_of(other, kind, &second))
+        return errno == EACCES && has_same_map(one, other);
+    return first.st_dev == second.st_dev && first.st_ino == second.st_ino;
 }
 
 int sg_is_owner(const struct sg_client *client)

@@ -163,7 +163,8 @@ struct sg_server {
     char report[SG_REPORT_BYTES];
 };
 
-/* Returns whether two processes are in the same namespace of a kind, such as "pid"; 0 if that is unknown. */
+/* Returns whether two processes are in the same namespace of a kind, such as "pid"; where its links cannot be read,
+ * whether they have the same map of user ids. */
 int sg_shares_namespace(pid_t one, pid_t other, const char *kind);
 /* Returns whether a client belongs to the user of the device, who alone may end it, slow it down or inject faults into
  * others: root in another user namespace does not. */
