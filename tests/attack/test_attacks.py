@@ -48,5 +48,5 @@ def test_attacks_have_unique_names_and_every_start() -> None:
 
 def test_only_unhooked_and_long_work_is_uncontained_under_time_slices() -> None:
     uncontained = [attack.name for attack in ATTACKS if attack.reason(mps=False)]
-    long_work = [f"work-{name}" for name in ("long", "durations", "shapes", "graphs", "collective")]
+    long_work = [f"work-{name}" for name in ("long", "longer", "durations", "shapes", "graphs", "collective")]
     assert uncontained == ["bypass-launch", *long_work]

@@ -37,12 +37,15 @@ class Group(enum.Enum):
 _KERNEL_FAULT: Final = "MPS reports a client's fatal fault to all clients of its server"
 _DEATH: Final = "MPS leaves undefined what becomes of the others when a client dies with work in flight"
 _LONG_WORK: Final = "work that has begun runs to its end; losses are limited to `delay` of the time, not each request"
+_LEARNED_TIME: Final = (
+    "the gate keeps a learned kernel time while no measurement is free of an active neighbour, and charges too little"
+)
 _MPS_CONTROL: Final = "the control daemon of MPS obeys every process of its user"
 _UNHOOKED_WORK: Final = "work that passes no gate takes device time until the node has found and killed its process"
 
 
 class Attack(msgspec.Struct, frozen=True):
-    """One attack: its program, how it starts, and what the hardware cannot contain."""
+    """One attack: its program, how it starts, and why it is not contained."""
 
     name: str
     group: Group
@@ -169,8 +172,9 @@ ATTACKS: Final[tuple[Attack, ...]] = (
            damages=True),
     Attack("files-delete", Group.FILES, "sockets and files of the node", "pages:delete_runtime_files", damages=True),
     # -- misleading and endless work
-    _work("work-long", "kernels as long as a request", "long_kernels", _LONG_WORK),
-    _work("work-durations", "short kernels that become long", "change_durations", _LONG_WORK),
+    _work("work-long", "kernels as long as a request", "long_kernels:new", _LONG_WORK),
+    _work("work-longer", "the same, by kernels that were short before", "long_kernels:known", _LEARNED_TIME),
+    _work("work-durations", "short kernels that become long", "change_durations", _LEARNED_TIME),
     _work("work-shapes", "long kernels, each with another grid", "change_shapes", _LONG_WORK),
     _work("work-graphs", "a new graph for each launch", "new_graphs", _LONG_WORK),
     _work("work-collective", "collectives whose peers never come", "collective_without_peers", _LONG_WORK),

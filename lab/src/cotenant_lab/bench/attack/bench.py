@@ -110,7 +110,7 @@ class AttackResult(msgspec.Struct, frozen=True, kw_only=True):
     runs: int
     harmed: int
     uncontained: str
-    """Why the hardware cannot contain it; empty: it must be contained."""
+    """Why it cannot be contained; empty: it must be contained."""
     failed_requests: int
     ratio_p50: float
     ratio_max: float
@@ -130,7 +130,7 @@ class AttackReport(msgspec.Struct, frozen=True, kw_only=True):
     runs: int
     online_harmed: int
     """Runs with a failed request, or a p99 above 1.2 times that with a well-behaved neighbour; without those attacks
-    that the hardware cannot contain."""
+    that cannot be contained."""
     baseline_above: int
     """Runs whose p99 with a well-behaved neighbour was above 1.2 times the median of all runs: the noise of the
     machine."""
@@ -143,7 +143,7 @@ class AttackReport(msgspec.Struct, frozen=True, kw_only=True):
     """Runs of a bypass whose memory the driver refused."""
     bytes_past_quota_1s_after_detection: int
     uncontained: list[str]
-    """Attacks that harmed the online tenant and that the hardware cannot contain."""
+    """Attacks that harmed the online tenant and that cannot be contained."""
     not_started: list[str]
     stalled_ms_p50: float
     stalled_ms_max: float

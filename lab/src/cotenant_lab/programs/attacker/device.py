@@ -49,11 +49,12 @@ def change_durations(context: AttackContext) -> None:
         client.wait()
 
 
-def long_kernels(context: AttackContext) -> None:
-    """Launch kernels that take as long as a whole request of the online tenant."""
+def long_kernels(context: AttackContext, which: str) -> None:
+    """Launch kernels as long as a request of the online tenant: `known` ones, short until now, or `new` ones."""
     client = client_of(context)
+    blocks = {"known": 80, "new": 96}[which]
     while context.has_time:
-        context.attempt(client.launch, _LONG_NS)
+        context.attempt(client.launch, _LONG_NS, blocks)
         client.wait()
 
 
