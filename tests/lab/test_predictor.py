@@ -203,6 +203,12 @@ def test_held_outcomes_do_not_change_the_fit(measured: PredictorMeasurements) ->
     assert len(cases) == sum(one.is_held for one in outcomes)
 
 
+def test_number_of_workers_does_not_change_simulated_pairs(measured: PredictorMeasurements) -> None:
+    one, two = (fitting._play_all(measured.streams, 3, workers, 200, silent) for workers in (1, 2))
+    assert one == two
+    assert {len(pairs) for pairs in one[0].values()} == {15}
+
+
 def test_a_left_out_data_set_does_not_change_its_own_predictions(measured: PredictorMeasurements) -> None:
     split = split_outcomes(measured.split_alone, measured.split_pairs)
     parva = parva_outcomes(measured.profiles)

@@ -8,7 +8,7 @@ interference. How far they are trusted, and how wide intervals are, is chosen by
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -232,9 +232,8 @@ def _play_all(
         cases += [PairCase(mode, number, seed) for number in range(sizes[0] + sizes[1])]
         cases += [PairCase(mode, number, seed, streams) for number in range(sizes[2])]
     played: list[SimulatedPair] = []
-    with mapping(workers) as spread:
-        pairs: Iterable[SimulatedPair] = spread(play, cases, chunksize=_CHUNK) if workers > 1 else spread(play, cases)
-        for pair in pairs:
+    with mapping(workers, _CHUNK) as spread:
+        for pair in spread(play, cases):
             played.append(pair)
             progress("pairs", len(played), len(cases))
     fitted: dict[ServingMode, list[SimulatedPair]] = {}
