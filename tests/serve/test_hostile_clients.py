@@ -9,6 +9,7 @@ import socket
 import ssl
 import struct
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -137,6 +138,20 @@ def call(server: Server, method: str, message: bytes) -> bytes:
 def children_of(server: Server) -> list[str]:
     tasks = Path(f"/proc/{server.process.pid}/task").iterdir()
     return [pid for task in tasks for pid in (task / "children").read_text().split()]
+
+
+@pytest.mark.parametrize("depth", [2_000, 300_000])
+@pytest.mark.parametrize("begin, end", [('"data":', "}]}"), ('"parameters":{"a":', '},"data":[1]}]}')])
+def test_deeply_nested_json_is_refused(server: Server, begin: str, end: str, depth: int) -> None:
+    tensor = '{"inputs":[{"name":"IN","shape":[1,1],"datatype":"FP32",'
+    for nested in ("[" * depth + "]" * depth, "[" * depth, '{"a":' * depth + "1" + "}" * depth):
+        body = f"{tensor}{begin}{nested}{end}".encode()
+        request = urllib.request.Request(f"http://{server.http}/v2/models/numbers/infer", body)
+        with pytest.raises(urllib.error.HTTPError) as refusal:
+            urllib.request.urlopen(request, timeout=60)
+        assert (refusal.value.code, b"not a valid inference request" in refusal.value.read()) == (400, True)
+    with urllib.request.urlopen(f"http://{server.http}/v2/health/ready", timeout=60) as answer:
+        assert answer.status == 200
 
 
 def test_large_message_is_decoded_in_another_process(server: Server) -> None:

@@ -6,7 +6,7 @@ import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -208,6 +208,36 @@ def test_server_whose_folder_vanishes_keeps_its_models(tmp_path: Path) -> None:
     identity(folder / "other.onnx", "FP32")
     until(lambda: fetch(server.http, "v2/models/other/ready")[0] == 200)
     assert fetch(server.http, "v2/models/good/ready")[0] == 200
+    server.stop()
+
+
+def test_file_replaced_by_something_else_while_polling_affects_no_model(tmp_path: Path) -> None:
+    """Each replacement is seen by several polls: the loaded version answers until a good file is there again."""
+    folder = tmp_path / "models"
+    identity(folder / "good.onnx", "FP32")
+    identity(folder / "changed.onnx", "FP32")
+    path, hidden = folder / "changed.onnx", folder / ".changed"
+    server = Server(folder, "--model-control", "poll", "--poll-interval", "20ms")
+    replacements: list[Callable[[], object]] = [
+        lambda: os.mkfifo(hidden),
+        lambda: hidden.symlink_to("/dev/zero"),
+        lambda: hidden.symlink_to(path),
+        lambda: hidden.symlink_to("/proc/self/mem"),
+        lambda: hidden.write_bytes(b"\x08" * 10_000),
+    ]
+    tensor = {"name": "IN", "shape": [1, 4], "datatype": "FP32", "data": [1.0] * 4}
+    for replace in replacements:
+        replace()
+        hidden.rename(path)  # at once: a model whose file is missing at a poll is unloaded
+        identity(folder / "marker.onnx", "FP32")  # two polls later it is served, so the polls do not hang
+        until(lambda: fetch(server.http, "v2/models/marker/ready")[0] == 200)
+        for model in ("good", "changed"):
+            assert fetch(server.http, f"v2/models/{model}/infer", {"inputs": [tensor]})[0] == 200
+        (folder / "marker.onnx").unlink()
+        until(lambda: fetch(server.http, "v2/models/marker/ready")[0] != 200)
+    identity(hidden, "INT64")
+    hidden.rename(path)
+    until(lambda: "INT64" in fetch(server.http, "v2/models/changed")[1])
     server.stop()
 
 

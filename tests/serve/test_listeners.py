@@ -7,6 +7,7 @@ import queue
 import re
 import select
 import socket
+import ssl
 import subprocess
 import sys
 import urllib.error
@@ -117,6 +118,34 @@ def test_tls_listener_serves_tls_clients_only(folder: Path, tmp_path: Path) -> N
         np.testing.assert_array_equal(client.infer("wide", [tensor(triton_grpc, values)]).as_numpy("OUT"), values)
     with pytest.raises(OSError, match=r"."):
         urllib.request.urlopen(f"http://{server.http}/v2", timeout=60)
+    server.stop()
+
+
+def test_admin_listener_accepts_client_certificates_instead_of_a_token(folder: Path, tmp_path: Path) -> None:
+    for name in ("server", "client", "stranger"):
+        (tmp_path / name).mkdir()
+        make_certificate(tmp_path / name)
+    cert, key = str(tmp_path / "server" / "cert.pem"), str(tmp_path / "server" / "key.pem")
+    control = ("--model-control", "explicit", "--admin-port", "0")
+    authority = ("--admin-tls-clients", str(tmp_path / "client" / "cert.pem"))
+    server = Server(folder, "--cores", "1", "--tls-cert", cert, "--tls-key", key, *control, *authority)
+
+    def unload_status(name: str) -> int:
+        context = ssl.create_default_context(cafile=cert)
+        if name:
+            context.load_cert_chain(tmp_path / name / "cert.pem", tmp_path / name / "key.pem")
+        path = f"https://{server.admin}/v2/repository/models/wide/unload"
+        with urllib.request.urlopen(urllib.request.Request(path, b"{}"), timeout=60, context=context) as answer:
+            return int(answer.status)
+
+    for name in ("", "stranger"):
+        with pytest.raises(OSError, match=r"."):
+            unload_status(name)
+    with urllib.request.urlopen(
+        f"https://{server.http}/v2/models/wide/ready", timeout=60, context=ssl.create_default_context(cafile=cert)
+    ) as answer:
+        assert answer.status == 200  # other ports need no certificate, and the model is still loaded
+    assert unload_status("client") == 200
     server.stop()
 
 
