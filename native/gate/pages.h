@@ -190,7 +190,7 @@ struct ct_gate_page {
     _Atomic uint64_t loss_reports;         /* number of additions to lost_ns */
     _Atomic uint64_t owes_ns;              /* when the debt to higher-priority tenants ended at its last charge */
     _Atomic uint64_t min_share_ns;         /* use of the minimum share, as the instant when it will have been earned */
-    _Atomic uint64_t admitted_until_ns;    /* its work that had to ask is expected to run until then */
+    _Atomic uint64_t admitted_until_ns;    /* its work that had to ask may run until then, see ct_loss_publish() */
     _Atomic uint64_t mapped_epoch;         /* it has mapped the pages of all processes attached up to this epoch */
     _Atomic uint64_t delayed_ns;           /* delay of its host's waits compared with running alone */
     _Atomic uint64_t undelayed_ns;         /* what the same waits would have taken alone, from the first launch on */

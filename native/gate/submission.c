@@ -4,6 +4,7 @@
 #include "gate/debt.h"
 #include "gate/lease.h"
 #include "gate/limit.h"
+#include "gate/loss.h"
 #include "gate/internal.h"
 
 enum { PPM = 1000 * 1000, SPIN_BURST_NS = 5 * 1000 * 1000, SPIN_MAX_NS = 200 * 1000 };
@@ -13,8 +14,10 @@ void ct_submission_remove(struct ct_gate *gate, uint64_t expect_ns, uint64_t now
     gate->unconfirmed--;
     gate->ended_ns = now_ns;
     gate->unconfirmed_ns -= min_u64(weight_of(gate, expect_ns), gate->unconfirmed_ns);
-    if (!gate->unconfirmed)
+    if (!gate->unconfirmed) {
         gate->unconfirmed_ns = 0;
+        ct_loss_ended(gate, now_ns);
+    }
     /* What is left cannot take longer than predicted for it alone: earlier work may have ended before its prediction. */
     const uint64_t until_ns = sat_add_u64(now_ns, gate->unconfirmed_ns);
     if (load_relaxed(&gate->mine->busy_ns) > until_ns)

@@ -144,3 +144,28 @@ def test_arbitration_page_of_another_boot_is_replaced() -> None:
 @pytest.mark.parametrize("gone_ns", [-100 * MS, 100 * MS])
 def test_loss_reported_by_a_departed_tenant_stays(gone_ns: int) -> None:
     assert bursts(900 * US, 400, gone_ns=gone_ns) == bursts(900 * US, 400)
+
+
+def test_work_that_outlives_its_expected_end_is_a_loss_and_no_wait_alone() -> None:
+    """Next to a holder lower work takes longer than expected: a wait after its expected end may still be delayed."""
+    file = device(GateRules(delay_ppm=4_000_000, switch_ns=0, entries=entries(0, 5)))
+    holder, low = gates(file, 2)
+    work: LaunchRequest = (MS, MS, 20 * MS, 21 * MS, 1, 0, 1, 0)
+    below: LaunchRequest = (400 * US, 400 * US, 0, 0, 1, 0, 1, 0)
+    now, delayed = START, 0
+    for number in range(60):
+        now += 30 * MS
+        is_met = number >= 20 and number % 2 == 1 and bool(low.admit(below, now - sums.STUCK_AFTER, now)[0])
+        if is_met:
+            low.submitted(below, True, now)
+        begin = now + 2 * MS  # the lower work should have been over for long
+        holder.announce(work, begin)
+        holder.sync(0, 0, False, begin + 10 * US)
+        now = begin + MS + 5 * US + (MS if is_met else 0)
+        holder.sync(20 * MS, 21 * MS, True, now)
+        if is_met:
+            low.confirmed(below[0], now)
+        delayed += is_met
+    assert delayed >= 10
+    assert abs(read(file, 0, "lost_ns") - delayed * MS) <= delayed * MS // 20
+    assert read(file, 0, "delayed_ns") == read(file, 0, "lost_ns")

@@ -82,7 +82,7 @@ def test_part_of_the_sms_settles_where_holders_lose_what_they_may(delay: float, 
 def test_part_shrinks_when_a_holder_begins_to_lose_more() -> None:
     shared = Shared(GateRules(delay_ppm=100_000, switch_ns=0, entries=entries(0, 5)))
     for _ in range(800):
-        shared.request(0.1)
+        shared.request(0.05)
     assert shared.parts[-1] == PPM
     for _ in range(100):
         shared.request(0.5)

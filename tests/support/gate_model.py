@@ -115,7 +115,8 @@ class Tenant(Shares):
         expect = request[0]
         self.seen = {entry: self.device.pages[entry.slot]["sequence"] for entry in self.above}
         self.announce(request, now)
-        self.page["admitted_until_ns"] = max(self.page["admitted_until_ns"], self.page["busy_ns"])
+        until = min(self.page["busy_ns"] + STUCK_AFTER, now + FAR)
+        self.page["admitted_until_ns"] = max(self.page["admitted_until_ns"], until)
         self.page["wanted_ns"] = 0
         if reason == RISK:
             self.charge(self.weight(expect) + 1, now)
@@ -319,6 +320,8 @@ class Tenant(Shares):
         self.unconfirmed -= 1
         self.ended = now
         self.unconfirmed_ns = max(self.unconfirmed_ns - self.weight(expect), 0) if self.unconfirmed else 0
+        if not self.unconfirmed:
+            self.page["admitted_until_ns"] = min(self.page["admitted_until_ns"], now)
         until = now + self.unconfirmed_ns
         self.page["busy_ns"] = min(self.page["busy_ns"], until)
         if not self.is_back:
