@@ -240,3 +240,18 @@ def test_the_name_of_an_event_is_valid_for_any_name_of_a_pod() -> None:
     cluster.settle(10)
     [event] = [key[1] for key in cluster.api.objects["events"] if key[1].startswith("aaaa")]
     assert ".." not in event
+
+
+def test_claims_that_a_quota_refuses_are_retried_a_few_at_a_time() -> None:
+    cluster = TestCluster(nodes=1, gpus=1)
+    cluster.api.forbidden["resourceclaims"] = "exceeded quota"
+    cluster.start_controller()
+    uids = [cluster.add_pod(is_gated=False, memory="1GiB", share="0%") for _ in range(120)]
+    cluster.settle(2)
+    before = len(cluster.api.requests)
+    cluster.settle(31)
+    created = [each for each in cluster.api.requests[before:] if each.path.endswith("/resourceclaims")]
+    assert 50 <= len(created) <= 150
+    cluster.api.forbidden.clear()
+    cluster.settle(60)
+    assert set(cluster.claims()) == set(uids)

@@ -34,6 +34,8 @@ from cotenant.units.instant import SECOND_NS, Instant
 
 _RETRY_NS: Final = 15 * SECOND_NS
 """Time between attempts to create the claims that the API refused."""
+_RETRIED: Final = 50
+"""Claims of one attempt: a quota may refuse thousands, and other requests must not wait for them."""
 _claim_decoder = msgspec.json.Decoder(Claim)
 _pod_decoder = msgspec.json.Decoder(Pod)
 
@@ -86,8 +88,8 @@ class Starts:
         self._by_gang: dict[str, dict[str, Start]] = {}
         self.explain: Callable[[str], None] = _nothing
         """Called with the uid of a pod about which there is something to write."""
-        self._without_claim: set[str] = set()
-        """Pods whose claim without a pinned GPU could not be created."""
+        self._without_claim: dict[str, None] = {}
+        """Pods whose claim without a pinned GPU could not be created, in the order of the last attempts."""
         self._retry_due: Instant = 0
         self.open_claims: set[str] = set()
         """Pods whose claim without a pinned GPU is being created or deleted."""
@@ -391,7 +393,7 @@ class Starts:
         """Keep why a pod has no claim yet; `retry_open_claims` tries again, since quotas and other claims change."""
         if pod := self._view.pods.get(uid):
             self._view.errors[uid] = why
-            self._without_claim.add(uid)
+            self._without_claim[uid] = None
             self.explain(pod.uid)
 
     def retry_open_claims(self, now: Instant) -> None:
@@ -399,8 +401,8 @@ class Starts:
         if now < self._retry_due:
             return
         self._retry_due = now + _RETRY_NS
-        uids, self._without_claim = self._without_claim, set()
-        for uid in sorted(uids):
+        for uid in list(self._without_claim)[:_RETRIED]:
+            del self._without_claim[uid]
             if (pod := self._view.pods.get(uid)) is not None:
                 self.ensure_claim(pod)
 
