@@ -303,6 +303,45 @@ def tiles() -> None:
     assert (run(text, matrix.reshape(-1).view(np.uint32), 32).view(np.uint16).reshape(8, 8) == matrix.T).all()
 
 
+def quads() -> None:
+    """Four products of 8x4 by 4x8 halves, each by four threads of both halves of the warp, in every layout."""
+    rng = np.random.default_rng(6)
+    for layout in ("row.col", "row.row", "col.row", "col.col"):
+        for total, start in (("f32", "f32"), ("f16", "f16"), ("f32", "f16")):
+            a, b, c = (rng.integers(-4, 5, shape).astype(np.float16) for shape in ((4, 8, 4), (4, 4, 8), (4, 8, 8)))
+            words = np.zeros((12, 32), np.uint32)
+            for t in range(32):
+                quad, one, upper = t % 16 // 4, t % 4, t // 16 * 4
+                x = a[quad, upper + one] if layout.startswith("row") else a[quad, upper : upper + 4, one]
+                y = b[quad, one, upper : upper + 4] if layout.endswith("row") else b[quad, :, upper + one]
+                words[0:2, t], words[2:4, t] = (np.ascontiguousarray(v).view(np.uint32) for v in (x, y))
+                if start == "f16":
+                    words[4:8, t] = c[quad, upper + one].view(np.uint32)
+                else:
+                    words[4:12, t] = [np.float32(c[quad][at]).view(np.uint32) for at in places_of_floats(t)]
+            loads = "".join(f"ld.global.u32 %q{k}, [%d3+{128 * k}]; " for k in range(12))
+            sums = ", ".join(f"%q{k}" for k in range(4, 8 if start == "f16" else 12))
+            results = ", ".join(f"%s{k}" for k in range(4 if total == "f16" else 8))
+            stores = "".join(f"st.global.u32 [%d3+{128 * k}], %s{k}; " for k in range(4 if total == "f16" else 8))
+            text = entry(f""".reg .b32 %q<12>, %s<8>; {loads}
+  mma.sync.aligned.m8n8k4.{layout}.{total}.f16.f16.{start} {{{results}}}, {{%q0, %q1}}, {{%q2, %q3}}, {{{sums}}};
+  {stores}""")
+            out = run(text, words.reshape(-1), 32).reshape(12, 32)
+            expected = a.astype(np.float32) @ b.astype(np.float32) + c
+            for t in range(32):
+                quad, row = t % 16 // 4, t % 4 + t // 16 * 4
+                if total == "f16":
+                    assert (out[:4, t].copy().view(np.float16) == expected[quad, row]).all(), (layout, total, start)
+                else:
+                    wanted = [expected[quad][at] for at in places_of_floats(t)]
+                    assert out[:8, t].copy().view(np.float32).tolist() == wanted, (layout, total, start)
+
+
+def places_of_floats(t: int) -> list[tuple[int, int]]:
+    """The row and column of each of the eight floats of a sum that a thread holds, as the PTX manual lists them."""
+    return [((t & 1) + (e & 2) + t // 16 * 4, (e & 4) + (t & 2) + (e & 1)) for e in range(8)]
+
+
 def copies() -> None:
     """Bulk copies to and from shared memory, with a barrier, a reduction and a fill; an ignored source."""
     text = ".shared .align 16 .b8 buffer[512];\n.shared .align 8 .b64 barrier;\n" + entry("""
@@ -338,6 +377,7 @@ CASES: list[Callable[[], None]] = [
     conversions,
     vectors,
     tiles,
+    quads,
     copies,
 ]
 

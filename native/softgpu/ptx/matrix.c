@@ -182,6 +182,92 @@ static int check_types(const struct statement *s, const struct shape *shape, int
     return *is_half || (strcmp(d, sum) == 0 && strcmp(c, sum) == 0) ? 0 : -1;
 }
 
+/* ---- m8n8k4 of halves: four products, each by 4 threads of either half of the warp -------------------------------- */
+
+enum { A_IS_TURNED = 1, B_IS_TURNED = 2, C_IS_HALF = 4, D_IS_HALF = 8, QUAD_A = 8, QUAD_B = 10, QUAD_C = 12 };
+
+/* Row and column of element `e` of a sum in thread t. */
+static void quad_place(uint32_t t, uint32_t e, int is_half, uint32_t *row, uint32_t *column)
+{
+    *row = (is_half ? t % 4 : (t & 1) + (e & 2)) + t / 16 * 4;
+    *column = is_half ? e : (e & 4) + (t & 2) + (e & 1);
+}
+
+static float quad_element(const struct ptx_warp *w, const struct ptx_ins *i, uint32_t first, uint32_t t, uint32_t e, int is_half)
+{
+    const uint32_t bits = (uint32_t)word(w, i->list[first + (is_half ? e / 2 : e)], t, 0);
+    return is_half ? half_float(bits >> (16 * (e % 2))) : bits_float(bits);
+}
+
+static void multiply_quads(struct ptx_warp *w, const struct ptx_ins *i, uint32_t mask)
+{
+    float a[4][8][4], b[4][4][8], sums[4][8][8];
+    const int is_c_half = i->flags & C_IS_HALF, is_d_half = i->flags & D_IS_HALF;
+    (void)mask;
+    for (uint32_t t = 0; t < WARP; t++) {
+        const uint32_t quad = t % 16 / 4, one = t % 4, from = t / 16 * 4;
+        for (uint32_t e = 0; e < 4; e++) {
+            const float x = quad_element(w, i, QUAD_A, t, e, 1), y = quad_element(w, i, QUAD_B, t, e, 1);
+            a[quad][from + (i->flags & A_IS_TURNED ? e : one)][i->flags & A_IS_TURNED ? one : e] = x;
+            b[quad][i->flags & B_IS_TURNED ? e : one][from + (i->flags & B_IS_TURNED ? one : e)] = y;
+        }
+        for (uint32_t e = 0, row, column; e < 8; e++) {
+            quad_place(t, e, is_c_half, &row, &column);
+            sums[quad][row][column] = quad_element(w, i, QUAD_C, t, e, is_c_half);
+        }
+    }
+    for (uint32_t t = 0; t < WARP; t++)
+        for (uint32_t e = 0, row, column; e < 8; e++) {
+            quad_place(t, e, is_d_half, &row, &column);
+            double sum = (double)sums[t % 16 / 4][row][column];
+            for (uint32_t k = 0; k < 4; k++)
+                sum += (double)a[t % 16 / 4][row][k] * (double)b[t % 16 / 4][k][column];
+            uint32_t *d = &((uint32_t *)slot_at(w, i->list[is_d_half ? e / 2 : e]))[t];
+            const uint32_t half = float_half((float)sum);
+            *d = !is_d_half ? float_bits(one_nan((float)sum)) : e % 2 ? (*d & 0xffff) | half << 16 : half;
+        }
+}
+
+/* Returns whether the statement is such a product; then it was handled. */
+static int decode_quads(struct parser *parser, struct statement *s)
+{
+    const int count = s->modifier_count;
+    if (count < 4 || strcmp(s->modifiers[count - 3], "f16") != 0 || strcmp(s->modifiers[count - 2], "f16") != 0)
+        return 0;
+    int is_ours = 0;
+    for (int k = 0; k < count; k++)
+        is_ours |= strcmp(s->modifiers[k], "m8n8k4") == 0;
+    if (!is_ours)
+        return 0;
+    const struct type *d = ptx_named(s->modifiers[count - 4]), *c = ptx_named(s->modifiers[count - 1]), *b32 = ptx_named("b32");
+    const int is_d_half = d && d->bytes == 2, is_c_half = c && c->bytes == 2;
+    const int layout = count >= 6 && strcmp(s->modifiers[count - 5], "col") == 0 ? B_IS_TURNED : 0;
+    const int flags = layout | (count >= 6 && strcmp(s->modifiers[count - 6], "col") == 0 ? A_IS_TURNED : 0) |
+                      (is_c_half ? C_IS_HALF : 0) | (is_d_half ? D_IS_HALF : 0);
+    const int counts[4] = {is_d_half ? 4 : 8, 2, 2, is_c_half ? 4 : 8}, firsts[4] = {0, QUAD_A, QUAD_B, QUAD_C};
+    uint32_t *list = ptx_keep(parser->program, 20 * sizeof *list);
+    int is_good = list && s->count == 4 && d && c && d->class == CLASS_FLOAT && c->class == CLASS_FLOAT && d->bytes <= 4 &&
+                  c->bytes <= 4 && !d->is_pair && !c->is_pair;
+    for (int o = 0; o < 4 && is_good; o++) {
+        is_good = s->operands[o].kind == OPERAND_VECTOR && s->operands[o].count == counts[o];
+        for (int k = 0; k < counts[o] && is_good; k++) {
+            const struct operand *one = &s->members[s->operands[o].first + k];
+            list[firsts[o] + k] = o ? ptx_source(parser, s, one, b32) : ptx_destination(parser, one, b32);
+            is_good = list[firsts[o] + k] != NO_SLOT;
+        }
+    }
+    if (!is_good) {
+        ptx_refuse(parser, "has an unsupported mma");
+        return 1;
+    }
+    const uint32_t all = ptx_constant(parser, UINT32_MAX, 4);
+    struct ptx_ins *ins = ptx_emit(parser, s, multiply_quads, INS_WARP);
+    ins->list = list;
+    ins->flags = (uint8_t)flags;
+    ins->o[5] = all;
+    return 1;
+}
+
 /* movmatrix: thread t holds two elements of row t / 4, from column t % 4 * 2 on. */
 static void transpose(struct ptx_warp *w, const struct ptx_ins *i, uint32_t mask)
 {
@@ -220,6 +306,8 @@ int ptx_decode_matrix(struct parser *parser, struct statement *s)
     }
     if (strcmp(s->name, "mma") != 0)
         return 0;
+    if (decode_quads(parser, s))
+        return 1;
     int is_row = ptx_take(s, "row"), is_column = ptx_take(s, "col");
     ptx_take(s, "sync");
     ptx_take(s, "aligned");
