@@ -88,16 +88,17 @@ test-ptx: $(VENV)/.installed ## run PTX on the software GPU and compare with ind
 	@$(BIN)/python -m pytest --quiet --numprocesses 2 --dist worksteal -m ptx tests/ptx
 
 # Packages come from PyPI into build/external; nothing of them is part of the project. Not in CI. PARTS="tinygrad cuda
-# framework numba cudapy" selects parts. The CPU backend of tinygrad, with which one part compares, needs clang.
+# triton framework numba cudapy" selects parts. The CPU backend of tinygrad, with which one part compares, needs clang.
 EXTERNAL := build/external
 EXTERNAL_PACKAGES := tinygrad==0.14.0 numpy ml_dtypes nvidia-cuda-nvrtc-cu12==12.9.86 nvidia-cuda-runtime-cu12==12.9.79 \
 	nvidia-cuda-cccl-cu12==12.9.27 cuda-core==1.2.2 cuda-bindings==12.9.10 numba-cuda==0.30.4 pytest filecheck psutil cffi
 test-external: $(VENV)/.installed ## run other people's programs on the software GPU (needs the network)
-	@echo "test-external: installing tinygrad, cuda-core, numba-cuda and NVRTC into $(EXTERNAL)"
+	@echo "test-external: installing tinygrad, cuda-core, numba-cuda, Triton and NVRTC into $(EXTERNAL)"
 	@test -x $(EXTERNAL)/bin/python || $(PYTHON) -m venv $(EXTERNAL)
 	@$(EXTERNAL)/bin/python -m pip install --quiet $(EXTERNAL_PACKAGES)
 	@$(EXTERNAL)/bin/python -m pip install --quiet --no-deps nvidia-cuda-nvcc-cu12==12.9.86
 	@$(EXTERNAL)/bin/python -m pip install --quiet --no-deps --upgrade --target $(EXTERNAL)/tinygrad tinygrad==0.14.0
+	@$(EXTERNAL)/bin/python -m pip install --quiet --no-deps --upgrade --target $(EXTERNAL)/triton triton==3.9.0
 	@command -v clang > /dev/null || { apt-get update > /dev/null && apt-get install --yes --no-install-recommends clang > /dev/null; }
 	@$(BIN)/python tests/programs/external.py $(EXTERNAL) $(PARTS)
 

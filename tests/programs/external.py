@@ -95,6 +95,23 @@ def cuda(site: Site) -> bool:
     return site.run("CUDA C++ through cuda-core and NVRTC", HERE / "external_cuda.py", *site.headers)
 
 
+def triton(site: Site) -> bool:
+    """Run kernels that Triton compiles for an A100 and an H100, whole and in parts, with the product's interpreter."""
+    hopper = site.directory.parent / "hopper"
+    manage.create(hopper, "h100", 1)
+    passed = []
+    try:
+        for directory, target in ((site.directory, "80"), (hopper, "90")):
+            print(f"external: kernels of Triton for compute capability {target}", flush=True)
+            folders = {"PYTHONPATH": str(site.environment / "triton"), "TRITON_CACHE_DIR": str(hopper.parent / target)}
+            variables = {**os.environ, **manage.env(directory), **folders, "TRITON_DEFAULT_FP_FUSION": "1"}
+            command = [sys.executable, HERE / "external_triton.py", target]
+            passed.append(subprocess.run(command, env=variables, check=False).returncode == 0)
+    finally:
+        manage.destroy(hopper)
+    return all(passed)
+
+
 def framework(site: Site) -> bool:
     """Run the demo of a framework, whose programs are tenants."""
     print("external: cotenant demo --story framework", flush=True)
@@ -134,7 +151,14 @@ def numba_suite(site: Site, suite: str) -> bool:
     return not unknown and "Ran " in output
 
 
-PARTS: Final = {"tinygrad": tinygrad, "cuda": cuda, "framework": framework, "numba": numba, "cudapy": cudapy}
+PARTS: Final = {
+    "tinygrad": tinygrad,
+    "cuda": cuda,
+    "triton": triton,
+    "framework": framework,
+    "numba": numba,
+    "cudapy": cudapy,
+}
 
 
 def main() -> int:
