@@ -204,6 +204,35 @@ static void test_corrupted_texts_do_no_harm(void)
     }
 }
 
+/* Lists within lists are refused before they exhaust the stack, and many constants do not take long. */
+static void test_deep_and_long_texts_are_survived(void)
+{
+    enum { DEPTH = 300000, CONSTANTS = 60000 };
+    static const char *const before[] = {HEAD ".visible .entry k() { .reg .b32 %r<4>; mov.b32 ",
+                                         HEAD ".visible .entry k() { .reg .b32 %r<4>; call ", HEAD ".global .b32 x[4] = "};
+    static const char *const after[] = {"%r1; ret; }\n", "%r1; ret; }\n", "1;\n.visible .entry k() { ret; }\n"};
+    char *text = malloc(CONSTANTS * 20 + DEPTH);
+    EXPECT(text != NULL);
+    for (int i = 0; i < 3; i++) {
+        size_t at = strlen(strcpy(text, before[i]));
+        memset(text + at, i == 1 ? '(' : '{', DEPTH);
+        strcpy(text + at + DEPTH, after[i]);
+        struct sg_ptx *program = compile(text);
+        EXPECT(program != NULL);
+        const int entry = sg_ptx_entry(program, "k");
+        EXPECT(entry < 0 || sg_ptx_reason(program, entry) != NULL);
+        sg_ptx_release(program);
+    }
+    size_t at = strlen(strcpy(text, HEAD ".visible .entry k(.param .u64 a)\n{ .reg .b32 %r<4>; .reg .b64 %d<2>;\n"
+                                         "ld.param.u64 %d1, [a]; mov.u32 %r1, 0;\n"));
+    for (uint32_t i = 0; i < CONSTANTS; i++)
+        at += (size_t)sprintf(text + at, "add.u32 %%r1,%%r1,%u;\n", i % (CONSTANTS / 2));
+    strcpy(text + at, "st.global.u32 [%d1], %r1; ret; }\n");
+    EXPECT(run_text(text, 1, 1) == SG_PTX_DONE);
+    EXPECT(memory[0] == (uint32_t)CONSTANTS / 2 * (CONSTANTS / 2 - 1));
+    free(text);
+}
+
 int main(void)
 {
     test_threads_diverge_and_meet();
@@ -212,5 +241,6 @@ int main(void)
     test_blocks_that_wait_for_each_other_make_progress();
     test_what_cannot_be_executed_has_a_reason();
     test_corrupted_texts_do_no_harm();
+    test_deep_and_long_texts_are_survived();
     return 0;
 }

@@ -175,6 +175,8 @@ static int parse_list(struct parser *parser, struct statement *s, struct operand
     struct operand list[MAX_MEMBERS];
     int count = 0;
     while (!ptx_is(&parser->lexer, close)) {
+        if (ptx_is(&parser->lexer, "{") || ptx_is(&parser->lexer, "(")) /* no instruction has a list of lists */
+            return -1;
         if (count == MAX_MEMBERS || parse_operand(parser, s, &list[count]) < 0)
             return -1;
         count++;

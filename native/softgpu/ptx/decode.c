@@ -122,6 +122,29 @@ struct ptx_ins *ptx_emit(struct parser *parser, const struct statement *statemen
     return ins;
 }
 
+/* Return the bucket of a constant of the current function, which has its offset plus one, or 0. NULL: out of memory,
+ * or the table is full; the constant is then stored once more. */
+static uint32_t *find_constant(struct parser *parser, uint64_t bits, uint32_t size, const uint64_t *pattern)
+{
+    struct sg_ptx *program = parser->program;
+    if (2 * parser->known_count >= parser->known_capacity) {
+        const size_t larger = parser->known_capacity ? 2 * parser->known_capacity : 256;
+        free(parser->known);
+        parser->known = calloc(larger, sizeof *parser->known);
+        parser->known_capacity = parser->known ? larger : 0;
+        parser->known_count = 0; /* constants so far are forgotten, and stored again if they are used again */
+        if (!parser->known)
+            return NULL;
+    }
+    size_t at = (size_t)((bits + size) * UINT64_C(0x9e3779b97f4a7c15) >> 32) & (parser->known_capacity - 1);
+    for (; parser->known[at]; at = (at + 1) & (parser->known_capacity - 1)) {
+        const uint32_t offset = parser->known[at] - 1;
+        if (offset + size <= program->constant_bytes && memcmp(program->constants + offset, pattern, size) == 0)
+            break;
+    }
+    return &parser->known[at];
+}
+
 uint32_t ptx_constant(struct parser *parser, uint64_t bits, uint32_t bytes)
 {
     struct sg_ptx *program = parser->program;
@@ -135,9 +158,9 @@ uint32_t ptx_constant(struct parser *parser, uint64_t bits, uint32_t bytes)
     }
     if (!bytes)
         ((uint32_t *)pattern)[0] = (uint32_t)bits;
-    for (size_t at = parser->constants_from; at + size <= program->constant_bytes; at += 64)
-        if (memcmp(program->constants + at, pattern, size) == 0)
-            return (uint32_t)at | (uint32_t)BASE_CONSTANTS << SLOT_SHIFT;
+    uint32_t *known = find_constant(parser, bits, size, pattern);
+    if (known && *known)
+        return (*known - 1) | (uint32_t)BASE_CONSTANTS << SLOT_SHIFT;
     if (program->constant_bytes + 256 > program->constant_capacity) {
         uint32_t more = program->constant_capacity ? program->constant_capacity * 2 : 16384;
         unsigned char *larger = more > MAX_CONSTANTS ? NULL : aligned_alloc(64, more);
@@ -154,6 +177,10 @@ uint32_t ptx_constant(struct parser *parser, uint64_t bits, uint32_t bytes)
     uint32_t slot = program->constant_bytes;
     memcpy(program->constants + slot, pattern, size);
     program->constant_bytes += size;
+    if (known) {
+        *known = slot + 1;
+        parser->known_count++;
+    }
     return slot | (uint32_t)BASE_CONSTANTS << SLOT_SHIFT;
 }
 

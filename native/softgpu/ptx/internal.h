@@ -263,7 +263,8 @@ struct parser {
     size_t scope_count, scope_capacity;
     uint32_t scope;
     uint32_t carry; /* slot of the condition code register */
-    size_t constants_from;
+    uint32_t *known; /* constants of the function, hashed: their offsets plus one; 0: none */
+    size_t known_count, known_capacity;
 };
 
 /* Parse one text. The program may already contain others. -1: the text is no PTX. */

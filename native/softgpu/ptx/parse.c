@@ -261,7 +261,9 @@ static void begin_function(struct parser *parser, int index, int is_entry)
     parser->scope_count = 0;
     parser->scope = 0;
     parser->carry = NO_SLOT;
-    parser->constants_from = parser->program->constant_bytes;
+    if (parser->known)
+        memset(parser->known, 0, parser->known_capacity * sizeof *parser->known);
+    parser->known_count = 0;
     function->is_entry = is_entry;
     function->register_bytes = function->area_bytes = function->param_bytes = 0;
 }
@@ -413,6 +415,7 @@ int ptx_parse(struct sg_ptx *program, int unit, const char *text, size_t bytes)
     int result = ptx_is(&parser.lexer, ".version") ? 0 : -1;
     while (result == 0 && parser.lexer.token.kind != TOKEN_END && !program->is_lost)
         result = parse_directive(&parser);
+    free(parser.known);
     free(parser.symbols);
     free(parser.labels);
     free(parser.references);

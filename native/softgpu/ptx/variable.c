@@ -160,14 +160,16 @@ static int put_symbol(struct parser *parser, struct initializer *init, uint32_t 
     return is_good && one->name && bytes >= 4 ? put(init, 0, bytes) : -1;
 }
 
-static int parse_value(struct parser *parser, struct initializer *init, const struct type *type)
+enum { MAX_DIMENSIONS = 16 };
+
+static int parse_value(struct parser *parser, struct initializer *init, const struct type *type, int depth)
 {
     struct lexer *l = &parser->lexer;
     uint32_t bytes = type->bytes ? type->bytes : 1;
     int is_good = 1;
     if (ptx_accept(l, "{")) {
         while (!ptx_is(l, "}")) {
-            if (parse_value(parser, init, type) < 0)
+            if (depth == MAX_DIMENSIONS || parse_value(parser, init, type, depth + 1) < 0)
                 return -1;
             if (!ptx_accept(l, ",") && !ptx_is(l, "}"))
                 return -1;
@@ -240,7 +242,7 @@ static void place_shared(struct parser *parser, struct ptx_variable *variable)
 static int initialize(struct parser *parser, struct ptx_variable *variable, struct declaration *d)
 {
     struct initializer init = {0};
-    int result = parse_value(parser, &init, d->type);
+    int result = parse_value(parser, &init, d->type, 0);
     if (result == 0 && d->is_unsized)
         variable->bytes = init.bytes;
     if (result == 0 && init.bytes <= variable->bytes) {
