@@ -7,7 +7,8 @@
 
 /* A late launch does not make a holder quiet: among many launches some are always late. */
 enum { CT_ANNOUNCE_PATIENCE_MIN_NS = 250 * 1000, CT_ANNOUNCE_PATIENCE_SPREADS = 4 };
-enum { CT_ANNOUNCE_LAG_NS = 100 * 1000, CT_ANNOUNCE_SAMPLES = 16 };
+enum { CT_ANNOUNCE_LAG_NS = 100 * 1000, CT_ANNOUNCE_SAMPLES = 64, CT_ANNOUNCE_NEAR_BITS = 34 };
+_Static_assert((3 * UINT64_C(1) << CT_ANNOUNCE_NEAR_BITS) < CT_GATE_HORIZON_NS, "three near durations are within the horizon");
 
 /* Returns the sum of an instant and a duration, limited to the horizon beyond which readers ignore it. */
 static inline uint64_t instant_after(uint64_t from_ns, uint64_t more_ns, uint64_t now_ns)
@@ -71,6 +72,41 @@ struct ct_announcement {
     uint32_t kernel_count, is_doubtful;
 };
 
+/* The instants that a launch publishes. */
+struct ct_announced {
+    uint64_t busy_ns, next_ns, latest_ns, quiet_ns;
+};
+
+static __attribute__((noinline, unused)) struct ct_announced announced_far(const struct ct_gate *gate,
+                                                                          struct ct_announcement launch,
+                                                                          uint64_t begin_ns, uint64_t now_ns)
+{
+    const uint64_t next_ns = instant_after(now_ns, launch.low_ns, now_ns);
+    return (struct ct_announced){
+        .busy_ns = instant_after(begin_ns, launch.expect_ns, now_ns),
+        .next_ns = next_ns,
+        .latest_ns = instant_after(now_ns, launch.high_ns, now_ns),
+        .quiet_ns = instant_after(next_ns, patience_of(gate, launch.low_ns, launch.high_ns), now_ns)};
+}
+
+/* Computes them for a launch that begins at `begin_ns`. No sum of durations below CT_ANNOUNCE_NEAR_BITS exceeds the horizon,
+ * and such sums need not be limited; a host whose intervals differ by little has the smallest patience. */
+static inline __attribute__((always_inline)) struct ct_announced announced_at(const struct ct_gate *gate,
+                                                                              struct ct_announcement launch,
+                                                                              uint64_t begin_ns, uint64_t now_ns)
+{
+    const uint64_t all_bits = launch.low_ns | launch.expect_ns | (begin_ns - now_ns);
+    if (__builtin_expect(all_bits >> CT_ANNOUNCE_NEAR_BITS || now_ns > INT64_MAX ||
+                             launch.high_ns - launch.low_ns - 1 >=
+                                 CT_ANNOUNCE_PATIENCE_MIN_NS / CT_ANNOUNCE_PATIENCE_SPREADS, 0))
+        return announced_far(gate, launch, begin_ns, now_ns);
+    const uint64_t next_ns = now_ns + launch.low_ns;
+    return (struct ct_announced){.busy_ns = begin_ns + launch.expect_ns,
+                                 .next_ns = next_ns,
+                                 .latest_ns = now_ns + launch.high_ns,
+                                 .quiet_ns = next_ns + CT_ANNOUNCE_PATIENCE_MIN_NS};
+}
+
 /* See ct_gate_announce(). Unless `must_count`, the active time may lag behind by CT_ANNOUNCE_LAG_NS, and the forecast of one
  * launch in about CT_ANNOUNCE_SAMPLES is evaluated; the nanoseconds of the present instant are as good as random. */
 static inline __attribute__((always_inline)) void ct_announce(struct ct_gate *gate, struct ct_announcement launch,
@@ -78,8 +114,8 @@ static inline __attribute__((always_inline)) void ct_announce(struct ct_gate *ga
 {
     struct ct_gate_page *mine = gate->mine;
     const uint64_t sequence = load_relaxed(&mine->sequence) + 1, expect_ns = launch.expect_ns;
-    const uint64_t next_ns = instant_after(now_ns, launch.low_ns, now_ns);
     const uint64_t begin_ns = max_u64(load_relaxed(&mine->busy_ns), now_ns);
+    const struct ct_announced announced = announced_at(gate, launch, begin_ns, now_ns);
 
     if (__builtin_expect(must_count || now_ns % CT_ANNOUNCE_SAMPLES == 0, 0))
         count_forecast(mine, now_ns);
@@ -95,12 +131,12 @@ static inline __attribute__((always_inline)) void ct_announce(struct ct_gate *ga
     }
     ct_loss_announced(gate, expect_ns, now_ns);
     store_relaxed(&mine->recent_ns[sequence % CT_GATE_RECENT], now_ns);
-    store_release(&mine->busy_ns, instant_after(begin_ns, expect_ns, now_ns));
-    store_release(&mine->next_ns, next_ns);
-    store_release(&mine->latest_ns, instant_after(now_ns, launch.high_ns, now_ns));
+    store_release(&mine->busy_ns, announced.busy_ns);
+    store_release(&mine->next_ns, announced.next_ns);
+    store_release(&mine->latest_ns, announced.latest_ns);
     if (__builtin_expect(load_relaxed(&mine->waits_ns) != 0, 0)) /* a load costs less than a store */
         store_release(&mine->waits_ns, 0);
-    store_release(&mine->quiet_ns, instant_after(next_ns, patience_of(gate, launch.low_ns, launch.high_ns), now_ns));
+    store_release(&mine->quiet_ns, announced.quiet_ns);
     store_release(&mine->at_ns, now_ns);
     store_release(&mine->sequence, sequence);
 }

@@ -3,7 +3,7 @@
 #ifndef COTENANT_GATE_FORECAST_H
 #define COTENANT_GATE_FORECAST_H
 
-#include <stdint.h>
+#include "arithmetic.h"
 
 struct ct_forecast {
     uint64_t low_ns, high_ns; /* about one ninth of the intervals is shorter than low_ns, and one ninth is longer than
@@ -36,8 +36,8 @@ static inline void ct_forecast_lengthen(struct ct_forecast *forecast, uint64_t i
         forecast->low_ns = forecast->min_ns / 2;
 }
 
-/* Updates both quantiles with an interval outside of them, or while few were learned. */
-static inline void ct_forecast_learn_outside(struct ct_forecast *forecast, uint64_t interval_ns)
+/* Updates both quantiles with any interval, also while few were learned. */
+static __attribute__((noinline, unused)) void ct_forecast_learn_unusual(struct ct_forecast *forecast, uint64_t interval_ns)
 {
     if (__builtin_expect(!forecast->sample_count, 0)) {
         forecast->sample_count = 1;
@@ -70,21 +70,26 @@ static inline void ct_forecast_learn_outside(struct ct_forecast *forecast, uint6
 }
 
 /* Updates both quantiles with one interval. Steps up and down have a ratio of one to eight, so that they balance when
- * eight intervals lie on one side for each on the other. Most intervals lie between the quantiles and are less than twice
- * as long as the lower one: these are learned without a branch. */
+ * eight intervals lie on one side for each on the other. Nearly all intervals are less than twice as long as the lower
+ * quantile and less than four times as long as the upper one. These are learned without a branch, because which side of a
+ * quantile the next one lies on cannot be predicted. */
 static inline void ct_forecast_learn(struct ct_forecast *forecast, uint64_t interval_ns)
 {
     const uint64_t low_ns = forecast->low_ns, high_ns = forecast->high_ns;
-    const int is_usual = (forecast->sample_count > CT_FORECAST_WARMUP) & (interval_ns >= low_ns) &
-                         (interval_ns <= high_ns) & (interval_ns / 2 < low_ns);
+    const int is_usual = (forecast->sample_count > CT_FORECAST_WARMUP) & (interval_ns / 2 < low_ns) &
+                         (interval_ns / 4 <= high_ns);
     if (__builtin_expect(!is_usual, 0)) {
-        ct_forecast_learn_outside(forecast, interval_ns);
+        ct_forecast_learn_unusual(forecast, interval_ns);
         return;
     }
-    const uint64_t raised_ns = low_ns + (low_ns >> (CT_FORECAST_SHIFT + 3)) + 1,
-        lowered_ns = high_ns - (high_ns >> (CT_FORECAST_SHIFT + 3));
-    forecast->low_ns = raised_ns < interval_ns ? raised_ns : interval_ns;
-    forecast->high_ns = lowered_ns > interval_ns ? lowered_ns : interval_ns;
+    enum { OUT = CT_FORECAST_SHIFT, IN = CT_FORECAST_SHIFT + 3 };
+    const uint64_t inner_low_ns = low_ns + (low_ns >> IN) + 1, outer_low_ns = low_ns - (low_ns >> OUT),
+                   inner_high_ns = high_ns - (high_ns >> IN), outer_high_ns = high_ns + (high_ns >> OUT) + 1;
+    const uint64_t raised_ns = inner_low_ns < interval_ns ? inner_low_ns : interval_ns,
+                   lowered_ns = inner_high_ns > interval_ns ? inner_high_ns : interval_ns,
+                   extended_ns = outer_high_ns < interval_ns ? outer_high_ns : interval_ns;
+    forecast->low_ns = select_u64(interval_ns < low_ns, outer_low_ns, raised_ns);
+    forecast->high_ns = select_u64(interval_ns > high_ns, extended_ns, lowered_ns);
     if (__builtin_expect(forecast->long_count, 0))
         forecast->long_count = 0;
 }

@@ -118,7 +118,7 @@ struct ct_gate_counts {
     _Atomic uint64_t late, late_ns;       /* of these, launches submitted after a holder's launch, and the time
                                            * between */
     _Atomic uint64_t stale;               /* admissions that ignored an observed launch of a holder: must be 0 */
-    _Atomic uint64_t forecasts, early;    /* evaluated forecasts, about one in 16, and launches that came before them */
+    _Atomic uint64_t forecasts, early;    /* evaluated forecasts, about one in 64, and launches that came before them */
     _Atomic uint64_t miss_ns;             /* sum of the distances between forecast and launch */
     _Atomic uint64_t confirmed;           /* admitted launches whose completion an event has shown */
     _Atomic uint64_t stuck;               /* passed because nothing ended for too long */

@@ -44,6 +44,7 @@ struct ct_identity {
     int is_collective;      /* as that of the function */
     uint64_t used_ticks;    /* its latest launch */
     struct ct_function *function;
+    struct ct_kernel_time *kernel_time;
     struct ct_record_kernel *kernel; /* NULL: the record is full */
     _Atomic(struct ct_identity *) next;
 };
@@ -74,7 +75,7 @@ struct ct_session {
     _Atomic int lock;
     _Atomic int time_next; /* whether the next launch is timed */
     _Atomic int captures;  /* number of streams being captured */
-    uint32_t sample_every, until_sample;
+    uint32_t sample_every, until_sample; /* every 0: no launch is sampled, and the other one only counts down */
     uint64_t last_ticks, rng;
     struct ct_step *step;
     struct ct_gateway *gateway; /* NULL: there is no gate */
@@ -216,7 +217,7 @@ static inline void ct_advance(struct ct_session *session, struct ct_identity *id
     session->step = CT_UNLIKELY(step->next_number != identity->number + 1)
                         ? ct_step_after(session, step, identity->number)
                         : step->next_step;
-    if (CT_UNLIKELY(session->until_sample && --session->until_sample == 0))
+    if (CT_UNLIKELY(--session->until_sample == 0))
         ct_sample_next(session);
 }
 

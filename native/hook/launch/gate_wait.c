@@ -318,7 +318,7 @@ void ct_gate_wait(struct ct_session *session, struct ct_launch *launch, uint64_t
     if (launch->request.part_blocks) {
         launch->must_check = 0; /* what is measured is the part, not the launch */
     } else if (gateway->gate.limit_ppm && !gateway->gate.is_lent && launch->is_counted) {
-        ct_kernel_time_charge(&session->kernel_times[launch->identity->number], gateway->gate.bound_ns);
+        ct_kernel_time_charge(launch->identity->kernel_time, gateway->gate.bound_ns);
     }
     ct_launch_trace(launch, gateway->instant.last_ns, answer.reason);
     ct_unlock(session);
@@ -404,11 +404,12 @@ void ct_sync_end(uint64_t began_ticks, enum ct_awaited awaited, CUstream stream,
     }
     int is_drained = result == CUDA_SUCCESS && is_sole &&
                      (awaited == CT_AWAITED_ALL ||
-                      (awaited == CT_AWAITED_STREAM && gateway->has_stream && !gateway->has_several_streams &&
-                       gateway->stream == stream && gateway->stream_is_per_thread == is_per_thread));
+                      (awaited == CT_AWAITED_STREAM && !gateway->has_several_streams &&
+                       gateway->stream == ct_stream_word(stream, is_per_thread)));
     if (is_drained) {
         const struct ct_forecast *after_sync = &session->step->after_sync;
-        gateway->has_stream = gateway->has_several_streams = 0;
+        gateway->stream = CT_NO_WORD;
+        gateway->has_several_streams = 0;
         gateway->drained_ns = now_ns;
         ct_completions_all_ended(session, now_ns);
         if (gateway->awaited_ns)

@@ -16,6 +16,7 @@ struct ct_gateway *ct_gateway_open(const struct ct_membership *membership, const
     madvise(gateway, sizeof *gateway, MADV_DONTFORK);
     ct_instant_open(&gateway->instant, clock);
     ct_bursts_open(&gateway->requests.bursts);
+    gateway->stream = CT_NO_WORD;
     ct_gate_open(&gateway->gate, membership->table, membership->region, &membership->pages->gate,
                  membership->arbitration, load_relaxed(&membership->index),
                  load_relaxed(&membership->process_generation));

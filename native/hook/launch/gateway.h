@@ -24,8 +24,8 @@ struct ct_gateway {
     /* to decide whether a wait for one stream is a wait for all work, and whether only one thread launches */
     uintptr_t thread;
     uint64_t thread_changed_ns; /* when the launching thread last changed; 0: never */
-    CUstream stream;
-    int stream_is_per_thread, has_stream, has_several_streams;
+    uint64_t stream; /* that of all launches since the last wait for all work, by ct_stream_word(); CT_NO_WORD: none yet */
+    int has_several_streams;
     uint64_t drained_ns; /* when the host last returned from a call that waited for all work */
     /* since the host returned from a call that waited */
     int has_synced;
@@ -53,6 +53,13 @@ void ct_gateway_reattached(struct ct_session *session);
 static inline uint64_t ct_gateway_now(struct ct_session *session, uint64_t ticks)
 {
     return ct_instant_ns(&session->gateway->instant, &session->clock, ticks);
+}
+
+/* Returns a word that distinguishes streams, as a launch names them. */
+#define CT_NO_WORD UINT64_MAX
+static inline uint64_t ct_stream_word(CUstream stream, int is_per_thread)
+{
+    return (uint64_t)(uintptr_t)stream << 1 | (uint64_t)is_per_thread;
 }
 
 /* Returns whether only this thread launches. With several launching threads a wait of one predicts nothing, because

@@ -269,6 +269,7 @@ static struct ct_identity *identity_add(struct ct_session *session, enum ct_work
     identity->handle = function->handle;
     identity->shape = *shape;
     identity->number = number;
+    identity->kernel_time = time;
     identity->record_number = time->record_number;
     identity->function = function;
     identity->is_collective = function->is_collective;
@@ -375,6 +376,8 @@ uint64_t ct_random(struct ct_session *session)
 
 void ct_sample_next(struct ct_session *session)
 {
+    if (!session->sample_every)
+        return;
     /* Not every n-th launch: in a periodic program this would always be the same kernel. */
     session->until_sample = 1 + (uint32_t)(ct_random(session) % (2 * (uint64_t)session->sample_every - 1));
     store_relaxed(&session->time_next, 1);
@@ -389,7 +392,7 @@ void ct_count_launch(struct ct_session *session, struct ct_identity *identity, u
     ct_advance(session, identity, ticks, ct_interval_ns(session, ticks));
     if (session->trace.header)
         ct_trace_launch(&session->trace, &session->record, ct_trace_instant(&session->trace, &session->clock, ticks),
-                        identity->record_number, stream, session->kernel_times[identity->number].expect_ns, 0);
+                        identity->record_number, stream, identity->kernel_time->expect_ns, 0);
     ct_unlock(session);
 }
 

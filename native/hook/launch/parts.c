@@ -32,7 +32,7 @@ void ct_parts_prepare(struct ct_launch *launch)
 
 void ct_parts_request(struct ct_launch *launch, uint64_t blocks_left)
 {
-    const struct ct_kernel_time *kernel_time = &launch->session->kernel_times[launch->identity->number];
+    const struct ct_kernel_time *kernel_time = launch->identity->kernel_time;
     struct ct_launch_request *request = &launch->request;
     if (kernel_time->blocks > CT_PTX_BLOCKS_MAX)
         return;
@@ -78,7 +78,7 @@ int ct_parts_measures_variant(struct ct_launch *launch)
 {
     struct ct_session *session = launch->session;
     ct_lock(session);
-    const struct ct_kernel_time *kernel_time = &session->kernel_times[launch->identity->number];
+    const struct ct_kernel_time *kernel_time = launch->identity->kernel_time;
     const int is_due = launch->pair && !launch->request.part_blocks && kernel_time->blocks <= CT_PTX_BLOCKS_MAX &&
                        kernel_time->duration.count >= PARTS_LEARNED && !kernel_time->varies &&
                        load_relaxed(&launch->slice->measured) < CT_SLICE_MEASUREMENTS;

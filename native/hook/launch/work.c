@@ -16,7 +16,7 @@ void ct_launch_time(struct ct_launch *launch)
 {
     struct ct_session *session = launch->session;
     struct ct_kernel_time *kernel_time = launch->must_time ||
-        launch->must_check ? &session->kernel_times[launch->identity->number] : NULL;
+        launch->must_check ? launch->identity->kernel_time : NULL;
     /* For an unknown kernel an upper bound is useful; a short one usually takes the same time next to active neighbours
      * as alone. */
     const int must_bound = (launch->must_time && !kernel_time->is_known) ||
@@ -66,11 +66,9 @@ static int is_captured(const struct ct_launch *launch)
 static inline void learn_interval(struct ct_session *session, struct ct_gateway *gateway, uint64_t ticks,
                                   uint64_t interval_ns)
 {
-    struct ct_step *step = session->step;
-    const int is_first = step == &session->step_storage[0]; /* the first launch of all ends no interval */
-    if (CT_UNLIKELY(gateway->has_synced | is_first)) {
-        if (!is_first)
-            ct_forecast_learn(&step->after_sync, ct_clock_between_ns(&session->clock, gateway->synced_ticks, ticks));
+    struct ct_step *step = session->step; /* the first launch of all ends no interval, but its step is never used again */
+    if (CT_UNLIKELY(gateway->has_synced)) {
+        ct_forecast_learn(&step->after_sync, ct_clock_between_ns(&session->clock, gateway->synced_ticks, ticks));
         gateway->has_synced = 0;
         return;
     }
@@ -97,7 +95,7 @@ static inline void decide_timing(struct ct_launch *launch, struct ct_kernel_time
  * its words. */
 void ct_launch_predict(struct ct_launch *launch)
 {
-    struct ct_kernel_time *kernel_time = &launch->session->kernel_times[launch->identity->number];
+    struct ct_kernel_time *kernel_time = launch->identity->kernel_time;
     const struct ct_gate *gate = &launch->session->gateway->gate;
     const struct ct_forecast *next = &launch->session->step->next;
     const uint64_t clock_ppm = ct_gate_clock_ppm(gate);
@@ -119,23 +117,28 @@ void ct_launch_predict(struct ct_launch *launch)
     decide_timing(launch, kernel_time);
 }
 
-/* Records the stream and the thread, which decide whether a wait for one stream is a wait for all work. */
-static inline void note_origin(struct ct_gateway *gateway, const struct ct_launch *launch, uint64_t now_ns)
+static __attribute__((noinline)) void note_other_origin(struct ct_gateway *gateway, const struct ct_launch *launch,
+                                                        uintptr_t thread, uint64_t now_ns)
 {
-    const uintptr_t thread = (uintptr_t)__builtin_thread_pointer();
-    const CUstream stream = stream_of(launch);
-    if (CT_UNLIKELY(gateway->thread != thread)) {
+    const uint64_t stream = ct_stream_word(stream_of(launch), launch->is_per_thread);
+    if (gateway->thread != thread) {
         gateway->thread_changed_ns = gateway->thread ? now_ns : 0;
         gateway->thread = thread;
         ct_bursts_switch_thread(&gateway->requests.bursts, thread);
     }
-    if (CT_UNLIKELY(!gateway->has_stream)) {
-        gateway->has_stream = 1;
+    if (gateway->stream == CT_NO_WORD)
         gateway->stream = stream;
-        gateway->stream_is_per_thread = launch->is_per_thread;
-    } else if (CT_UNLIKELY(gateway->stream != stream || gateway->stream_is_per_thread != launch->is_per_thread)) {
+    else if (gateway->stream != stream)
         gateway->has_several_streams = 1;
-    }
+}
+
+/* Records the stream and the thread, which decide whether a wait for one stream is a wait for all work. */
+static inline void note_origin(struct ct_gateway *gateway, const struct ct_launch *launch, uint64_t now_ns)
+{
+    const uintptr_t thread = (uintptr_t)__builtin_thread_pointer();
+    if (CT_UNLIKELY(gateway->thread != thread ||
+                    gateway->stream != ct_stream_word(launch->stream, launch->is_per_thread)))
+        note_other_origin(gateway, launch, thread, now_ns);
 }
 
 /* Every driver refuses an empty grid or block. */
@@ -180,7 +183,7 @@ static inline int pass_under_lease(struct ct_launch *launch, uint64_t now_ns)
     struct ct_session *session = launch->session;
     struct ct_gateway *gateway = session->gateway;
     struct ct_gate *gate = &gateway->gate;
-    struct ct_kernel_time *kernel_time = &session->kernel_times[launch->identity->number];
+    struct ct_kernel_time *kernel_time = launch->identity->kernel_time;
     const struct ct_forecast *next = &session->step->next;
     /* Launches that are timed, possibly cut, or waited for within the call are decided on one by one. */
     if (now_ns >= gate->lease.until_ns || session->waiting_stream_count || launch->stream == CT_NO_STREAM || gate->higher_count > CT_LEASE_HOLDERS || !kernel_time->is_known ||
@@ -233,7 +236,7 @@ static __attribute__((noinline)) void admit_by_request(struct ct_launch *launch,
     if (gateway->gate.must_ask || gateway->parts_thread ||
         (launch->request.is_collective && (gateway->gate.gang.page || ct_ranks_exist(session)))) {
         if (launch->slice && launch->is_counted)
-            ct_parts_request(launch, session->kernel_times[launch->identity->number].blocks);
+            ct_parts_request(launch, launch->identity->kernel_time->blocks);
         ct_gate_wait(session, launch, now_ns);
         return;
     }
@@ -245,6 +248,43 @@ static __attribute__((noinline)) void admit_by_request(struct ct_launch *launch,
         watch(launch, now_ns);
     ct_unlock(session);
     launch->passed = CT_PASSED_ANNOUNCED;
+}
+
+/* Returns whether a launch must be decided on, or requires more than an announcement for another reason. */
+static inline int needs_request(const struct ct_launch *launch)
+{
+    const struct ct_session *session = launch->session;
+    const struct ct_gateway *gateway = session->gateway;
+    return gateway->parts_thread || gateway->gate.policy == CT_GATE_OPEN || gateway->gate.gang.page ||
+           session->waiting_stream_count ||
+           ((launch->identity->is_collective || launch->is_cooperative) && ct_ranks_exist(session));
+}
+
+/* Announces a launch that need not ask. Called with the lock held. */
+static inline void announce(struct ct_launch *launch, uint64_t now_ns)
+{
+    struct ct_session *session = launch->session;
+    struct ct_gateway *gateway = session->gateway;
+    const struct ct_identity *identity = launch->identity;
+    struct ct_kernel_time *kernel_time = identity->kernel_time;
+    const struct ct_forecast *next = &session->step->next;
+    const struct ct_announcement announcement = {
+        .expect_ns = ct_duration_at_clock(kernel_time->expect_ns, ct_gate_clock_ppm(&gateway->gate)),
+        .low_ns = next->low_ns,
+        .high_ns = next->high_ns,
+        .kernel_count = kernel_time->kernel_count,
+        .is_doubtful = kernel_time->is_doubtful};
+    ct_announce(&gateway->gate, announcement, 0, now_ns);
+    ct_trace_launch(&session->trace, &session->record, now_ns, identity->record_number,
+                    ct_stream_key(launch->stream, launch->is_per_thread), announcement.expect_ns, CT_GATE_TOP);
+    launch->request.expect_ns = announcement.expect_ns;
+    if (CT_UNLIKELY(!kernel_time->is_known || announcement.is_doubtful || !announcement.expect_ns ||
+                    gateway->completions.outstanding)) {
+        launch->request.is_doubtful = announcement.is_doubtful;
+        decide_timing(launch, kernel_time);
+        if (announcement.is_doubtful || !announcement.expect_ns || gateway->completions.outstanding)
+            watch(launch, now_ns);
+    }
 }
 
 void ct_launch_admit(struct ct_launch *launch)
@@ -271,28 +311,11 @@ void ct_launch_admit(struct ct_launch *launch)
     learn_interval(session, gateway, ticks, interval_ns);
     ct_advance(session, identity, ticks, interval_ns);
     launch->is_counted = 1;
-    if (CT_UNLIKELY(must_ask || gateway->parts_thread || gateway->gate.policy == CT_GATE_OPEN ||
-                    gateway->gate.gang.page || session->waiting_stream_count ||
-                    ((identity->is_collective || launch->is_cooperative) && ct_ranks_exist(session)))) {
+    if (CT_UNLIKELY(must_ask || needs_request(launch))) {
         admit_by_request(launch, now_ns);
         return;
     }
-    struct ct_kernel_time *kernel_time = &session->kernel_times[identity->number];
-    decide_timing(launch, kernel_time);
-    const struct ct_forecast *next = &session->step->next;
-    const struct ct_announcement announcement = {
-        .expect_ns = ct_duration_at_clock(kernel_time->expect_ns, ct_gate_clock_ppm(&gateway->gate)),
-        .low_ns = next->low_ns,
-        .high_ns = next->high_ns,
-        .kernel_count = kernel_time->kernel_count,
-        .is_doubtful = kernel_time->is_doubtful};
-    launch->request.expect_ns = announcement.expect_ns;
-    launch->request.kernel_count = announcement.kernel_count;
-    launch->request.is_doubtful = announcement.is_doubtful;
-    ct_announce(&gateway->gate, announcement, 0, now_ns);
-    ct_launch_trace(launch, now_ns, CT_GATE_TOP);
-    if (CT_UNLIKELY(announcement.is_doubtful || !announcement.expect_ns || gateway->completions.outstanding))
-        watch(launch, now_ns);
+    announce(launch, now_ns);
     ct_unlock(session);
     launch->passed = CT_PASSED_ANNOUNCED;
 }
@@ -319,6 +342,8 @@ void ct_launch_report(struct ct_launch *launch, CUresult result)
             ct_lease_refused(&gateway->gate, &launch->request, !ct_completions_take_back(session, &launch->request),
                              now_ns);
     } else if (launch->passed == CT_PASSED_ANNOUNCED) {
+        if (launch->is_counted)
+            launch->request.kernel_count = launch->identity->kernel_time->kernel_count;
         ct_gate_withdrawn(&gateway->gate, &launch->request, now_ns);
     } else {
         ct_gate_submitted(&gateway->gate, &launch->request, result == CUDA_SUCCESS, now_ns);

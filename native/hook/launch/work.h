@@ -26,19 +26,20 @@ struct ct_launch {
     struct ct_pair *pair;
     uint64_t ticks;       /* the instant of the launch */
     CUstream stream;
-    int is_per_thread;
-    int is_counted;       /* counted already */
-    int must_time;        /* its time is not known yet */
-    int must_check;       /* its time is measured, to correct what was charged to the share */
-    int may_record_event; /* whether an event may be recorded after it */
-    int must_watch;       /* its completion must be seen by an event, see ct_completions_watch() */
-    int may_limit;        /* it may run on a part of the SMs, or in parts */
-    int is_rest;          /* a part of it was launched before */
     enum ct_work work;
-    int is_stuck;         /* it passed because nothing ended for too long */
-    int runs_variant;     /* the variant is launched whole, to measure it */
+    /* Bytes next to each other, which are cleared by one store. */
+    uint8_t is_counted;       /* counted already */
+    uint8_t must_time;        /* its time is not known yet */
+    uint8_t must_check;       /* its time is measured, to correct what was charged to the share */
+    uint8_t must_watch;       /* its completion must be seen by an event, see ct_completions_watch() */
+    uint8_t is_rest;          /* a part of it was launched before */
+    uint8_t is_stuck;         /* it passed because nothing ended for too long */
+    uint8_t runs_variant;     /* the variant is launched whole, to measure it */
+    uint8_t is_per_thread;
+    uint8_t may_record_event; /* whether an event may be recorded after it */
+    uint8_t may_limit;        /* it may run on a part of the SMs, or in parts */
+    uint8_t is_cooperative;   /* all its blocks run at once and may wait for each other */
     struct ct_slice *slice; /* how to launch it in parts; NULL: it is launched whole */
-    int is_cooperative;   /* all its blocks run at once and may wait for each other */
     CUstream partition;   /* the stream that it is launched into instead, see ct_partition_enter() */
     enum ct_passed passed;
     uint64_t sync_ticks; /* when it began to wait for its own completion, if it does */
@@ -109,13 +110,13 @@ static inline void ct_launch_begin(struct ct_launch *launch, enum ct_work work, 
     launch->ticks = ct_clock_ticks(&session->clock);
     launch->identity = ct_identity(session, handle, shape);
     launch->stream = stream;
-    launch->is_per_thread = is_per_thread;
-    launch->is_counted = launch->must_time = launch->must_check = launch->must_watch = 0;
+    launch->is_counted = launch->must_time = launch->must_check = launch->must_watch = launch->is_rest =
+        launch->is_stuck = launch->runs_variant = 0;
+    launch->is_per_thread = (uint8_t)is_per_thread;
     launch->may_limit = permission == CT_MAY_TIME_AND_LIMIT;
     launch->is_cooperative = permission == CT_MAY_TIME_COOPERATIVE;
     launch->request.sm_ppm = 0;
     launch->request.part_blocks = 0;
-    launch->is_stuck = launch->is_rest = launch->runs_variant = 0;
     launch->work = work;
     launch->slice = NULL;
     launch->may_record_event = may_time || stream == CT_NO_STREAM;

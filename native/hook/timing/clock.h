@@ -57,9 +57,7 @@ static inline uint64_t ct_instant_ns(struct ct_instant *instant, const struct ct
             ticks = instant->ticks; /* the reading is later than the requested instant */
     }
     uint64_t ns = instant->ns + ((ticks - instant->ticks) * instant->ns_per_tick >> 32);
-    if (ns > instant->last_ns)
-        instant->last_ns = ns;
-    return instant->last_ns;
+    return instant->last_ns = ns > instant->last_ns ? ns : instant->last_ns;
 }
 
 /* Instants of different threads may be slightly out of order; the difference is then 0. */

@@ -78,7 +78,7 @@ static void add_length(struct ct_session *session, const struct ct_identity *ide
     if (!session->gateway)
         return; /* the times are not used */
     ct_lock(session);
-    ct_kernel_time_learn(&session->kernel_times[identity->number], length_ns,
+    ct_kernel_time_learn(identity->kernel_time, length_ns,
                          ct_gate_clock_ppm(&session->gateway->gate), is_bound || !is_undisturbed);
     ct_unlock(session);
 }
@@ -90,7 +90,7 @@ static void add_part(struct ct_session *session, const struct ct_pair *pair, uin
     if (!session->gateway)
         return;
     ct_lock(session);
-    struct ct_kernel_time *kernel_time = &session->kernel_times[pair->identity->number];
+    struct ct_kernel_time *kernel_time = pair->identity->kernel_time;
     const uint64_t clock_ppm = ct_gate_clock_ppm(&session->gateway->gate);
     if (!pair->is_variant)
         ct_kernel_time_learn_part(kernel_time, pair->part_blocks, length_ns, clock_ppm, is_bound);
@@ -104,7 +104,7 @@ static void add_part(struct ct_session *session, const struct ct_pair *pair, uin
  * alone. */
 static void correct_charge(struct ct_session *session, const struct ct_pair *pair, uint64_t length_ns, uint64_t max_ns)
 {
-    const struct ct_kernel_time *kernel_time = &session->kernel_times[pair->identity->number];
+    const struct ct_kernel_time *kernel_time = pair->identity->kernel_time;
     const uint64_t part_ppm = PPM - (kernel_time->free_ppm < PPM ? kernel_time->free_ppm : PPM);
     const uint64_t usual_ns = max_ns && length_ns > max_ns ? max_ns : length_ns;
     if (length_ns >= CT_GATE_HORIZON_NS || usual_ns > CT_GATE_HORIZON_NS / pair->charges)
@@ -118,7 +118,7 @@ static void settle_share(struct ct_session *session, const struct ct_pair *pair,
                          int is_bound)
 {
     ct_lock(session);
-    struct ct_kernel_time *kernel_time = &session->kernel_times[pair->identity->number];
+    struct ct_kernel_time *kernel_time = pair->identity->kernel_time;
     if (is_undisturbed ? !is_bound : !kernel_time->is_known) { /* for an unknown kernel, a bound is better than
                                                                 * nothing */
         correct_charge(session, pair, length_ns, kernel_time->expect_ns * USUAL_FACTOR);
@@ -143,7 +143,7 @@ static int is_clean(struct ct_session *session, const struct ct_pair *pair, uint
     if (!session->gateway)
         return 0;
     ct_lock(session);
-    const struct ct_kernel_time *kernel_time = &session->kernel_times[pair->identity->number];
+    const struct ct_kernel_time *kernel_time = pair->identity->kernel_time;
     const uint64_t min_ns = kernel_time->varies ? kernel_time->upper_ns : 0;
     ct_unlock(session);
     return ct_others_were_quiescent(session, &pair->quiescence, length_ns, min_ns);

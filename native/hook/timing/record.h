@@ -112,9 +112,7 @@ void ct_record_publish_interval(struct ct_record *record);
 
 static inline unsigned ct_bucket_of(uint64_t value)
 {
-    if (value < 2u << CT_RECORD_OCTAVE_BITS)
-        return (unsigned)value;
-    unsigned shift = 63 - (unsigned)__builtin_clzll(value) - CT_RECORD_OCTAVE_BITS;
+    unsigned shift = 63 - (unsigned)__builtin_clzll(value | 1u << CT_RECORD_OCTAVE_BITS) - CT_RECORD_OCTAVE_BITS;
     unsigned bucket = (shift << CT_RECORD_OCTAVE_BITS) + (unsigned)(value >> shift);
     return bucket < CT_RECORD_BUCKETS ? bucket : CT_RECORD_BUCKETS - 1;
 }
