@@ -66,7 +66,7 @@ static inline void count_forecast(struct ct_gate_page *mine, uint64_t now_ns)
     add_single_writer(&mine->counts.miss_ns, is_early ? due_ns - now_ns : now_ns - due_ns);
 }
 
-/* What a launch announces; as in struct ct_launch_request. */
+/* What a launch announces; as in struct ct_launch_request, but at least one kernel. */
 struct ct_announcement {
     uint64_t expect_ns, low_ns, high_ns;
     uint32_t kernel_count, is_doubtful;
@@ -122,14 +122,16 @@ static inline __attribute__((always_inline)) void ct_announce(struct ct_gate *ga
     if (__builtin_expect(must_count || now_ns - load_relaxed(&mine->active_counted_ns) > CT_ANNOUNCE_LAG_NS, 0))
         count_active(gate, now_ns);
     add_single_writer(&mine->counts.launches, 1);
-    add_single_writer(&mine->kernel_count, launch.kernel_count ? launch.kernel_count : 1);
+    add_single_writer(&mine->kernel_count, launch.kernel_count);
     add_single_writer(&mine->counts.device_ns, expect_ns);
+    ct_loss_announced(gate, expect_ns, now_ns);
     if (__builtin_expect(!expect_ns || launch.is_doubtful, 0)) {
-        if (!expect_ns)
+        if (!expect_ns) {
+            gate->burst.has_unknown = 1;
             store_relaxed(&mine->unknown_ns, now_ns);
+        }
         store_relaxed(&mine->unfinished_ns, unfinished_until(expect_ns, begin_ns, now_ns));
     }
-    ct_loss_announced(gate, expect_ns, now_ns);
     store_relaxed(&mine->recent_ns[sequence % CT_GATE_RECENT], now_ns);
     store_release(&mine->busy_ns, announced.busy_ns);
     store_release(&mine->next_ns, announced.next_ns);

@@ -247,8 +247,8 @@ void ct_gate_reread(struct ct_gate *gate)
 
 void ct_gate_announce(struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns)
 {
-    const struct ct_announcement launch = {request->expect_ns, request->low_ns, request->high_ns, request->kernel_count,
-                                           request->is_doubtful};
+    const struct ct_announcement launch = {request->expect_ns, request->low_ns, request->high_ns,
+                                           ct_gate_kernel_count(request), request->is_doubtful};
     ct_announce(gate, launch, 1, now_ns);
 }
 
@@ -258,7 +258,7 @@ void ct_gate_withdrawn(struct ct_gate *gate, const struct ct_launch_request *req
     const uint64_t busy_ns = load_relaxed(&mine->busy_ns);
     add_single_writer(&mine->counts.launches, -UINT64_C(1));
     add_single_writer(&mine->counts.device_ns, -request->expect_ns);
-    add_single_writer(&mine->kernel_count, -(uint64_t)(request->kernel_count ? request->kernel_count : 1));
+    add_single_writer(&mine->kernel_count, -(uint64_t)ct_gate_kernel_count(request));
     if (busy_ns > now_ns)
         store_relaxed(&mine->busy_ns, busy_ns - now_ns > request->expect_ns ? busy_ns - request->expect_ns : now_ns);
 }

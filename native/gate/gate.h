@@ -256,6 +256,11 @@ struct ct_launch_request {
                               * launch, with a request of its own */
 };
 
+static inline uint32_t ct_gate_kernel_count(const struct ct_launch_request *request)
+{
+    return request->kernel_count ? request->kernel_count : 1;
+}
+
 /* Announces a launch that need not ask: stores to one cache line. A reader of the sequence number sees the earlier
  * stores. */
 void ct_gate_announce(struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns);

@@ -58,8 +58,8 @@ static inline __attribute__((always_inline)) int ct_lease_pass(struct ct_gate *g
         gate->granularity_ns = request->granularity_ns;
     else if (gate->granularity_ns)
         gate->granularity_ns = request->granularity_ns ? max_u64(gate->granularity_ns, request->granularity_ns) : 0;
-    const struct ct_announcement announcement = {expect_ns, request->low_ns, request->high_ns, request->kernel_count,
-                                                 request->is_doubtful};
+    const struct ct_announcement announcement = {expect_ns, request->low_ns, request->high_ns,
+                                                 ct_gate_kernel_count(request), request->is_doubtful};
     ct_announce(gate, announcement, 0, now_ns);
     ct_loss_publish(gate, now_ns);
     gate->charged_from_ns = now_ns;

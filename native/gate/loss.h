@@ -5,7 +5,8 @@
 #include "arithmetic.h"
 #include "gate/gate.h"
 
-/* Called by a holder: work was announced; all work has completed after a call that waited for it. */
+/* Called by a holder: work was announced, and if `expect_ns` is 0 it then sets `has_unknown`; all work has completed after a
+ * call that waited for it. */
 static inline void ct_loss_announced(struct ct_gate *gate, uint64_t expect_ns, uint64_t now_ns)
 {
     struct ct_gate_burst *burst = &gate->burst;
@@ -14,8 +15,6 @@ static inline void ct_loss_announced(struct ct_gate *gate, uint64_t expect_ns, u
         burst->has_unknown = 0;
     }
     burst->end_ns = sat_add_u64(max_u64(burst->end_ns, now_ns), expect_ns);
-    if (__builtin_expect(!expect_ns, 0))
-        burst->has_unknown = 1;
 }
 void ct_loss_drained(struct ct_gate *gate, uint64_t now_ns);
 

@@ -255,9 +255,8 @@ static inline int needs_request(const struct ct_launch *launch)
 {
     const struct ct_session *session = launch->session;
     const struct ct_gateway *gateway = session->gateway;
-    return gateway->parts_thread || gateway->gate.policy == CT_GATE_OPEN || gateway->gate.gang.page ||
-           session->waiting_stream_count ||
-           ((launch->identity->is_collective || launch->is_cooperative) && ct_ranks_exist(session));
+    return gateway->parts_thread || gateway->gate.policy == CT_GATE_OPEN || session->waiting_stream_count ||
+           launch->identity->is_collective || launch->is_cooperative;
 }
 
 /* Announces a launch that need not ask. Called with the lock held. */
@@ -287,7 +286,7 @@ static inline void announce(struct ct_launch *launch, uint64_t now_ns)
     }
 }
 
-void ct_launch_admit(struct ct_launch *launch)
+static inline __attribute__((always_inline)) void admit(struct ct_launch *launch)
 {
     struct ct_session *session = launch->session;
     struct ct_gateway *gateway = session->gateway;
@@ -318,6 +317,60 @@ void ct_launch_admit(struct ct_launch *launch)
     announce(launch, now_ns);
     ct_unlock(session);
     launch->passed = CT_PASSED_ANNOUNCED;
+}
+
+void ct_launch_admit(struct ct_launch *launch)
+{
+    admit(launch);
+}
+
+void ct_launch_begin(struct ct_launch *launch, enum ct_work work, uintptr_t handle, const struct ct_shape *shape,
+                     CUstream stream, int is_per_thread, enum ct_permission permission)
+{
+    const int may_time = permission != CT_MAY_NOTHING;
+    struct ct_session *session = launch->session = ct_session();
+    launch->pair = NULL;
+    if (CT_UNLIKELY(!session))
+        return;
+    /* Read early, so that the processor looks up the identity meanwhile; and before the lock, which delays everything after
+     * it. */
+    launch->ticks = ct_clock_ticks(&session->clock);
+    launch->identity = ct_identity(session, handle, shape);
+    launch->stream = stream;
+    launch->is_counted = launch->must_time = launch->must_check = launch->must_watch = launch->is_rest =
+        launch->is_stuck = launch->runs_variant = 0;
+    launch->is_per_thread = (uint8_t)is_per_thread;
+    launch->may_limit = permission == CT_MAY_TIME_AND_LIMIT;
+    launch->is_cooperative = permission == CT_MAY_TIME_COOPERATIVE;
+    launch->request.sm_ppm = 0;
+    launch->request.part_blocks = 0;
+    launch->work = work;
+    launch->slice = NULL;
+    launch->may_record_event = may_time || stream == CT_NO_STREAM;
+    launch->passed = CT_PASSED_UNGATED;
+    if (CT_UNLIKELY(session->is_measuring) && may_time) {
+        ct_timing_await_pair(session);
+        launch->ticks = ct_clock_ticks(&session->clock);
+    }
+    if (session->gateway) {
+        if (CT_UNLIKELY(!launch->identity)) {
+            ct_launch_identify(launch, work, handle, shape);
+            launch->ticks = ct_clock_ticks(&session->clock);
+        }
+        if (launch->identity && CT_UNLIKELY(load_relaxed(&launch->identity->function->slice)) && launch->may_limit) {
+            ct_parts_prepare(launch);
+            launch->ticks = ct_clock_ticks(&session->clock);
+        }
+        admit(launch);
+    }
+    /* On a part of the SMs it takes longer than its profile says. */
+    if (CT_UNLIKELY(launch->must_time || launch->must_check || load_relaxed(&session->time_next)) && may_time &&
+        !launch->request.sm_ppm) {
+        ct_launch_time(launch);
+        launch->runs_variant = CT_UNLIKELY(launch->slice) && ct_parts_measures_variant(launch);
+    }
+    if (CT_UNLIKELY(launch->pair))
+        launch->ticks = ct_clock_ticks(&session->clock);
 }
 
 void ct_launch_report(struct ct_launch *launch, CUresult result)

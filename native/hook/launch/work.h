@@ -96,55 +96,9 @@ int ct_parts_measures_variant(struct ct_launch *launch);
 /* What may be done to a launch. An event between two launches that are meant to overlap would serialize them. */
 enum ct_permission { CT_MAY_NOTHING, CT_MAY_TIME, CT_MAY_TIME_AND_LIMIT, CT_MAY_TIME_COOPERATIVE };
 
-static inline void ct_launch_begin(struct ct_launch *launch, enum ct_work work, uintptr_t handle,
-                                  const struct ct_shape *shape, CUstream stream, int is_per_thread,
-                                  enum ct_permission permission)
-{
-    const int may_time = permission != CT_MAY_NOTHING;
-    struct ct_session *session = launch->session = ct_session();
-    launch->pair = NULL;
-    if (CT_UNLIKELY(!session))
-        return;
-    /* Read early, so that the processor looks up the identity meanwhile; and before the lock, which delays everything after
-     * it. */
-    launch->ticks = ct_clock_ticks(&session->clock);
-    launch->identity = ct_identity(session, handle, shape);
-    launch->stream = stream;
-    launch->is_counted = launch->must_time = launch->must_check = launch->must_watch = launch->is_rest =
-        launch->is_stuck = launch->runs_variant = 0;
-    launch->is_per_thread = (uint8_t)is_per_thread;
-    launch->may_limit = permission == CT_MAY_TIME_AND_LIMIT;
-    launch->is_cooperative = permission == CT_MAY_TIME_COOPERATIVE;
-    launch->request.sm_ppm = 0;
-    launch->request.part_blocks = 0;
-    launch->work = work;
-    launch->slice = NULL;
-    launch->may_record_event = may_time || stream == CT_NO_STREAM;
-    launch->passed = CT_PASSED_UNGATED;
-    if (CT_UNLIKELY(session->is_measuring) && may_time) {
-        ct_timing_await_pair(session);
-        launch->ticks = ct_clock_ticks(&session->clock);
-    }
-    if (session->gateway) {
-        if (CT_UNLIKELY(!launch->identity)) {
-            ct_launch_identify(launch, work, handle, shape);
-            launch->ticks = ct_clock_ticks(&session->clock);
-        }
-        if (launch->identity && CT_UNLIKELY(load_relaxed(&launch->identity->function->slice)) && launch->may_limit) {
-            ct_parts_prepare(launch);
-            launch->ticks = ct_clock_ticks(&session->clock);
-        }
-        ct_launch_admit(launch);
-    }
-    /* On a part of the SMs it takes longer than its profile says. */
-    if (CT_UNLIKELY(launch->must_time || launch->must_check || load_relaxed(&session->time_next)) && may_time &&
-        !launch->request.sm_ppm) {
-        ct_launch_time(launch);
-        launch->runs_variant = CT_UNLIKELY(launch->slice) && ct_parts_measures_variant(launch);
-    }
-    if (CT_UNLIKELY(launch->pair))
-        launch->ticks = ct_clock_ticks(&session->clock);
-}
+/* Identifies a launch, admits it, and begins to time it. */
+void ct_launch_begin(struct ct_launch *launch, enum ct_work work, uintptr_t handle, const struct ct_shape *shape,
+                     CUstream stream, int is_per_thread, enum ct_permission permission);
 
 /* Called when a launch under a lease was submitted. Returns 0 if its outcome must be reported: a holder has launched
  * before. */

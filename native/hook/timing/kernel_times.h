@@ -26,7 +26,7 @@ struct ct_kernel_time {
     struct ct_duration duration;
     struct ct_duration parts; /* the time of a launch in parts, computed from measured ones */
     uint32_t varies;                          /* launches with the same name and shape take different times */
-    uint32_t kernel_count;                    /* kernels in a graph; 0 means 1 */
+    uint32_t kernel_count;                    /* kernels in a graph; otherwise 1 */
     uint32_t granularity_part;                /* preemption granularity as a fraction of its time, in 2^-16; 0: not
                                                * preemptible */
     uint32_t tries;                           /* launches timed only because its time was unknown */

@@ -64,10 +64,10 @@ uint32_t ct_trace_find_stream(struct ct_trace *trace, uintptr_t stream);
 /* Returns one key per stream: the default stream has several handles, and also represents CT_NO_STREAM. */
 static inline uintptr_t ct_stream_key(const void *stream, int is_per_thread)
 {
-    uintptr_t handle = (uintptr_t)stream;
-    if (handle == 0)
-        return is_per_thread ? 2 : 0;
-    return handle == 1 || handle == UINTPTR_MAX ? 0 : handle;
+    const uintptr_t handle = (uintptr_t)stream;
+    if (handle + 1 > 2) /* neither of 0, 1 and UINTPTR_MAX */
+        return handle;
+    return handle == 0 && is_per_thread ? 2 : 0;
 }
 
 /* Unlike that of ct_instant_ns(), the result may decrease: an earlier instant of another thread is kept. */
@@ -91,6 +91,7 @@ enum { CT_TRACE_NEAR = 8 }; /* entries ahead, four cache lines */
 static inline void ct_trace_put(struct ct_trace *trace, const struct ct_record *record, enum ct_trace_kind kind,
                                 uint64_t at_ns, uint64_t length_ns, uint32_t kernel, uint32_t stream, uint8_t reason)
 {
+    struct ct_trace_header *header = trace->header;
     uint64_t number = trace->written;
     if (__builtin_expect(number == trace->ready, 0) && !ct_trace_grow(trace, record))
         return;
@@ -101,10 +102,10 @@ static inline void ct_trace_put(struct ct_trace *trace, const struct ct_record *
     store_release(&words[2], (uint32_t)number | (uint64_t)kernel << 32);
     store_release(&words[3], stream | (uint64_t)kind << 32 | (uint64_t)reason << 40);
     /* The next acquisition of the lock waits until these stores have left the store buffer, so the next cache lines are
-     * prefetched. */
-    __builtin_prefetch(trace->entries[(number + CT_TRACE_NEAR) % CT_RECORD_TRACE_ENTRIES], 1);
+     * prefetched; behind the last entry nothing is, which is harmless. */
+    __builtin_prefetch(words + CT_TRACE_NEAR * CT_TRACE_ENTRY_WORDS, 1);
     trace->written = number + 1;
-    store_release(&trace->header->written, number + 1);
+    store_release(&header->written, number + 1);
 }
 
 /* Called with the lock held. */
