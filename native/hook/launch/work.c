@@ -251,20 +251,18 @@ static __attribute__((noinline)) void admit_by_request(struct ct_launch *launch,
 }
 
 /* Returns whether a launch must be decided on, or requires more than an announcement for another reason. */
-static inline int needs_request(const struct ct_launch *launch)
+static inline int needs_request(const struct ct_launch *launch, const struct ct_session *session,
+                                const struct ct_gateway *gateway, const struct ct_identity *identity)
 {
-    const struct ct_session *session = launch->session;
-    const struct ct_gateway *gateway = session->gateway;
     return gateway->parts_thread || gateway->gate.policy == CT_GATE_OPEN || session->waiting_stream_count ||
-           launch->identity->is_collective || launch->is_cooperative;
+           identity->is_collective || launch->is_cooperative;
 }
 
 /* Announces a launch that need not ask. Called with the lock held. */
-static inline void announce(struct ct_launch *launch, uint64_t now_ns)
+static inline __attribute__((always_inline)) void announce(struct ct_launch *launch, struct ct_session *session,
+                                                           const struct ct_identity *identity, uint64_t now_ns)
 {
-    struct ct_session *session = launch->session;
     struct ct_gateway *gateway = session->gateway;
-    const struct ct_identity *identity = launch->identity;
     struct ct_kernel_time *kernel_time = identity->kernel_time;
     const struct ct_forecast *next = &session->step->next;
     const struct ct_announcement announcement = {
@@ -310,11 +308,11 @@ static inline __attribute__((always_inline)) void admit(struct ct_launch *launch
     learn_interval(session, gateway, ticks, interval_ns);
     ct_advance(session, identity, ticks, interval_ns);
     launch->is_counted = 1;
-    if (CT_UNLIKELY(must_ask || needs_request(launch))) {
+    if (CT_UNLIKELY(must_ask || needs_request(launch, session, gateway, identity))) {
         admit_by_request(launch, now_ns);
         return;
     }
-    announce(launch, now_ns);
+    announce(launch, session, identity, now_ns);
     ct_unlock(session);
     launch->passed = CT_PASSED_ANNOUNCED;
 }
