@@ -96,7 +96,7 @@ static inline __attribute__((always_inline)) struct ct_announced announced_at(co
                                                                               uint64_t begin_ns, uint64_t now_ns)
 {
     const uint64_t all_bits = launch.low_ns | launch.expect_ns | (begin_ns - now_ns);
-    if (__builtin_expect(all_bits >> CT_ANNOUNCE_NEAR_BITS || now_ns > INT64_MAX ||
+    if (__builtin_expect(all_bits >> CT_ANNOUNCE_NEAR_BITS ||
                              launch.high_ns - launch.low_ns - 1 >=
                                  CT_ANNOUNCE_PATIENCE_MIN_NS / CT_ANNOUNCE_PATIENCE_SPREADS, 0))
         return announced_far(gate, launch, begin_ns, now_ns);
@@ -113,9 +113,7 @@ static inline __attribute__((always_inline)) void ct_announce(struct ct_gate *ga
                                                               int must_count, uint64_t now_ns)
 {
     struct ct_gate_page *mine = gate->mine;
-    const uint64_t sequence = load_relaxed(&mine->sequence) + 1, expect_ns = launch.expect_ns;
-    const uint64_t begin_ns = max_u64(load_relaxed(&mine->busy_ns), now_ns);
-    const struct ct_announced announced = announced_at(gate, launch, begin_ns, now_ns);
+    const uint64_t expect_ns = launch.expect_ns, begin_ns = max_u64(load_relaxed(&mine->busy_ns), now_ns);
 
     if (__builtin_expect(must_count || now_ns % CT_ANNOUNCE_SAMPLES == 0, 0))
         count_forecast(mine, now_ns);
@@ -132,6 +130,8 @@ static inline __attribute__((always_inline)) void ct_announce(struct ct_gate *ga
         }
         store_relaxed(&mine->unfinished_ns, unfinished_until(expect_ns, begin_ns, now_ns));
     }
+    const struct ct_announced announced = announced_at(gate, launch, begin_ns, now_ns);
+    const uint64_t sequence = load_relaxed(&mine->sequence) + 1;
     store_relaxed(&mine->recent_ns[sequence % CT_GATE_RECENT], now_ns);
     store_release(&mine->busy_ns, announced.busy_ns);
     store_release(&mine->next_ns, announced.next_ns);

@@ -250,6 +250,16 @@ static __attribute__((noinline)) void admit_by_request(struct ct_launch *launch,
     launch->passed = CT_PASSED_ANNOUNCED;
 }
 
+static void admit_unidentified(struct ct_launch *launch, uint64_t now_ns)
+{
+    struct ct_gateway *gateway = launch->session->gateway;
+    if (!ct_burst_continues(&gateway->requests.bursts, UINT32_MAX))
+        ct_requests_resume(launch->session, UINT32_MAX, now_ns);
+    ct_gate_must_ask(&gateway->gate); /* reads the tenant table */
+    gateway->has_synced = 0;
+    admit_by_request(launch, now_ns);
+}
+
 /* Returns whether a launch must be decided on, or requires more than an announcement for another reason. */
 static inline int needs_request(const struct ct_launch *launch, const struct ct_session *session,
                                 const struct ct_gateway *gateway, const struct ct_identity *identity)
@@ -293,22 +303,19 @@ static inline __attribute__((always_inline)) void admit(struct ct_launch *launch
         return;
     const uint64_t ticks = launch->ticks;
     ct_lock(session);
-    const uint64_t now_ns = ct_gateway_now(session, ticks);
+    const uint64_t now_ns = ct_instant_ns(&gateway->instant, &session->clock, ticks);
     note_origin(gateway, launch, now_ns);
-    const uint32_t number = CT_UNLIKELY(!identity) ? UINT32_MAX : identity->number;
-    if (CT_UNLIKELY(!ct_burst_continues(&gateway->requests.bursts, number)))
-        ct_requests_resume(session, number, now_ns);
-    const int must_ask = ct_gate_must_ask(&gateway->gate);
     if (CT_UNLIKELY(!identity)) {
-        gateway->has_synced = 0;
-        admit_by_request(launch, now_ns);
+        admit_unidentified(launch, now_ns);
         return;
     }
+    if (CT_UNLIKELY(!ct_burst_continues(&gateway->requests.bursts, identity->number)))
+        ct_requests_resume(session, identity->number, now_ns);
     const uint64_t interval_ns = ct_interval_ns(session, ticks);
     learn_interval(session, gateway, ticks, interval_ns);
     ct_advance(session, identity, ticks, interval_ns);
     launch->is_counted = 1;
-    if (CT_UNLIKELY(must_ask || needs_request(launch, session, gateway, identity))) {
+    if (CT_UNLIKELY(ct_gate_must_ask(&gateway->gate) || needs_request(launch, session, gateway, identity))) {
         admit_by_request(launch, now_ns);
         return;
     }
