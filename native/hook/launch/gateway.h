@@ -27,6 +27,9 @@ struct ct_gateway {
     uint64_t stream; /* that of all launches since the last wait for all work, by ct_stream_word(); CT_NO_WORD: none yet */
     int has_several_streams;
     uint64_t drained_ns; /* when the host last returned from a call that waited for all work */
+    /* The thread that launches a kernel in parts; 0: none does. The parts are one launch for the program, so other threads'
+     * launches wait meanwhile. */
+    uintptr_t parts_thread;
     /* since the host returned from a call that waited */
     int has_synced;
     uint64_t synced_ticks;
@@ -35,9 +38,6 @@ struct ct_gateway {
     uint64_t awaited_ns; /* predicted completion of the work that the host waits for; 0: it was already due */
     struct ct_completions completions;
     struct ct_requests requests;
-    /* The thread that launches a kernel in parts; 0: none does. The parts are one launch for the program, so other threads'
-     * launches wait meanwhile. */
-    uintptr_t parts_thread;
     _Atomic uint32_t is_leased; /* a launch under a lease is not yet submitted to the driver; cleared without the lock */
     uint32_t admitted_count; /* launches that were admitted and are not submitted to the driver yet */
     _Atomic uint32_t parts_ended; /* a futex: how many kernels were launched in parts */

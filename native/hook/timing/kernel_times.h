@@ -18,6 +18,7 @@ struct ct_kernel_time {
     uint32_t is_known, may_fill;  /* known: from a profile or from measurements without neighbours */
     uint32_t is_doubtful;         /* the expected time may be wrong by much */
     uint32_t record_number;       /* index of the kernel in the record */
+    uint32_t kernel_count;        /* kernels in a graph; otherwise 1 */
     uint64_t key;                 /* hash of its whole name, shape and kind; 0: not in use */
     uint64_t name_hash;
     uint64_t blocks, slots;       /* of its grid, and how many of them run at once; slots 0: unknown */
@@ -26,7 +27,6 @@ struct ct_kernel_time {
     struct ct_duration duration;
     struct ct_duration parts; /* the time of a launch in parts, computed from measured ones */
     uint32_t varies;                          /* launches with the same name and shape take different times */
-    uint32_t kernel_count;                    /* kernels in a graph; otherwise 1 */
     uint32_t granularity_part;                /* preemption granularity as a fraction of its time, in 2^-16; 0: not
                                                * preemptible */
     uint32_t tries;                           /* launches timed only because its time was unknown */
