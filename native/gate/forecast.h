@@ -71,14 +71,13 @@ static __attribute__((noinline, unused)) void ct_forecast_learn_unusual(struct c
 
 /* Updates both quantiles with one interval. Steps up and down have a ratio of one to eight, so that they balance when
  * eight intervals lie on one side for each on the other. Nearly all intervals are less than twice as long as the lower
- * quantile and less than four times as long as the upper one. These are learned without a branch, because which side of a
- * quantile the next one lies on cannot be predicted. */
+ * quantile, and so not far above the upper one. These are learned without a branch, because which side of a quantile the
+ * next one lies on cannot be predicted. */
 static inline void ct_forecast_learn(struct ct_forecast *forecast, uint64_t interval_ns)
 {
     const uint64_t low_ns = forecast->low_ns, high_ns = forecast->high_ns;
-    const int is_usual = (forecast->sample_count > CT_FORECAST_WARMUP) & (interval_ns / 2 < low_ns) &
-                         (interval_ns / 4 <= high_ns);
-    if (__builtin_expect(!is_usual, 0)) {
+    const uint32_t is_learning = (forecast->sample_count ^ (CT_FORECAST_WARMUP + 1)) | forecast->long_count;
+    if (__builtin_expect(is_learning || interval_ns / 2 >= low_ns, 0)) {
         ct_forecast_learn_unusual(forecast, interval_ns);
         return;
     }
@@ -90,8 +89,6 @@ static inline void ct_forecast_learn(struct ct_forecast *forecast, uint64_t inte
                    extended_ns = outer_high_ns < interval_ns ? outer_high_ns : interval_ns;
     forecast->low_ns = select_u64(interval_ns < low_ns, outer_low_ns, raised_ns);
     forecast->high_ns = select_u64(interval_ns > high_ns, extended_ns, lowered_ns);
-    if (__builtin_expect(forecast->long_count, 0))
-        forecast->long_count = 0;
 }
 
 #endif

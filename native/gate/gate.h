@@ -121,14 +121,6 @@ struct ct_gate {
     uint32_t index, generation;
     int is_mps; /* switching between processes is free; set by the caller once known */
     uint32_t sm_step_ppm; /* the caller can limit a launch to multiples of this part of the SMs; 0: it cannot */
-    struct ct_gate_burst { /* here, because every launch changes it */
-        uint64_t begin_ns, end_ns; /* work that the host has not waited for: start and expected end; 0: none */
-        int has_unknown;           /* the length of some of it is unknown */
-        int64_t clean_ns;          /* mean delay of the host's return from a wait while no lower-priority work ran */
-        int64_t spread_ns;         /* mean distance of these delays from their mean */
-        uint32_t clean_count;      /* number of such waits */
-        uint32_t overlapped;       /* waits since then that overlapped with lower-priority work */
-    } burst;
     /* from the tenant table, as of `writes` */
     uint64_t writes;
     int must_ask, is_paused, has_entry;
@@ -159,6 +151,14 @@ struct ct_gate {
     uint64_t duty_ppm;                          /* recent fraction of time in which higher-priority tenants were
                                                  * active */
     uint64_t duty_from_ns, duty_active_ns;      /* start of the measurement, and their total active time then */
+    struct ct_gate_burst {
+        uint64_t begin_ns, end_ns; /* work that the host has not waited for: start and expected end; 0: none */
+        int has_unknown;           /* the length of some of it is unknown */
+        int64_t clean_ns;          /* mean delay of the host's return from a wait while no lower-priority work ran */
+        int64_t spread_ns;         /* mean distance of these delays from their mean */
+        uint32_t clean_count;      /* number of such waits */
+        uint32_t overlapped;       /* waits since then that overlapped with lower-priority work */
+    } burst;
     struct ct_gate_scale {
         uint64_t charged_sum_ns; /* total of the arbitration page at the last update */
         int is_begun;
