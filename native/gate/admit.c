@@ -501,6 +501,7 @@ static struct ct_gate_answer decide(struct ct_gate *gate, struct ct_launch_reque
     ct_account_update(gate, now_ns);
     if (request->blocks && gate->higher_count && gate->policy != CT_GATE_OPEN)
         ct_slice_cut(request, ct_slice_bound(gate, now_ns));
+    request->granularity_ns = ct_cost_granularity(gate, request);
     const int is_full = ct_limit_is_full(gate, request, now_ns);
     publish_request(gate, request, request->may_fill && !is_full && !gate->is_paused, now_ns);
     ct_gate_settle(gate, now_ns);

@@ -2,7 +2,10 @@
 #ifndef COTENANT_GATE_COST_H
 #define COTENANT_GATE_COST_H
 
+#include "arithmetic.h"
 #include "gate/gate.h"
+
+enum { CT_COST_WHOLE_PPM = 1000 * 1000 };
 
 /* The other tenants of the device as read at one instant. */
 struct snapshot {
@@ -28,6 +31,17 @@ uint64_t ct_cost_gap(const struct ct_gate *gate, const struct ct_launch_request 
 uint64_t ct_cost_corun(const struct ct_launch_request *request, const struct snapshot *snapshot, uint64_t now_ns);
 /* Returns a fraction of an amount, at most the whole amount. */
 uint64_t ct_cost_fraction(uint64_t amount_ns, uint64_t ppm);
+/* Returns how long an arriving kernel of a holder waits for this one at most; 0: until it ends. Where the priorities of MPS
+ * clients have no effect on a part of such kernels, this is the mean. */
+static inline uint64_t ct_cost_granularity(const struct ct_gate *gate, const struct ct_launch_request *request)
+{
+    const uint64_t granularity_ns = request->granularity_ns, ignored_ppm = gate->ignored_priority_ppm;
+    if (__builtin_expect(!ignored_ppm || !granularity_ns, 1))
+        return granularity_ns;
+    if (ignored_ppm >= CT_COST_WHOLE_PPM)
+        return 0;
+    return granularity_ns + ct_cost_fraction(sat_sub_u64(request->expect_ns, granularity_ns), ignored_ppm);
+}
 /* Returns how much device time may be in flight because holders have been idle for long: they are expected to remain so
  * for about as long again. */
 uint64_t ct_cost_idle_depth(const struct ct_gate *gate, uint64_t now_ns);

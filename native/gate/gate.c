@@ -229,6 +229,7 @@ void ct_gate_reread(struct ct_gate *gate)
     gate->switch_ns = rules->switch_ns;
     gate->spin_ppm = rules->spin_ppm;
     gate->sm_ppm = rules->sm_ppm;
+    gate->ignored_priority_ppm = rules->ignored_priority_ppm;
     read_all_peers(gate);
     gate->duty_from_ns = 0; /* measure the activity of the others from now on */
     ct_space_restart(gate);

@@ -127,7 +127,8 @@ struct ct_gate {
     int is_ending;  /* at most one launch may be in flight, so that a kill does not find more */
     int must_claim; /* other processes must ask too: one decides at a time */
     uint32_t priority, tenant;
-    uint64_t policy, bound_ns, delay_ppm, patience_ns, switch_ns, spin_ppm, sm_ppm, min_share_ppm, limit_ppm;
+    uint64_t policy, bound_ns, delay_ppm, patience_ns, switch_ns, spin_ppm, sm_ppm, min_share_ppm, limit_ppm,
+        ignored_priority_ppm;
     int must_share; /* this tenant or one of equal priority has a share */
     int is_static; /* never exceeds the limit, even if the device is idle */
     uint32_t higher_count, peer_count;

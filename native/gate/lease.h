@@ -6,6 +6,7 @@
 #define COTENANT_GATE_LEASE_H
 
 #include "gate/announce.h"
+#include "gate/cost.h"
 #include "gate/limit.h"
 
 enum { CT_LEASE_NS = 200 * 1000 };
@@ -54,10 +55,11 @@ static inline __attribute__((always_inline)) int ct_lease_pass(struct ct_gate *g
     if (used_ns > lease->use_max_ns || !ct_lease_is_undisturbed(gate))
         return 0;
     lease->used_ns = used_ns;
+    const uint64_t granularity_ns = ct_cost_granularity(gate, request);
     if (gate->charged_until_ns <= now_ns)
-        gate->granularity_ns = request->granularity_ns;
+        gate->granularity_ns = granularity_ns;
     else if (gate->granularity_ns)
-        gate->granularity_ns = request->granularity_ns ? max_u64(gate->granularity_ns, request->granularity_ns) : 0;
+        gate->granularity_ns = granularity_ns ? max_u64(gate->granularity_ns, granularity_ns) : 0;
     const struct ct_announcement announcement = {expect_ns, request->low_ns, request->high_ns,
                                                  ct_gate_kernel_count(request), request->is_doubtful};
     ct_announce(gate, announcement, 0, now_ns);

@@ -16,7 +16,7 @@
 
 enum {
     CT_GATE_PAGE_BYTES = 4096,
-    CT_GATE_VERSION = 3,
+    CT_GATE_VERSION = 4,
     CT_TABLE_BYTES = 16384, /* the memory of a tenant table */
     CT_PROCESSES = 256,     /* processes of one device; the node attaches no more */
     CT_GATE_PRIORITIES = 10,
@@ -69,6 +69,8 @@ struct ct_gate_rules {
     uint64_t spin_ppm;    /* fraction of a processor that a waiting tenant may spend on spinning */
     uint64_t sm_ppm;      /* part of the SMs that lower-priority tenants may occupy next to an active holder;
                            * CT_GATE_NEVER: as much as the measured loss of holders permits */
+    uint64_t ignored_priority_ppm; /* under MPS, the part of holders' kernels that wait until a kernel of lower priority ends,
+                                    * instead of overtaking its blocks */
     uint64_t process_count; /* entries in use */
     struct ct_tenant_entry processes[CT_PROCESSES];
 };

@@ -54,8 +54,9 @@ static int read_entry(PyObject *item, struct ct_tenant_entry *entry)
 
 static int read_rules(PyObject *header, PyObject *entries, struct ct_gate_rules *rules)
 {
-    unsigned long long policy, bound, delay, patience, switching, spin, sm;
-    if (!PyArg_ParseTuple(header, "KKKKKKK:rules", &policy, &bound, &delay, &patience, &switching, &spin, &sm))
+    unsigned long long policy, bound, delay, patience, switching, spin, sm, ignored;
+    if (!PyArg_ParseTuple(header, "KKKKKKKK:rules", &policy, &bound, &delay, &patience, &switching, &spin, &sm,
+                          &ignored))
         return -1;
     *rules = (struct ct_gate_rules){.policy = policy,
                                     .bound_ns = bound,
@@ -63,7 +64,8 @@ static int read_rules(PyObject *header, PyObject *entries, struct ct_gate_rules 
                                     .patience_ns = patience,
                                     .switch_ns = switching,
                                     .spin_ppm = spin,
-                                    .sm_ppm = sm};
+                                    .sm_ppm = sm,
+                                    .ignored_priority_ppm = ignored};
     Py_ssize_t count = PySequence_Size(entries);
     if (count < 0)
         return -1;
@@ -135,8 +137,9 @@ static PyObject *tenant_table_read(PyObject *module, PyObject *buffer)
     }
     if (!entries)
         return NULL;
-    return Py_BuildValue("((KKKKKKK)N)", U(rules.policy), U(rules.bound_ns), U(rules.delay_ppm), U(rules.patience_ns),
-                         U(rules.switch_ns), U(rules.spin_ppm), U(rules.sm_ppm), entries);
+    return Py_BuildValue("((KKKKKKKK)N)", U(rules.policy), U(rules.bound_ns), U(rules.delay_ppm), U(rules.patience_ns),
+                         U(rules.switch_ns), U(rules.spin_ppm), U(rules.sm_ppm),
+                         U(rules.ignored_priority_ppm), entries);
 }
 
 static PyObject *tenant_table_set_clock(PyObject *module, PyObject *args)
@@ -312,7 +315,7 @@ static PyMethodDef methods[] = {
     {"tenant_table_init", tenant_table_init, METH_O,
      "tenant_table_init(buffer): initialize a tenant table, unless it is one already"},
     {"tenant_table_write", tenant_table_write, METH_VARARGS,
-     "tenant_table_write(buffer, (policy, bound_ns, delay_ppm, patience_ns, switch_ns, spin_ppm, sm_ppm), [(index, generation, "
+     "tenant_table_write(buffer, (policy, bound_ns, delay_ppm, patience_ns, switch_ns, spin_ppm, sm_ppm, ignored_priority_ppm), [(index, generation, "
      "priority, flags, min_share_ppm, limit_ppm, tenant, tenant_generation), ...]): replace the rules"},
     {"tenant_table_set_clock", tenant_table_set_clock, METH_VARARGS,
         "tenant_table_set_clock(buffer, clock_ppm): publish the device's clock as a fraction of its highest one"},

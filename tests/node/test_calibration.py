@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from cotenant.gate.rules import GatePolicy
@@ -21,6 +22,9 @@ from cotenant.node.model.gpu import Gpu
 from cotenant.node.state.node import NodeMachine
 from cotenant.runner.background import TaskResult
 from cotenant.softgpu import manage
+from cotenant.softgpu.costs import HARDWARE
+from cotenant.units.toml import ShareOfWhole
+from tests.support.mps_daemons import MpsHarness
 from tests.support.node_processes import NodeHarness, until
 
 US, MS, SECOND = 1_000, 1_000_000, 1_000_000_000
@@ -80,6 +84,26 @@ def test_mps_that_lets_processes_take_turns_is_not_effective() -> None:
     assert changed(is_mps=True).has_ineffective_mps
     assert not changed(is_mps=True, switch_ns=US).has_ineffective_mps
     assert not changed(is_mps=True, switch_ns=5 * MS, slice_ns=0).gap_filling_loss
+
+
+@pytest.mark.parametrize(
+    "effect_ppm, ignored_ppm, text",
+    [
+        (None, 0, "the effect of MPS priorities is unknown"),
+        (0, 1_000_000, "a lower MPS priority avoids 0 % of the delay"),
+        (400_000, 600_000, "a lower MPS priority avoids 40 % of the delay"),
+        (1_000_000, 0, "a lower MPS priority avoids 100 % of the delay"),
+    ],
+)
+def test_gate_receives_the_part_of_priorities_without_effect(
+    effect_ppm: int | None, ignored_ppm: int, text: str
+) -> None:
+    calibration = changed(is_mps=True, switch_ns=0, priority_effect_ppm=effect_ppm)
+    table = table_after(machine(DEVICE), GpuCalibrated(0, calibration))
+    assert table is not None
+    assert table.rules.ignored_priority_ppm == ignored_ppm
+    assert text in calibration.describe()
+    assert "priorit" not in changed().describe()
 
 
 def test_settings_that_state_the_costs_have_precedence() -> None:
@@ -257,6 +281,22 @@ def test_program_measures_a_software_gpu(node_harness: NodeHarness) -> None:
     assert measured["switch_ns"] > 50 * US, "a switch takes 100 us"
     assert measured["slice_ns"] > measured["switch_ns"]
     assert min(measured.values()) > 0
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("effect_ppm", [0, 500_000, 1_000_000])
+def test_program_finds_the_effect_of_mps_priorities(tmp_path: Path, effect_ppm: int) -> None:
+    costs = msgspec.structs.replace(
+        HARDWARE, device=msgspec.structs.replace(HARDWARE.device, priority_effect=ShareOfWhole(effect_ppm))
+    )
+    harness = MpsHarness(tmp_path, costs=costs)
+    try:
+        assert harness.control("-d").returncode == 0
+        command = [sys.executable, "-m", "cotenant.node.daemon.monitor.calibration_program", "mps"]
+        run = subprocess.run(command, env=harness.environment(), capture_output=True, text=True, check=True)
+    finally:
+        harness.close()
+    assert json.loads(run.stdout)["priority_effect_ppm"] == pytest.approx(effect_ppm, abs=150_000)
 
 
 @pytest.mark.live

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.softgpu import manage
+from cotenant.softgpu.costs import IDEAL, GpuCosts
 from tests.support.software_gpus import PROGRAMS
 
 READY = "SUCCESS"
@@ -59,10 +60,10 @@ class SteeredMps:
 class MpsHarness:
     """Software GPUs and the directories of one control daemon."""
 
-    def __init__(self, root: Path, count: int = 1) -> None:
+    def __init__(self, root: Path, count: int = 1, costs: GpuCosts = IDEAL) -> None:
         self.directory = root / "gpu"
         self.count = count
-        manage.create(self.directory, "v100", count)
+        manage.create(self.directory, "v100", count, costs=costs)
         self.pipe, self.log = root / "pipe", root / "log"
         self.clients: list[SteeredMps] = []
 

@@ -78,3 +78,6 @@ class GateRules(Value, frozen=True):
     sm_ppm: int | None = None
     """Part of the SMs that lower-priority launches may occupy next to an active holder under MPS; None: as much as the
     measured loss of the holder permits."""
+    ignored_priority_ppm: int = 0
+    """Under MPS, the part of a holder's kernels that wait until a kernel of lower priority ends, instead of overtaking its
+    blocks."""

@@ -73,6 +73,7 @@ def write_tenant_table(
         rules.switch_ns,
         rules.spin_ppm,
         _NEVER if rules.sm_ppm is None else rules.sm_ppm,
+        rules.ignored_priority_ppm,
     )
     listed = one_process_each(rules.entries) if processes is None else processes
     _native.tenant_table_write(memory, header, [_words_of(process) for process in listed])
@@ -100,8 +101,9 @@ def read_tenant_table(memory: bytes | WritableBuffer) -> GateRules:
     """Return the rules and the tenants that have processes; raise `ValueError` if the buffer holds no table."""
     header, _ = _native.tenant_table_read(memory)
     tenants = {process.tenant: process.entry for process in read_processes(memory)}
-    sm_ppm = None if header[-1] == _NEVER else header[-1]
-    return GateRules(_POLICIES[header[0]], *header[1:-1], tuple(tenants.values()), sm_ppm)
+    policy, *amounts, sm_ppm, ignored_ppm = header
+    sms = None if sm_ppm == _NEVER else sm_ppm
+    return GateRules(_POLICIES[policy], *amounts, tuple(tenants.values()), sms, ignored_ppm)
 
 
 def read_processes(memory: bytes | WritableBuffer) -> tuple[ProcessEntry, ...]:

@@ -12,8 +12,10 @@ from cotenant.units.value import Value
 
 GAP_WORK_NS: Final = 100 * MICROSECOND_NS
 """Work that the gate submits into a gap at once (CT_GATE_DEPTH_NS in native/gate/gate.h)."""
+WHOLE_PPM: Final = 1_000_000
 MPS_SWITCH_NS: Final = 10 * MICROSECOND_NS
 """If MPS is effective, work of another process delays a kernel by no more than this."""
+Part = Annotated[int, msgspec.Meta(ge=0, le=WHOLE_PPM)]
 Measured = Annotated[int, msgspec.Meta(ge=0, le=SECOND_NS)]
 
 
@@ -36,6 +38,14 @@ class Calibration(Value, frozen=True, kw_only=True):
     event_query_ns: Measured = 0
     event_resolution_ns: Measured = 0
     """Smallest difference between two durations that events show."""
+
+    priority_effect_ppm: Part | None = None
+    """Under MPS, which part of the delay by another process a lower priority of that process avoids; None: unknown."""
+
+    @property
+    def ignored_priority_ppm(self) -> int:
+        """The part of kernels on which MPS priorities have no effect; 0 if that is unknown."""
+        return 0 if self.priority_effect_ppm is None else WHOLE_PPM - self.priority_effect_ppm
 
     @property
     def has_ineffective_mps(self) -> bool:
@@ -71,7 +81,13 @@ class Calibration(Value, frozen=True, kw_only=True):
         ]
         if self.is_mps:
             parts.append("MPS is not effective" if self.has_ineffective_mps else "MPS is effective")
+            parts.append(self._describe_priorities())
         loss = self.gap_filling_loss
         if loss:
             parts.append(f"gaps are not filled: {loss}")
         return ", ".join(parts)
+
+    def _describe_priorities(self) -> str:
+        if self.priority_effect_ppm is None:
+            return "the effect of MPS priorities is unknown"
+        return f"a lower MPS priority avoids {self.priority_effect_ppm // 10_000} % of the delay"

@@ -172,4 +172,5 @@ class TenantTables:
             rules.spin_ppm,
             self.entries(gpu)[:ENTRIES_LIMIT],
             rules.sm_ppm if setpoint is None or rules.sm_ppm is not None else sm_ppm,
+            rules.ignored_priority_ppm if calibration is None else calibration.ignored_priority_ppm,
         )

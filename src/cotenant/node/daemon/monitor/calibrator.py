@@ -14,8 +14,9 @@ import msgspec
 import pynvml
 
 from cotenant.errors import WorldError
+from cotenant.node.daemon.monitor.calibration_program import MPS_WORD
 from cotenant.node.daemon.monitor.context_size import program_environment, soft_home_of
-from cotenant.node.model.calibration import Calibration, Measured
+from cotenant.node.model.calibration import Calibration, Measured, Part
 from cotenant.node.model.event import Event, GpuCalibrated, NodeSettings
 from cotenant.node.model.gpu import Gpu
 from cotenant.node.model.tenant import TenantView
@@ -44,6 +45,7 @@ class _Measurements(msgspec.Struct, frozen=True):
     event_record_ns: Measured
     event_query_ns: Measured
     event_resolution_ns: Measured
+    priority_effect_ppm: Part | None = None
 
 
 class CalibrationFile:
@@ -186,7 +188,7 @@ class Calibrator:
         known = self._file.find(uuid, driver, is_mps=is_mps)
         if known is not None:
             return known
-        measured = msgspec.json.decode(self._run(gpu, device), type=_Measurements)
+        measured = msgspec.json.decode(self._run(gpu, device, is_mps=is_mps), type=_Measurements)
         self._identify(gpu, device)  # a program that came meanwhile may have disturbed it
         calibration = Calibration(driver=driver, uuid=uuid, is_mps=is_mps, **msgspec.structs.asdict(measured))
         self._file.add(calibration)
@@ -201,13 +203,13 @@ class Calibrator:
             driver = text_of(pynvml.nvmlSystemGetDriverVersion())
             return text_of(pynvml.nvmlDeviceGetUUID(handle)), driver
 
-    def _run(self, gpu: int, device: Gpu) -> str:
+    def _run(self, gpu: int, device: Gpu, *, is_mps: bool) -> str:
         environ = program_environment(self._homes, {**self._environment(), "CUDA_VISIBLE_DEVICES": device.visible(gpu)})
         with self._lock:
             if self._is_cancelled:
                 raise _Busy
             process = self._process = subprocess.Popen(
-                [sys.executable, "-m", _PROGRAM],
+                [sys.executable, "-m", _PROGRAM, *([MPS_WORD] if is_mps else [])],
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
