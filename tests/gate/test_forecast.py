@@ -60,3 +60,25 @@ def test_slow_first_intervals_are_forgotten() -> None:
     for interval_ns in (10**9, 10**9, 10**6):
         forecast.learn(interval_ns)
     assert forecast.low_ns <= 10**6
+
+
+def step_of(low: int, high: int, interval: int) -> tuple[int, int]:
+    """Return both quantiles after an interval that is less than twice the lower one, as decisions one by one."""
+    if interval < low:
+        low -= low >> 4
+    else:
+        low = min(low + (low >> 7) + 1, interval)
+    high = min(high + (high >> 4) + 1, interval) if interval > high else max(high - (high >> 7), interval)
+    return low, high
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_quantiles_move_by_the_stated_steps(seed: int) -> None:
+    forecast, rng = _native.Forecast(), random.Random(seed)
+    for _ in range(17):
+        forecast.learn(rng.randrange(1000, 1900))
+    for _ in range(2000):
+        low, high = forecast.low_ns, forecast.high_ns
+        interval = rng.randrange(max(low // 4, 1), 2 * low)
+        forecast.learn(interval)
+        assert (forecast.low_ns, forecast.high_ns) == step_of(low, high, interval)

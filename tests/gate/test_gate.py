@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
@@ -67,6 +68,7 @@ rules = st.builds(
     st.sampled_from([20_000, 0, 1, 500_000, 4_000_000]),
     st.sampled_from([2 * MS, 0, 300 * US]),
     st.sampled_from([0, 0, 30 * US]),
+    ignored_priority_ppm=st.sampled_from([0, 0, 400_000, 1_000_000]),
 )
 
 
@@ -424,6 +426,23 @@ class GateMachine(RuleBasedStateMachine):
 
 def test_gate_agrees_with_its_reference_model() -> None:
     run_state_machine_as_test(GateMachine, settings=settings(max_examples=examples(40, 1000), stateful_step_count=30))
+
+
+@pytest.mark.parametrize("ignored_ppm, passes", [(0, True), (50_000, True), (1_000_000, False)])
+def test_kernel_that_gives_way_passes_only_where_priorities_are_effective(ignored_ppm: int, passes: bool) -> None:
+    """A kernel of 2 ms whose blocks take 1 us, next to a holder with work for 5 ms, with a permitted delay of 100 %."""
+    memory = tenant_table.device_memory()
+    entries = (GateEntry(0, 1, 0, online=True), GateEntry(1, 1, 5, online=False))
+    rules = GateRules(GatePolicy.FILL, 500 * US, 1_000_000, 2 * MS, 0, entries=entries)
+    tenant_table.write_tenant_table(memory, msgspec.structs.replace(rules, ignored_priority_ppm=ignored_ppm))
+    holder, lower = (_native.Gate(memory, slot, 1) for slot in (0, 1))
+    now = 1_000_000_000
+    for _ in range(100):
+        now += 6 * MS
+        holder.admit((5 * MS, 5 * MS, 6 * MS, 6 * MS + 50 * US, 1, 0, 1, 0), now, now)
+    kernel = (2 * MS, 2 * MS, 0, 0, 1, US, 1, 0)
+    lower.admit(kernel, now, now)  # it learns of the holder's activity
+    assert bool(lower.admit(kernel, now + 2 * MS, now + 2 * MS)[0]) == passes
 
 
 def test_kernel_that_fits_only_on_average_does_not_pass_with_deep_debt() -> None:

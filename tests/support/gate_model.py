@@ -51,6 +51,7 @@ from tests.support.gate_sums import (
     Page,
     earned_in,
     granularity_of_launch,
+    with_ignored_priority,
     loss_at,
     pace_of,
     part_of,
@@ -285,6 +286,7 @@ class Tenant(Shares):
             return 1, TOP, now
         if self.above and self.rules.policy is not GatePolicy.OPEN:
             request = self.asked = cut(request, self.part_bound(now))
+        request = with_ignored_priority(request, self.rules.ignored_priority_ppm)
         expect, sure, _, _, may_fill, *_ = request
         is_full = self.is_full(request, now)
         competes = may_fill and not is_full and not self.is_paused

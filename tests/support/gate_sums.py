@@ -98,6 +98,16 @@ def new_page() -> Page:
     return dict.fromkeys((*WORDS, *REQUEST_WORDS, *LIMITS, *COUNTS, *(f"passed {reason}" for reason in range(16))), 0)
 
 
+def with_ignored_priority(request: LaunchRequest, ignored_ppm: int) -> LaunchRequest:
+    """Return the request with the mean time for which an arriving kernel of a holder waits for it; 0: until it ends."""
+    expect, granularity = request[0], request[5]
+    if not granularity or not ignored_ppm:
+        return request
+    rest = min(max(expect - granularity, 0), 2**32 - 1) * ignored_ppm // PPM
+    mean = granularity + rest if ignored_ppm < PPM else 0
+    return (*request[:5], mean, *request[6:])
+
+
 def bound_of(rules: GateRules, granularity: int) -> int:
     """Return the bound of submitted work; for yielding work up to five times as much, by the allowed delay."""
     more_ppm = min(rules.delay_ppm, PPM) if granularity else 0
