@@ -1,6 +1,7 @@
 /* Rare cases with a gate: other contexts, failing launches, captures, and measuring. */
 #include "hook_gate_setup.h"
 
+#include "hook/launch/capture_mode.h"
 #include "hook/timing/pairs.h"
 
 #include <pthread.h>
@@ -59,6 +60,90 @@ static void copy_during_a_capture_queries_a_valid_stream(void)
     atomic_store(&session->captures, 1);
     EXPECT_EQ(cuMemcpyHtoD_v2(4096, "", 1), CUDA_ERROR_NOT_SUPPORTED);
     EXPECT(*queried == NULL);
+}
+
+enum { WRONG_THREAD = 908, UNMATCHED = 903 };
+
+/* Begins to capture a stream; the driver then ends captures with this result, after which it is captured or not. */
+static struct ct_session *begin_capture(CUstream stream, CUresult outcome, int is_capturing)
+{
+    struct ct_session *session = open_session();
+    *(CUresult *)driver_symbol("idle_capture_outcome") = outcome;
+    *(int *)driver_symbol("idle_is_capturing") = is_capturing;
+    EXPECT_EQ(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    EXPECT_EQ(session->captures, 1);
+    return session;
+}
+
+/* Otherwise nothing would be timed and no completion would be observed any more. */
+static void capture_that_ends_with_an_error_has_ended(void)
+{
+    struct ct_gate_rules rules = rules_of(2, 7);
+    const CUstream stream = (CUstream)(uintptr_t)0x88;
+    CUgraph graph;
+    make_gate(&rules, OFFLINE);
+    struct ct_session *session = begin_capture(stream, (CUresult)UNMATCHED, 0);
+    EXPECT_EQ(cuStreamEndCapture(stream, &graph), (CUresult)UNMATCHED);
+    EXPECT_EQ(session->captures, 0);
+    EXPECT_EQ(cuStreamEndCapture(stream, &graph), (CUresult)UNMATCHED); /* there is none to end */
+    EXPECT_EQ(session->captures, 0);
+    EXPECT_EQ(cuStreamBeginCapture_v2(NULL, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_ERROR_NOT_SUPPORTED);
+    EXPECT_EQ(session->captures, 0);
+}
+
+/* A thread that may not end a capture changes nothing; the capture ends with its stream, or with the context. */
+static void capture_ends_with_its_stream_or_context(void)
+{
+    struct ct_gate_rules rules = rules_of(2, 7);
+    const CUstream stream = (CUstream)(uintptr_t)0x88, other = (CUstream)(uintptr_t)0x99;
+    CUgraph graph;
+    CUcontext context;
+    make_gate(&rules, OFFLINE);
+    struct ct_session *session = begin_capture(stream, (CUresult)WRONG_THREAD, 1);
+    EXPECT_EQ(cuStreamEndCapture(stream, &graph), (CUresult)WRONG_THREAD);
+    EXPECT_EQ(session->captures, 1);
+    EXPECT_EQ(cuStreamDestroy_v2(other), CUDA_SUCCESS);
+    EXPECT_EQ(session->captures, 1);
+    EXPECT_EQ(cuStreamDestroy_v2(stream), CUDA_SUCCESS);
+    EXPECT_EQ(session->captures, 0);
+    begin_capture(other, (CUresult)WRONG_THREAD, 1);
+    EXPECT_EQ(CT_NEXT(cuCtxGetCurrent)(&context), CUDA_SUCCESS);
+    EXPECT_EQ(cuCtxDestroy_v2((CUcontext)(uintptr_t)0x77), CUDA_SUCCESS); /* another context */
+    EXPECT_EQ(session->captures, 1);
+    EXPECT_EQ(cuCtxDestroy_v2(context), CUDA_SUCCESS);
+    EXPECT_EQ(session->captures, 0);
+}
+
+/* More streams than the hook has entries for are counted. */
+static void many_captures_are_counted(void)
+{
+    struct ct_gate_rules rules = rules_of(2, 7);
+    CUgraph graph;
+    make_gate(&rules, OFFLINE);
+    struct ct_session *session = open_session();
+    for (uintptr_t i = 0; i < 2 * CT_CAPTURES; i++)
+        EXPECT_EQ(cuStreamBeginCapture_v2((CUstream)(0x1000 + i), CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    EXPECT_EQ(session->captures, 2 * CT_CAPTURES);
+    for (uintptr_t i = 0; i < 2 * CT_CAPTURES; i++)
+        EXPECT_EQ(cuStreamEndCapture((CUstream)(0x1000 + i), &graph), CUDA_SUCCESS);
+    EXPECT_EQ(session->captures, 0);
+}
+
+/* Events cannot be recorded into a stream of another context than the current one, in which a program may launch
+ * nevertheless. Its launches are confirmed by their predicted lengths: otherwise they would count as submitted for ever. */
+static void launches_without_events_are_confirmed_by_prediction(void)
+{
+    struct ct_gate_rules rules = rules_of(2, 7);
+    make_gate(&rules, OFFLINE);
+    struct ct_session *session = open_session();
+    const struct ct_completions *completions = &session->gateway->completions;
+    *(CUresult *)driver_symbol("idle_record_outcome") = CUDA_ERROR_INVALID_HANDLE;
+    for (int i = 0; i < 3 * CT_COMPLETIONS; i++) {
+        EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
+        EXPECT_EQ(session->gateway->gate.unconfirmed, 0);
+        EXPECT_EQ(completions->outstanding, 0);
+    }
+    EXPECT_EQ(completions->count, 0);
 }
 
 static void *launch_in_thread(void *argument)
@@ -154,6 +239,10 @@ static void (*const CASES[])(void) = {
     events_of_another_context_are_reused,
     device_name_is_queried_again_after_a_failure,
     empty_launch_is_not_identified,
+    capture_that_ends_with_an_error_has_ended,
+    capture_ends_with_its_stream_or_context,
+    many_captures_are_counted,
+    launches_without_events_are_confirmed_by_prediction,
     copy_during_a_capture_queries_a_valid_stream,
     launch_waits_for_a_pair_before_it_is_announced,
     launch_into_an_idle_stream_is_measured_later,

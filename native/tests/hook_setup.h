@@ -21,6 +21,9 @@ CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CU
 CUresult cuCtxSynchronize(void);
 CUresult cuEventQuery(CUevent event);
 CUresult cuCtxDestroy_v2(CUcontext context);
+CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode);
+CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph);
+CUresult cuStreamDestroy_v2(CUstream stream);
 
 static char test_records[64];
 

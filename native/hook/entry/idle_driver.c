@@ -1,6 +1,6 @@
 /* A driver whose calls return at once, so that the measured time of a call is the overhead of the hook. Used by the
  * hook's benchmark and by tests, which can prevent its events from completing, read which stream it was last asked
- * about, limit its memory, and make its work fail. */
+ * about, limit its memory, and make its work, its records of events and the end of captures fail. */
 #include "hook/entry/route.h"
 
 #define IDLE __attribute__((visibility("default"))) CUresult
@@ -10,6 +10,9 @@ __attribute__((visibility("default"))) _Atomic(CUstream) idle_queried_stream;
 __attribute__((visibility("default"))) _Atomic uint64_t idle_free_bytes = UINT64_MAX;
 __attribute__((visibility("default"))) _Atomic uint64_t idle_frees;
 __attribute__((visibility("default"))) CUresult idle_outcome;
+__attribute__((visibility("default"))) CUresult idle_record_outcome;
+__attribute__((visibility("default"))) CUresult idle_capture_outcome;
+__attribute__((visibility("default"))) int idle_is_capturing; /* whether the stream is captured after that */
 
 /* Objects whose addresses serve as handles. */
 static char a_context, a_module, a_function, an_event;
@@ -22,6 +25,10 @@ IDLE cuCtxGetCurrent(CUcontext *context);
 IDLE cuModuleLoadData(CUmodule *module, const void *image);
 IDLE cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name);
 IDLE cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status);
+IDLE cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode);
+IDLE cuStreamEndCapture(CUstream stream, CUgraph *graph);
+IDLE cuStreamDestroy_v2(CUstream stream);
+IDLE cuCtxDestroy_v2(CUcontext context);
 IDLE cuStreamQuery(CUstream stream);
 IDLE cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int flags);
 IDLE cuStreamBatchMemOp_v2(CUstream stream, unsigned int count, CUstreamBatchMemOpParams *ops, unsigned int flags);
@@ -79,8 +86,31 @@ CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *
 CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
 {
     idle_queried_stream = stream;
-    *status = CU_STREAM_CAPTURE_STATUS_NONE;
+    *status = idle_is_capturing ? 1 : CU_STREAM_CAPTURE_STATUS_NONE;
     return CUDA_SUCCESS;
+}
+
+CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode)
+{
+    (void)mode;
+    return stream ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph)
+{
+    (void)stream;
+    *graph = NULL;
+    return idle_capture_outcome;
+}
+
+CUresult cuStreamDestroy_v2(CUstream stream)
+{
+    return stream ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUresult cuCtxDestroy_v2(CUcontext context)
+{
+    return context ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
 CUresult cuStreamQuery(CUstream stream)
@@ -110,7 +140,7 @@ CUresult cuEventCreate(CUevent *event, unsigned int flags)
 CUresult cuEventRecord(CUevent event, CUstream stream)
 {
     (void)stream;
-    return event ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+    return event ? idle_record_outcome : CUDA_ERROR_NOT_FOUND;
 }
 
 CUresult cuEventQuery(CUevent event)

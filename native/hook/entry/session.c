@@ -146,14 +146,6 @@ void ct_session_reattached(const struct ct_membership *membership)
     }
 }
 
-void ct_capture_ended(void)
-{
-    struct ct_session *session = ct_session();
-    int captures = session ? load_relaxed(&session->captures) : 0;
-    while (captures > 0 && !atomic_compare_exchange_weak(&session->captures, &captures, captures - 1))
-        ;
-}
-
 void ct_count_unknown_address(const char *name)
 {
     struct ct_session *session = ct_session();

@@ -62,9 +62,15 @@ struct ct_step {
 };
 
 enum { CT_IDENTITY_BUCKETS = 4096, CT_IDENTITIES = 8192, CT_FUNCTIONS = 8192, CT_STEPS = 8192, CT_STEP_BUCKETS = 16384,
-       CT_NAME_BUCKETS = 4096, CT_WAITING_STREAMS = 16 };
+       CT_NAME_BUCKETS = 4096, CT_WAITING_STREAMS = 16, CT_CAPTURES = 64 };
 
 #define CT_NO_RECORD UINT32_MAX
+
+/* A stream that is being captured, and the context that was current when that began. */
+struct ct_capture {
+    uintptr_t stream; /* 0: not in use */
+    CUcontext context;
+};
 
 struct ct_timing;
 struct ct_gateway;
@@ -88,6 +94,7 @@ struct ct_session {
     int is_measuring;
     uint32_t waiting_stream_count; /* streams that wait for a value, see launch/stream_values.h */
     /* Accessed rarely. */
+    struct ct_capture capture_storage[CT_CAPTURES];
     uintptr_t waiting_streams[CT_WAITING_STREAMS]; /* by ct_stream_key(); 0: unused */
     _Atomic uint64_t calls_when_idle; /* number of calls when the program last waited for all work */
     _Atomic int is_device_named;
@@ -236,9 +243,6 @@ struct ct_slice *ct_function_slice(struct ct_session *session, uintptr_t handle)
 int ct_function_name(struct ct_session *session, uintptr_t handle, const char **name);
 /* Forgets the functions of this owner and those of unknown owner; owner 0: all except copy engines. */
 void ct_functions_forget(struct ct_session *session, uintptr_t owner);
-
-/* Decrements the number of captures, unless it is 0. */
-void ct_capture_ended(void);
 
 /* Counts an unknown address that was looked up under a hooked name; the call is passed on, or refused if configured. */
 void ct_count_unknown_address(const char *name);

@@ -2,6 +2,7 @@
  * driver. */
 #include "hook/memory/context.h"
 #include "hook/entry/parameters.h"
+#include "hook/launch/captures.h"
 #include "hook/launch/partition.h"
 
 /* -- symbols and the table of hooks --------------------------------------------------------------------------------- */
@@ -93,21 +94,6 @@ static void finish_sync(uint64_t began_ticks, CUresult result)
     settle_memory(0, result);
 }
 
-/* Counted before the driver begins the capture, so that no other thread records an event in between. */
-static void begin_capture(void)
-{
-    struct ct_session *session = ct_session();
-    if (session)
-        atomic_fetch_add(&session->captures, 1);
-}
-
-/* Reverts begin_capture() if the driver refused the capture. */
-static void check_capture_begin(CUresult result)
-{
-    if (result != CUDA_SUCCESS)
-        ct_capture_ended();
-}
-
 /* Prepares the end of contexts; the caller must report the result to the ledger. */
 static struct ct_memory *end_contexts(void)
 {
@@ -128,6 +114,13 @@ static void forget_functions(CUresult result)
     struct ct_session *session = ct_session();
     if (session && result == CUDA_SUCCESS)
         ct_functions_forget(session, 0);
+}
+
+static void end_context(CUresult result, CUcontext context)
+{
+    forget_functions(result);
+    if (result == CUDA_SUCCESS)
+        ct_capture_context_destroyed(context);
 }
 
 /* A primary context that has other users remains, with its functions. */
@@ -156,7 +149,7 @@ static void release_functions(CUresult result, CUdevice device)
     AROUND(symbol, struct ct_launch launch; ct_unidentified_begin(&launch), ct_unidentified_end(&launch, result),      \
            __VA_ARGS__)
 #define BODY_CAPTURE(symbol, ...)                                                                                      \
-    AROUND(symbol, CT_ON_DEVICE(ct_stream_device(a)); begin_capture(), check_capture_begin(result), __VA_ARGS__)
+    AROUND(symbol, CT_ON_DEVICE(ct_stream_device(a)); ct_capture_begin(), ct_capture_begun(a, result), __VA_ARGS__)
 #define BODY_SYNC(symbol, ...)                                                                                         \
     AROUND(symbol, const uint64_t began_ticks = ct_sync_begin(), finish_sync(began_ticks, result), __VA_ARGS__)
 #define BODY_QUERY(symbol, ...) AROUND(symbol, NOTHING, ct_requests_polled(result); collect_timings(), __VA_ARGS__)
@@ -166,7 +159,7 @@ static void release_functions(CUresult result, CUdevice device)
 #define CONTEXT_DEVICE ct_holding_device(CT_HELD_CONTEXT, (uintptr_t)a)
 #define BODY_DESTROY_CONTEXT(symbol, ...)                                                                              \
     AROUND(symbol, CT_ON_DEVICE(CONTEXT_DEVICE); struct ct_memory *memory = end_contexts();                            \
-           const uint64_t ending_home = ct_memory_context_ending(memory, a), forget_functions(result);                 \
+           const uint64_t ending_home = ct_memory_context_ending(memory, a), end_context(result, a);                   \
            ct_memory_context_ended(memory, a, ending_home, result), __VA_ARGS__)
 #define BODY_DETACH_CONTEXT(symbol, ...)                                                                               \
     ENDING(symbol, CONTEXT_DEVICE, forget_functions(result), ct_memory_context_detached, __VA_ARGS__)

@@ -109,16 +109,21 @@ static void record_event_after(struct ct_session *session, struct ct_stream_stat
     if (stale_event)
         CT_NEXT(cuEventDestroy_v2)(stale_event);
     if (completion) {
-        int is_recorded = (completion->event || CT_NEXT(cuEventCreate)(&completion->event,
-                                                                       CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS) &&
-                        ct_record_event(completion->event, stream, is_per_thread) == CUDA_SUCCESS;
+        CUresult result = completion->event ? CUDA_SUCCESS
+                                            : CT_NEXT(cuEventCreate)(&completion->event, CU_EVENT_DISABLE_TIMING);
+        if (result == CUDA_SUCCESS)
+            result = ct_record_event(completion->event, stream, is_per_thread);
         ct_lock(session);
         if (completions->generation != generation) { /* its context was destroyed meanwhile, and its event with it */
             *completion = (struct ct_completion){.state = CT_COMPLETION_EMPTY};
-        } else if (is_recorded) {
+        } else if (result == CUDA_SUCCESS) {
             completion->state = CT_COMPLETION_WAITING;
             completions->queue[(completions->first + completions->count++) % CT_COMPLETIONS] =
                 (uint8_t)(completion - completions->slots);
+        } else if (result == CUDA_ERROR_INVALID_HANDLE) { /* the stream belongs to another context than the current one: no
+                                                           * event will confirm it, its predicted length must do */
+            confirm(session, &completion->batch, session->gateway->instant.last_ns);
+            completion->state = completion->event ? CT_COMPLETION_SPARE : CT_COMPLETION_EMPTY;
         } else { /* undo, so that the next launch tries again */
             stream_state->open.expect_ns += completion->batch.expect_ns;
             stream_state->open.launches += completion->batch.launches;

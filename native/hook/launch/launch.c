@@ -1,4 +1,5 @@
 /* Launches of kernels and graphs. Each hook calls the driver's function of the same symbol with the same arguments. */
+#include "hook/launch/captures.h"
 #include "hook/launch/partition.h"
 #include "hook/launch/parts.h"
 
@@ -104,23 +105,14 @@ LAUNCH_EX(cuLaunchKernelEx_ptsz, 1)
 LAUNCH_GRAPH(cuGraphLaunch, 0)
 LAUNCH_GRAPH(cuGraphLaunch_ptsz, 1)
 
-#define END_CAPTURE(symbol)                                                                                            \
+#define END_CAPTURE(symbol, is_per_thread)                                                                             \
     CT_EXPORT CUresult symbol(CUstream stream, CUgraph *graph)                                                         \
     {                                                                                                                  \
         CT_ON_DEVICE(ct_stream_device(stream));                                                                        \
         CUresult result = CT_NEXT(symbol)(stream, graph);                                                              \
-        end_capture(result);                                                                                           \
+        ct_capture_end(stream, is_per_thread, result);                                                                 \
         return result;                                                                                                 \
     }
 
-/* A capture that failed has ended too. After any other error it continues; counting one too many only means that less
- * is timed. */
-static void end_capture(CUresult result)
-{
-    if (result == CUDA_SUCCESS || result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED ||
-        result == CUDA_ERROR_STREAM_CAPTURE_UNJOINED)
-        ct_capture_ended();
-}
-
-END_CAPTURE(cuStreamEndCapture)
-END_CAPTURE(cuStreamEndCapture_ptsz)
+END_CAPTURE(cuStreamEndCapture, 0)
+END_CAPTURE(cuStreamEndCapture_ptsz, 1)

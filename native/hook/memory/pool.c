@@ -1,4 +1,5 @@
 /* Memory pools: what they have reserved is counted, not what is allocated from them. */
+#include "hook/launch/captures.h"
 #include "hook/memory/memory.h"
 
 /* ---- pools -------------------------------------------------------------------------------------------------------- */
@@ -346,7 +347,10 @@ FREE_ASYNC(cuMemFreeAsync_ptsz, 1)
         struct ct_memory *memory = ct_memory();                                                                        \
         if (memory)                                                                                                    \
             ct_deferred_stream_ends(memory, stream);                                                                   \
-        return ct_fault_check(CT_NEXT(symbol)(stream));                                                                \
+        CUresult result = CT_NEXT(symbol)(stream);                                                                     \
+        if (result == CUDA_SUCCESS)                                                                                    \
+            ct_capture_stream_destroyed(stream);                                                                       \
+        return ct_fault_check(result);                                                                                 \
     }
 
 STREAM_DESTROY(cuStreamDestroy)
