@@ -51,11 +51,11 @@ from tests.support.gate_sums import (
     Page,
     earned_in,
     granularity_of_launch,
-    with_ignored_priority,
     loss_at,
     pace_of,
     part_of,
     rank,
+    with_ignored_priority,
 )
 
 EXPECTED: Final = 1000 * MS

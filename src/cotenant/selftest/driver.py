@@ -6,6 +6,7 @@ Only the standard library is needed, so a program of the self-test runs wherever
 from __future__ import annotations
 
 import ctypes
+import struct
 from typing import Final
 
 DRIVER_NAME: Final = "libcuda.so.1"
@@ -18,6 +19,11 @@ _VERSION: Final = 12_000
 _COMPUTE_MAJOR: Final = 75
 _COMPUTE_MINOR: Final = 76
 _TURING: Final = (7, 5)
+
+_FAT_MAGIC: Final = 0xBA55ED50
+_WRAPPER_MAGIC: Final = 0x466243B1
+_PTX_ENTRY: Final = 1
+_PTX_FLAGS: Final = 0x11  # 64 bits, made on Linux
 
 KERNEL: Final = b"cotenant_selftest_double"
 ELEMENTS: Final = 4096
@@ -87,6 +93,15 @@ class Driver:
         """Return whether the driver has a function."""
         return self._find(name, flags) is not None
 
+    def query(self, name: str, version: int, flags: int = _LEGACY_STREAM) -> tuple[int, int]:
+        """Return the result code of cuGetProcAddress_v2 for an interface version, and the status that it reports."""
+        address, found = ctypes.c_void_p(), ctypes.c_int(-1)
+        query = getattr(self._library, "cuGetProcAddress_v2", None)
+        if query is None:
+            return NOT_FOUND, -1
+        code = query(name.encode(), ctypes.byref(address), version, ctypes.c_uint64(flags), ctypes.byref(found))
+        return int(code), found.value
+
     def try_call(self, name: str, *arguments: object, flags: int = _LEGACY_STREAM) -> int:
         """Call a function and return its result code; a function that the driver does not have gives NOT_FOUND."""
         function = self._find(name, flags)
@@ -154,17 +169,20 @@ class Context:
         flags: int = _LEGACY_STREAM,
         extended: bool = False,
         blocks: int = ELEMENTS // THREADS,
+        kernel: ctypes.c_void_p | None = None,
     ) -> int:
-        """Launch the kernel by cuLaunchKernel or, if `extended`, by cuLaunchKernelEx; return the result code."""
+        """Launch the kernel by cuLaunchKernel or, if `extended`, by cuLaunchKernelEx; return the result code.
+
+        `kernel` is another handle of it, such as one of a library.
+        """
+        function = kernel or self.kernel
         count = ctypes.c_uint32(ELEMENTS)
         parameters = (ctypes.c_void_p * 2)(ctypes.addressof(data), ctypes.addressof(count))
         if not extended:
             shape = (blocks, 1, 1, THREADS, 1, 1, 0)
-            return self.driver.try_call("cuLaunchKernel", self.kernel, *shape, stream, parameters, None, flags=flags)
+            return self.driver.try_call("cuLaunchKernel", function, *shape, stream, parameters, None, flags=flags)
         config = LaunchConfig((blocks, 1, 1), (THREADS, 1, 1), 0, stream, None, 0)
-        return self.driver.try_call(
-            "cuLaunchKernelEx", ctypes.byref(config), self.kernel, parameters, None, flags=flags
-        )
+        return self.driver.try_call("cuLaunchKernelEx", ctypes.byref(config), function, parameters, None, flags=flags)
 
     def wait(self) -> None:
         """Wait until all work of the context has ended."""
@@ -175,3 +193,32 @@ def ptx(compute_capability: tuple[int, int]) -> bytes:
     """Return the kernel's PTX for a target that every driver for the device accepts."""
     is_recent = compute_capability >= _TURING
     return _PTX.format(version="6.3" if is_recent else "6.0", target="sm_75" if is_recent else "sm_50").encode()
+
+
+def fat_binary(compute_capability: tuple[int, int]) -> ctypes.Array[ctypes.c_char]:
+    """Return a fat binary as compilers embed it in programs, with the PTX of the kernel as its only entry."""
+    text = ptx(compute_capability) + b"\0"
+    text += bytes(-len(text) % 8)
+    architecture = 75 if compute_capability >= _TURING else 50
+    entry = struct.pack(
+        "<HHIQIIHHIIIQQQ", _PTX_ENTRY, 0x101, 64, len(text), 0, 0, 0, 6, architecture, 0, 0, _PTX_FLAGS, 0, 0
+    )
+    head = struct.pack("<IHHQ", _FAT_MAGIC, 1, 16, len(entry) + len(text))
+    binary = head + entry + text
+    return ctypes.create_string_buffer(binary, len(binary))
+
+
+class FatBinaryWrapper(ctypes.Structure):
+    """The structure that the CUDA runtime passes to the driver for a fat binary."""
+
+    _fields_ = (
+        ("magic", ctypes.c_uint),
+        ("version", ctypes.c_uint),
+        ("data", ctypes.c_void_p),
+        ("unused", ctypes.c_void_p),
+    )
+
+    @classmethod
+    def of(cls, binary: ctypes.Array[ctypes.c_char]) -> FatBinaryWrapper:
+        """Return the wrapper of a fat binary, which must outlive it."""
+        return cls(_WRAPPER_MAGIC, 1, ctypes.addressof(binary), None)

@@ -16,11 +16,22 @@ from statistics import median
 from typing import Any, Final
 
 from cotenant.runner.clock import monotonic_ns
-from cotenant.selftest.driver import ELEMENTS, KERNEL, PER_THREAD_STREAM, Context, DriverCallError, ptx
+from cotenant.selftest.driver import (
+    ELEMENTS,
+    KERNEL,
+    PER_THREAD_STREAM,
+    Context,
+    DriverCallError,
+    FatBinaryWrapper,
+    fat_binary,
+    ptx,
+)
 
 PLAIN_LAUNCHES: Final = 20
+LIBRARY_LAUNCHES: Final = 4
 GRAPH_KERNELS: Final = 3
 GRAPH_LAUNCHES: Final = 2
+MEMORY_GRAPH_LAUNCHES: Final = 2
 _MIB: Final = 1 << 20
 _GRANULE: Final = 2 * _MIB
 _SMALL_BYTES: Final = 2 * _MIB
@@ -31,6 +42,13 @@ _ON_DEVICE: Final = 1  # CU_MEM_LOCATION_TYPE_DEVICE
 _READ_WRITE: Final = 3  # CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 _BYTE_FORMAT: Final = 1  # CU_AD_FORMAT_UNSIGNED_INT8
 _COST_CALLS: Final = 200
+_VERSIONS: Final = (10_000, 11_030, 12_000, 12_080, 13_000)
+_ENTRY_POINTS: Final = (
+    *("cuLaunchKernel", "cuLaunchKernelEx", "cuLaunchCooperativeKernel", "cuGraphLaunch", "cuStreamBeginCapture"),
+    *("cuMemAlloc", "cuMemAllocAsync", "cuMemcpyHtoDAsync", "cuMemcpyBatchAsync", "cuMemcpyWithAttributesAsync"),
+    *("cuMemPrefetchBatchAsync", "cuMemDiscardBatchAsync", "cuMemDiscardAndPrefetchBatchAsync", "cuMemPrefetchAsync"),
+    *("cuCtxCreate", "cuEventElapsedTime", "cuGraphInstantiate", "cuStreamWaitValue32", "cuLibraryLoadData"),
+)
 Undo = Callable[[], int]
 
 
@@ -101,7 +119,7 @@ def calls() -> dict[str, Any]:
     size = ctypes.c_size_t(ctypes.sizeof(numbers))
     data = context.allocate(size.value)
     driver.call("cuMemcpyHtoD", data, numbers, size)
-    codes: dict[str, int] = {}
+    codes = _abandoned_captures(context, data)  # first: afterwards launches are timed as before
     for number in range(PLAIN_LAUNCHES):
         flags = PER_THREAD_STREAM if number % 2 else 1
         codes[f"launch {number}"] = context.launch(data, flags=flags, extended=number % 4 > 1)
@@ -111,6 +129,10 @@ def calls() -> dict[str, Any]:
     is_computed = all(value == index * factor % (1 << 32) for index, value in enumerate(numbers))
     codes |= _graph_codes(context, data)
     codes |= _library_codes(context)
+    codes |= _fat_binary_codes(context, data)
+    codes |= _memory_graph_codes(context)
+    codes |= _other_context_codes(context)
+    codes |= _entry_point_codes(context)
     codes |= _pool_codes(context)
     codes |= _segment_codes(context)
     codes["free of nothing"] = driver.try_call("cuMemFree", ctypes.c_uint64(0))
@@ -151,6 +173,90 @@ def _library_codes(context: Context) -> dict[str, int]:
     codes["kernel of a library"] = driver.try_call("cuLibraryGetKernel", ctypes.byref(kernel), library, KERNEL)
     codes["no such kernel"] = driver.try_call("cuLibraryGetKernel", ctypes.byref(kernel), library, b"no_such_kernel")
     codes["unload library"] = driver.try_call("cuLibraryUnload", library)
+    return codes
+
+
+def _fat_binary_codes(context: Context, data: ctypes.c_uint64) -> dict[str, int]:
+    """Load a fat binary as a library, and launch its kernel by both of its handles, which loads its code lazily."""
+    driver, library, kernel, function = context.driver, ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+    if not driver.has("cuLibraryLoadData"):
+        return {}
+    binary, none = fat_binary(context.compute_capability()), (None, None, 0)
+    wrapper = ctypes.byref(FatBinaryWrapper.of(binary))
+    codes = {"load fat binary": driver.try_call("cuLibraryLoadData", ctypes.byref(library), wrapper, *none, *none)}
+    if any(codes.values()):
+        return codes
+    codes["its kernel"] = driver.try_call("cuLibraryGetKernel", ctypes.byref(kernel), library, KERNEL)
+    codes["its function"] = driver.try_call("cuKernelGetFunction", ctypes.byref(function), kernel)
+    for number in range(LIBRARY_LAUNCHES):
+        handle = kernel if number % 2 else function
+        codes[f"library launch {number}"] = context.launch(data, kernel=handle, extended=number > 1)
+    context.wait()
+    codes["unload fat binary"] = driver.try_call("cuLibraryUnload", library)
+    return codes
+
+
+def _memory_graph_codes(context: Context) -> dict[str, int]:
+    """Launch a graph that allocates, uses and frees memory."""
+    driver, stream, pointer = context.driver, ctypes.c_void_p(), ctypes.c_uint64()
+    graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
+    size = ctypes.c_size_t(_SMALL_BYTES)
+    driver.call("cuStreamCreate", ctypes.byref(stream), 1)
+    driver.call("cuStreamBeginCapture", stream, _GLOBAL)
+    codes = {"captured allocation": driver.try_call("cuMemAllocAsync", ctypes.byref(pointer), size, stream)}
+    if not any(codes.values()):
+        codes["captured launch on it"] = context.launch(pointer, stream=stream)
+        codes["captured free"] = driver.try_call("cuMemFreeAsync", pointer, stream)
+    codes["end of that capture"] = driver.try_call("cuStreamEndCapture", stream, ctypes.byref(graph))
+    if not any(codes.values()):
+        codes["instantiate with memory"] = driver.try_call(
+            "cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, ctypes.c_uint64(0)
+        )
+        for number in range(MEMORY_GRAPH_LAUNCHES):
+            codes[f"memory graph launch {number}"] = driver.try_call("cuGraphLaunch", executable, stream)
+        codes["wait for it"] = driver.try_call("cuStreamSynchronize", stream)
+        driver.call("cuGraphExecDestroy", executable)
+        driver.call("cuGraphDestroy", graph)
+    driver.call("cuStreamDestroy", stream)
+    return codes
+
+
+def _abandoned_captures(context: Context, data: ctypes.c_uint64) -> dict[str, int]:
+    """End a capture that a forbidden call invalidated, and destroy a stream while it is captured."""
+    driver, stream, graph = context.driver, ctypes.c_void_p(), ctypes.c_void_p()
+    driver.call("cuStreamCreate", ctypes.byref(stream), 1)
+    driver.call("cuStreamBeginCapture", stream, _GLOBAL)
+    codes = {"wait during a capture": driver.try_call("cuStreamSynchronize", stream)}
+    codes["launch after that"] = context.launch(data, stream=stream)
+    codes["end invalidated capture"] = driver.try_call("cuStreamEndCapture", stream, ctypes.byref(graph))
+    codes["end it again"] = driver.try_call("cuStreamEndCapture", stream, ctypes.byref(graph))
+    codes["capture again"] = driver.try_call("cuStreamBeginCapture", stream, _GLOBAL)
+    codes["destroy a captured stream"] = driver.try_call("cuStreamDestroy", stream)
+    return codes
+
+
+def _other_context_codes(context: Context) -> dict[str, int]:
+    """Record and wait for an event of another context, which drivers refuse."""
+    driver, other, event = context.driver, ctypes.c_void_p(), ctypes.c_void_p()
+    if driver.try_call("cuCtxCreate", ctypes.byref(other), None, 0, 0, context.device):
+        return {}
+    driver.call("cuEventCreate", ctypes.byref(event), 0)
+    popped = ctypes.c_void_p()
+    driver.call("cuCtxPopCurrent", ctypes.byref(popped))
+    codes = {"record event of another context": driver.try_call("cuEventRecord", event, None)}
+    codes["wait for that event"] = driver.try_call("cuStreamWaitEvent", None, event, 0)
+    codes["destroy that context"] = driver.try_call("cuCtxDestroy", other)
+    return codes
+
+
+def _entry_point_codes(context: Context) -> dict[str, int]:
+    """Ask for entry points of several interface versions, as runtimes of CUDA 11, 12 and 13 do, without calling them."""
+    codes = {}
+    for name in _ENTRY_POINTS:
+        for version in _VERSIONS:
+            for flags in (1, PER_THREAD_STREAM):
+                code, status = context.driver.query(name, version, flags)
+                codes[f"{name} of version {version} with flags {flags}"] = 10 * code + status
     return codes
 
 

@@ -94,9 +94,7 @@ class _OtherProcess:
     def __init__(self, priority: str = "0") -> None:
         command = [sys.executable, "-m", "cotenant.node.daemon.monitor.calibration_program", _OTHER]
         environ = {**os.environ, _PRIORITY_VARIABLE: priority}
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=environ
-        )
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=environ)
         self._answer()
 
     def ask(self, what: bytes) -> bytes:
