@@ -79,5 +79,5 @@ class GateRules(Value, frozen=True):
     """Part of the SMs that lower-priority launches may occupy next to an active holder under MPS; None: as much as the
     measured loss of the holder permits."""
     ignored_priority_ppm: int = 0
-    """Under MPS, the part of a holder's kernels that wait until a kernel of lower priority ends, instead of overtaking its
-    blocks."""
+    """Under MPS, the part of a holder's kernels that wait until a kernel of lower priority ends, instead of overtaking
+    its blocks."""

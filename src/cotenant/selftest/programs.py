@@ -250,7 +250,7 @@ def _other_context_codes(context: Context) -> dict[str, int]:
 
 
 def _entry_point_codes(context: Context) -> dict[str, int]:
-    """Ask for entry points of several interface versions, as runtimes of CUDA 11, 12 and 13 do, without calling them."""
+    """Ask for entry points of several interface versions, as runtimes of CUDA 11, 12 and 13 do."""
     codes = {}
     for name in _ENTRY_POINTS:
         for version in _VERSIONS:

@@ -2,8 +2,8 @@
 
 Runs on the first visible device and prints one line of JSON, in nanoseconds: the duration of driver calls, the
 resolution of events, the cost of a switch to another process, and for how long another process that has work keeps the
-device; with the argument `mps` also the effect of MPS priorities. It starts itself again as that other process. A process that loads a driver becomes a program on the device, so
-the node itself does not load it.
+device; with the argument `mps` also the effect of MPS priorities. It starts itself again as that other process. A
+process that loads a driver becomes a program on the device, so the node itself does not load it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _FILL_NS: Final = 2_000_000
 _FILL_SAMPLES: Final = 48
 _FILL_ATTEMPTS: Final = 4 * _FILL_SAMPLES
 _MIN_DELAY_PART: Final = 0.125
-"""With a smaller mean delay, as a part of the long kernel, blocks do not queue, and nothing can be said about priorities."""
+"""With a smaller mean delay, as a part of the long kernel, blocks do not queue, and priorities are not measurable."""
 _PRIORITY_VARIABLE: Final = "CUDA_MPS_CLIENT_PRIORITY"
 MPS_WORD: Final = "mps"
 _OTHER: Final = "other"
