@@ -191,7 +191,7 @@ def measure(*, is_mps: bool) -> dict[str, Any]:
     driver, events = device.driver, (device.event(), device.event())
     device.launch()
     device.wait()
-    result = {
+    result: dict[str, int | None] = {
         "launch_ns": _median_ns(device.launch, device.wait),
         "event_record_ns": _median_ns(lambda: driver.cuEventRecord(events[0], None), device.wait),
         "event_query_ns": _median_ns(lambda: driver.cuEventQuery(events[0]), device.wait),
