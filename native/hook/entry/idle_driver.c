@@ -110,7 +110,7 @@ CUresult cuStreamDestroy_v2(CUstream stream)
 
 CUresult cuCtxDestroy_v2(CUcontext context)
 {
-    return context ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    return context ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
 }
 
 CUresult cuStreamQuery(CUstream stream)
