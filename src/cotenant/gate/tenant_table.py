@@ -101,9 +101,8 @@ def read_tenant_table(memory: bytes | WritableBuffer) -> GateRules:
     """Return the rules and the tenants that have processes; raise `ValueError` if the buffer holds no table."""
     header, _ = _native.tenant_table_read(memory)
     tenants = {process.tenant: process.entry for process in read_processes(memory)}
-    policy, *amounts, sm_ppm, ignored_ppm = header
-    sms = None if sm_ppm == _NEVER else sm_ppm
-    return GateRules(_POLICIES[policy], *amounts, tuple(tenants.values()), sms, ignored_ppm)
+    sm_ppm = None if header[-2] == _NEVER else header[-2]
+    return GateRules(_POLICIES[header[0]], *header[1:-2], tuple(tenants.values()), sm_ppm, header[-1])
 
 
 def read_processes(memory: bytes | WritableBuffer) -> tuple[ProcessEntry, ...]:
