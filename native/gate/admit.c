@@ -7,6 +7,7 @@
 #include "gate/limit.h"
 #include "gate/loss.h"
 #include "gate/cost.h"
+#include "gate/request.h"
 #include "gate/slice.h"
 #include "gate/space.h"
 #include "gate/internal.h"
@@ -54,7 +55,7 @@ static int has_unfinished_work(const struct ct_gate_page *page, uint64_t busy_ns
 /* Reads the pages of all higher-priority tenants. */
 static void take_snapshot(struct ct_gate *gate, uint64_t now_ns, struct snapshot *snapshot)
 {
-    snapshot->is_active = snapshot->is_clean_wanted = 0;
+    snapshot->is_active = snapshot->is_clean_wanted = snapshot->is_urgent = 0;
     snapshot->gap_begin_ns = snapshot->quiet_ns = now_ns;
     snapshot->gap_end_ns = snapshot->gap_end_latest_ns = snapshot->next_gap_ns = CT_GATE_NEVER;
     snapshot->kernels_per_s = 0;
@@ -71,6 +72,7 @@ static void take_snapshot(struct ct_gate *gate, uint64_t now_ns, struct snapshot
         uint64_t busy_ns = plausible(load_acquire(&page->busy_ns), now_ns);
         const uint64_t last_ns = min_u64(sat_sub_u64(busy_ns, load_relaxed(&page->at_ns)), CT_GATE_HORIZON_NS);
         const uint64_t wanted_ns = plausible(load_relaxed(&page->clean_wanted_ns), now_ns);
+        snapshot->is_urgent |= ct_gate_request_is_urgent(page, now_ns);
         snapshot->is_clean_wanted |= wanted_ns && sat_sub_u64(now_ns, wanted_ns) <= CLEAN_MAX_NS;
         if (busy_ns <= now_ns && has_unfinished_work(page, busy_ns, now_ns))
             busy_ns = sat_add_u64(now_ns, OVERDUE_EXTENSION_NS + min_u64((now_ns - busy_ns) / OVERDUE_DIVISOR,
@@ -356,7 +358,7 @@ static struct ct_gate_answer admit_limited(struct ct_gate *gate, struct ct_launc
                                            uint64_t now_ns)
 {
     struct ct_launch_request limited = *request;
-    if (!ct_space_limit(gate, &limited, now_ns))
+    if (snapshot->is_urgent || !ct_space_limit(gate, &limited, now_ns))
         return otherwise;
     const uint64_t bound_ns = ct_space_bound(gate), lead_ns = max_u64(bound_ns / 2, CT_GATE_LEAD_NS);
     if (snapshot->submitted_ns > lead_ns && sat_add_u64(snapshot->submitted_ns, limited.expect_ns) > bound_ns)
@@ -403,6 +405,9 @@ static struct ct_gate_answer admit_lower(struct ct_gate *gate, struct ct_launch_
             return answer;
         return admit_limited(gate, request, snapshot, answer, now_ns);
     }
+    if (snapshot->is_urgent) /* only launches pass that cost nothing */
+        return gate->policy == CT_GATE_FILL ? admit_space(gate, request, snapshot, now_ns)
+                                            : wait_for(CT_GATE_DUE, max_u64(snapshot->gap_begin_ns, snapshot->quiet_ns));
     if (ct_space_is_open(gate) && (!request->is_collective || gate->gang.is_asking)) {
         answer = admit_space(gate, request, snapshot, now_ns);
         if (answer.pass || answer.reason > CT_GATE_DUE || !ct_space_permits_loss(gate, request))

@@ -17,6 +17,7 @@ struct snapshot {
     uint64_t quiet_ns;          /* when all of them will be quiet */
     uint64_t kernels_per_s;     /* expected launch rate of their kernels */
     uint64_t submitted_ns;      /* expected device time of what this tenant and its peers have submitted */
+    int is_urgent;              /* a request of one of them meets its objective only with the whole device */
     int is_clean_wanted;        /* one of them needs a wait next to which no lower-priority work runs */
     uint64_t sequence[CT_PROCESSES];
 };

@@ -133,6 +133,8 @@ struct ct_gate_requests {
     _Atomic uint64_t began_ns;            /* start of the oldest request in progress; 0: none */
     _Atomic uint64_t is_reported;         /* requests are reported by the program; otherwise the hook detects them */
     _Atomic uint32_t bucket[CT_GATE_REQUEST_BUCKETS];
+    _Atomic uint64_t urgent_ns;           /* from then on the oldest request in progress is urgent: it meets its objective
+                                           * only with the whole device; 0: never */
 };
 
 /* Why a launch that is longer than the bound of a part was not cut. The reasons of its text follow the last one, see enum

@@ -3,6 +3,11 @@
 
 #include "gate/internal.h"
 
+enum {
+    URGENT_DIVISOR = 4, /* a request is urgent after this part of its objective, */
+    LOST_FACTOR = 50,   /* and is lost after this multiple of it */
+};
+
 void ct_gate_request_ended(struct ct_gate_page *page, uint64_t latency_ns, uint64_t slo_ns)
 {
     struct ct_gate_requests *requests = &page->requests;
@@ -13,9 +18,17 @@ void ct_gate_request_ended(struct ct_gate_page *page, uint64_t latency_ns, uint6
     fetch_add_release(&requests->ended, 1);
 }
 
-void ct_gate_request_oldest(struct ct_gate_page *page, uint64_t began_ns)
+void ct_gate_request_oldest(struct ct_gate_page *page, uint64_t began_ns, uint64_t slo_ns)
 {
     store_relaxed(&page->requests.began_ns, began_ns);
+    store_relaxed(&page->requests.urgent_ns, began_ns && slo_ns ? sat_add_u64(began_ns, slo_ns / URGENT_DIVISOR) : 0);
+}
+
+int ct_gate_request_is_urgent(const struct ct_gate_page *page, uint64_t now_ns)
+{
+    const uint64_t urgent_ns = load_relaxed(&page->requests.urgent_ns), began_ns = load_relaxed(&page->requests.began_ns);
+    const uint64_t slo_ns = min_u64(sat_sub_u64(urgent_ns, began_ns), CT_GATE_HORIZON_NS) * URGENT_DIVISOR;
+    return urgent_ns && now_ns >= urgent_ns && now_ns - urgent_ns <= min_u64(LOST_FACTOR * slo_ns, CT_GATE_HORIZON_NS);
 }
 
 void ct_gate_request_set_reported(struct ct_gate_page *page)

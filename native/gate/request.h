@@ -21,8 +21,13 @@ static inline uint32_t ct_gate_request_bucket(uint64_t latency_ns)
 /* Counts a request that took `latency_ns`; `slo_ns` is its objective, 0 if there is none. */
 void ct_gate_request_ended(struct ct_gate_page *page, uint64_t latency_ns, uint64_t slo_ns);
 
-/* Publishes when the oldest request in progress began; 0: none is. */
-void ct_gate_request_oldest(struct ct_gate_page *page, uint64_t began_ns);
+/* Publishes when the oldest request in progress began, and from when on it is urgent; 0: none is in progress. */
+void ct_gate_request_oldest(struct ct_gate_page *page, uint64_t began_ns, uint64_t slo_ns);
+
+/* Returns whether the oldest request in progress is urgent: lower-priority work must not delay it any more, whatever the
+ * delay budget is. One that has been urgent for so long that it cannot meet its objective any more is ignored, because its
+ * end was never reported, or the objective is out of reach. */
+int ct_gate_request_is_urgent(const struct ct_gate_page *page, uint64_t now_ns);
 
 /* A program that reports its requests sets this with the first one: from then on detected requests are not counted. */
 void ct_gate_request_set_reported(struct ct_gate_page *page);

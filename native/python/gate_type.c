@@ -262,10 +262,10 @@ static PyObject *requested(PyObject *self, PyObject *args)
 
 static PyObject *oldest(PyObject *self, PyObject *args)
 {
-    ull began_ns;
-    if (!PyArg_ParseTuple(args, "K:oldest", &began_ns))
+    ull began_ns, slo_ns = 0;
+    if (!PyArg_ParseTuple(args, "K|K:oldest", &began_ns, &slo_ns))
         return NULL;
-    ct_gate_request_oldest(gate_of(self)->mine, began_ns);
+    ct_gate_request_oldest(gate_of(self)->mine, began_ns, slo_ns);
     Py_RETURN_NONE;
 }
 

@@ -75,9 +75,9 @@ static void requests_without_slo_are_never_over(void)
 static void oldest_request_is_published(void)
 {
     ct_gate_request_clear(page);
-    ct_gate_request_oldest(page, 30);
+    ct_gate_request_oldest(page, 30, 0);
     EXPECT_EQ(page->requests.began_ns, 30);
-    ct_gate_request_oldest(page, 0);
+    ct_gate_request_oldest(page, 0, 0);
     EXPECT_EQ(page->requests.began_ns, 0);
 }
 

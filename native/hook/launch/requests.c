@@ -32,7 +32,8 @@ static void publish_oldest(struct ct_session *session)
     struct ct_gate *gate = &session->gateway->gate;
     const struct ct_requests *requests = &session->gateway->requests;
     const int is_reported = ct_gate_request_is_reported(gate);
-    ct_gate_request_oldest(gate->mine, is_reported ? oldest_reported(requests) : ct_bursts_oldest(&requests->bursts));
+    const uint64_t oldest_ns = is_reported ? oldest_reported(requests) : ct_bursts_oldest(&requests->bursts);
+    ct_gate_request_oldest(gate->mine, oldest_ns, oldest_ns ? slo_of(session) : 0);
 }
 
 /* ---- detected requests -------------------------------------------------------------------------------------------- */

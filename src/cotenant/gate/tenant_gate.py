@@ -138,7 +138,7 @@ class TenantGate:
 
     def began(self, due_ns: int) -> None:
         """Begin a request that arrived at `due_ns`, as `cotenant.request()` does."""
-        self._gate.oldest(max(due_ns, 1))
+        self._gate.oldest(max(due_ns, 1), self._slo_ns)
 
     def served(self, due_ns: int, now_ns: int) -> None:
         """End that request."""
