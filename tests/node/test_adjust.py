@@ -78,6 +78,18 @@ def lower_to_minimum(control: Control, requests: int = 10) -> int:
     raise AssertionError(control.why(0))
 
 
+@pytest.mark.parametrize("used, is_lowered", [(0.97, False), (0.9, False), (0.8, True), (0.3, True)])
+def test_share_is_lowered_no_further_once_offline_work_uses_the_pauses(used: float, is_lowered: bool) -> None:
+    control = restored_control()
+    job = msgspec.structs.replace(JOB, device_ns=round(used * PERIOD_NS), waited_ns=PERIOD_NS)
+    for number in range(300):
+        feed(control, window(number, web(2 * MS), job))
+    online_ppm = control.online_ppm(0)
+    assert online_ppm is not None
+    assert (online_ppm < 800_000) == is_lowered
+    assert online_ppm < LIMITS.max_online_ppm, "what every objective tolerates is permitted at once"
+
+
 @settings(max_examples=5, deadline=None, phases=WITHOUT_SHRINKING)
 @given(services, st.integers(0, 99), st.integers(0, 3))
 def test_feedback_is_bounded_stable_and_explained_for_any_service(service: Service, seed: int, late: int) -> None:

@@ -21,6 +21,8 @@ from cotenant.units.value import Value
 _MAX_UTILIZATION: Final = 0.85
 """Maximum utilization of the online share by online work in the long run."""
 _PERCENT_PPM: Final = 10_000
+_TOLERABLE_PPM: Final = 95 * _PERCENT_PPM
+"""A share that every objective tolerates, before the time of a request alone is known."""
 _NEED_UNKNOWN: Final = "its need is not known yet"
 
 
@@ -54,6 +56,12 @@ class FeedbackParameters(Value, frozen=True):
     """A tenant's demand is known after this long."""
     pressed_ns: Duration = 2 * SECOND_NS
     """Offline work within this time may have caused a violation."""
+    unused: float = 0.1
+    """Offline work gains nothing from a smaller share if less of the time is left unused by it and by online work."""
+    gain: float = 2.0
+    """A decrease permits at most this multiple of the delay with which offline work would use that time."""
+    busy: float = 0.4
+    """Online work that is active for more of the time leaves so little that offline work gains next to it as well."""
 
 
 class Feedback:
@@ -81,6 +89,8 @@ class Feedback:
         self._offline_active_ns: Instant = NEVER
         self._violated_ns: Instant = NEVER
         self._violated_since_ns: Instant = NEVER
+        self._online_active = self._offline_used = 0.0
+        self._windows = 0
         self._failures = FailureMemory(memory_parameters or FailureMemoryParameters())
         self._consecutive_raises = 0
         self._trims = 0
@@ -191,6 +201,7 @@ class Feedback:
         self._forecasts = forecasts
         counts = now >= self._unsettled_until_ns
         span_ns = max(window.end_ns - window.begin_ns, 1)
+        self._measure_use(window, span_ns)
         for tenant in window.tenants:
             track = self._tracks.get(tenant.slot) if tenant.promised else None
             if track is not None:
@@ -198,6 +209,30 @@ class Feedback:
                 expected = track.forecast
                 track.set_forecast(forecasts[tenant.slot].load if tenant.slot in forecasts else None, span_ns)
                 self._growth[tenant.slot] = track.growth(expected)
+
+    def _measure_use(self, window: DeviceWindow, span_ns: Duration) -> None:
+        """Update the mean part of the time in which online work is active, and that which offline work uses."""
+        active_ns = sum(tenant.active_ns for tenant in window.tenants if tenant.online)
+        used_ns = sum(tenant.device_ns for tenant in window.tenants if not tenant.online)
+        self._windows = self._windows + 1 if used_ns else 0
+        weight = max(1 - 0.5 ** (span_ns / SECOND_NS), 1 / max(self._windows, 1))
+        self._online_active += weight * (min(active_ns / span_ns, 1.0) - self._online_active)
+        self._offline_used += weight * (min(used_ns / span_ns, 1.0) - self._offline_used)
+
+    def _useful_ppm(self) -> int:
+        """Return the share below which offline work gains little device time.
+
+        The pauses of online work cost it the least and are used first, in proportion to the delay that the share
+        permits. Once they are used up, a smaller share makes offline work run next to online work, which delays both.
+        """
+        idle = 1 - self._online_active
+        if self._online_active > self._steps.busy or not self._offline_used:
+            return 0
+        tolerable_ppm = min(self._tolerable_ppm(), _TOLERABLE_PPM)
+        if idle - self._offline_used <= self._steps.unused:
+            return tolerable_ppm
+        delay = self._steps.gain * (WHOLE_PPM / self.online_ppm - 1) * idle / self._offline_used
+        return min(round(WHOLE_PPM / (1 + delay)), tolerable_ppm)
 
     def _is_offline_active(self, now: Instant) -> bool:
         return self._offline_active_ns != NEVER and now - self._offline_active_ns <= self._steps.pressed_ns
@@ -340,7 +375,7 @@ class Feedback:
         ratio = max(track.assess().ratio for track in tracks)
         if ratio < steps.plainly and not self._failures.has_failure(self._loads()):
             online_ppm = min(online_ppm, max(self._forecast_ppm(), round(self.online_ppm * ratio)))
-        online_ppm = max(online_ppm, min(self._peak_ppm(tracks), self.online_ppm), self._limits.min_online_ppm)
+        online_ppm = max(online_ppm, self._smallest_ppm(tracks))
         cause = AdjustCause.DEPARTED if self._tenant_left else AdjustCause.HEADROOM
         requests = min(track.requests for track in tracks)
         online_ppm, is_probe = self._failures.limit_decrease(online_ppm, self.online_ppm, self._loads(), requests, now)
@@ -381,9 +416,7 @@ class Feedback:
         ):
             return None
         down_ppm = steps.trim_ppm * min(1 << self._trims, steps.trim_most)
-        wanted_ppm = max(
-            self.online_ppm - down_ppm, min(self._peak_ppm(tracks), self.online_ppm), self._limits.min_online_ppm
-        )
+        wanted_ppm = max(self.online_ppm - down_ppm, self._smallest_ppm(tracks))
         requests = min(track.requests for track in tracks)
         online_ppm, is_probe = self._failures.limit_decrease(wanted_ppm, self.online_ppm, self._loads(), requests, now)
         if online_ppm >= self.online_ppm:
@@ -391,6 +424,11 @@ class Feedback:
         self._trims = min(self._trims + 1, steps.trim_most)
         cause = AdjustCause.PROBE if is_probe else AdjustCause.TRIMMED
         return self._set_share(online_ppm, cause, self._describe(worst), now, worst.slot)
+
+    def _smallest_ppm(self, tracks: Sequence[LatencyTracker]) -> int:
+        """Return the share below which no decrease goes, at most the present one."""
+        smallest_ppm = max(self._peak_ppm(tracks), self._useful_ppm())
+        return max(min(smallest_ppm, self.online_ppm), self._limits.min_online_ppm)
 
     def _peak_ppm(self, tracks: Sequence[LatencyTracker]) -> int:
         """Return the need of recent peaks, which may recur faster than the share could be raised again.
@@ -426,6 +464,7 @@ class Feedback:
         self._is_unreachable = self._is_unreachable and online_ppm >= self._limits.max_online_ppm
         self.online_ppm = online_ppm
         self._changed_ns = now
+        self._windows = 0
         self._tenant_left = False
         longest_ns = max((track.assess().tail.estimate_ns for track in self._tracks.values()), default=0)
         blind_ns = min(max(self._steps.blind_ns, round(longest_ns)), self._steps.blindest_ns)
