@@ -24,6 +24,7 @@ from cotenant.workload.player import quantile
 OBJECTIVE: Final = 3
 """The objective as a multiple of the 99th percentile alone, rounded up to a millisecond."""
 RUNS: Final[tuple[tuple[Mode, str, int], ...]] = (
+    ("alone", "alone", 0),
     ("mps", "MPS", 2),
     ("mps priorities", "MPS with priorities", 3),
     ("cotenant mps", "cotenant", 4),
@@ -76,8 +77,9 @@ def _run(
     mode, name, number = mode_entry
     progress = _Progress(harness, is_cotenant=mode.startswith("cotenant"))
     options = ["--slo", format_duration(slo_ns)]
+    neighbour = None if mode == "alone" else offline
     players_run = harness.run_players(
-        mode, online, offline, online_flags=options, reports_latency=True, follow=progress.capture
+        mode, online, neighbour, online_flags=options, reports_latency=True, follow=progress.capture
     )
     detail: list[tuple[int, int, int]] = players_run.online["detail"]
     begin_ns = detail[0][0] - online.arrival.instants_ns[0]
@@ -89,10 +91,12 @@ def _run(
         number=number,
         requests=requests,
         shares=progress.shares(begin_ns),
-        paces=progress.paces(begin_ns, offline.kernels_ns, alone_steps_per_s),
+        paces=progress.paces(begin_ns, offline.kernels_ns, alone_steps_per_s) if neighbour is not None else [],
         attained=sum(latency <= slo_ns for latency in latencies) / len(latencies),
         p99_ns=quantile(latencies, 0.99),
-        training=run.offline_done_ns / offline.kernels_ns / (run.wall_ns / 1e9) / alone_steps_per_s,
+        training=None
+        if neighbour is None
+        else run.offline_done_ns / offline.kernels_ns / (run.wall_ns / 1e9) / alone_steps_per_s,
     )
 
 

@@ -93,7 +93,7 @@ def demonstrate_sharing(
     page = report_page(phases, changing_load, online, offline, alone_rate, trace, machine)
     write_report("--report", report, page)
     fine = all(phase.requests == requests for phase in phases) and all(phase.steps_per_s > 0 for phase in phases[1:])
-    fine = fine and all(run.training > 0 for run in changing_load.runs)
+    fine = fine and all(run.training is None or run.training > 0 for run in changing_load.runs)
     result = DemoResult(fine, phases, changing_load, alone_rate, str(report.absolute()), trace, machine)
     if as_json:
         print(msgspec.json.encode(result).decode())

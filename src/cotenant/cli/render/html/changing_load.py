@@ -35,8 +35,8 @@ class ChangingLoadRun(msgspec.Struct, frozen=True, kw_only=True):
     attained: float
     """Fraction of the requests within the objective."""
     p99_ns: int
-    training: float
-    """Training throughput over the whole run, relative to that alone."""
+    training: float | None
+    """Training throughput over the whole run, relative to that alone; None: the service ran alone."""
 
 
 class ChangingLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,5 +154,11 @@ def _paces(changing_load: ChangingLoad, x_of: Callable[[float], float], top: flo
 def changing_load_rows(changing_load: ChangingLoad) -> Sequence[tuple[str, str, str, str]]:
     """Return the name, attainment, p99 and training throughput of each run."""
     return [
-        (run.name, f"{run.attained:.1%}", duration(run.p99_ns), f"{run.training:.0%}") for run in changing_load.runs
+        (
+            run.name,
+            f"{run.attained:.1%}",
+            duration(run.p99_ns),
+            "-" if run.training is None else f"{run.training:.0%}",
+        )
+        for run in changing_load.runs
     ]

@@ -127,9 +127,9 @@ def _about_changing_load(changing_load: ChangingLoad) -> str:
     requests, seconds = len(changing_load.runs[0].requests), changing_load.span_ns / 1e9
     return (
         f"The same service with {requests} requests in {seconds:.0f} s at the rates of the first panel, with an "
-        f"objective of {duration(changing_load.slo_ns)} for 99 of 100 requests: under MPS, under MPS with client "
-        "priorities, and under cotenant, which reads the request latencies ten times a second and adjusts the online "
-        "share."
+        f"objective of {duration(changing_load.slo_ns)} for 99 of 100 requests: alone, under MPS, under MPS with "
+        "client priorities, and under cotenant, which reads the request latencies ten times a second and "
+        "adjusts the online share."
     )
 
 
