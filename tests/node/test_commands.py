@@ -95,6 +95,7 @@ def test_priority_and_rules_are_set_and_reported(node: InProcessNode, run_comman
         "rules": {
             "policy": "strict", "bound_ns": 200_000, "delay_ppm": 10_000,
             "patience_ns": 2_000_000, "switch_ns": 10_000, "spin_ppm": 350_000, "sm_ppm": None,
+            "ignored_priority_ppm": 0,
         },
     }  # fmt: skip
     rules = node.gates.read(0)

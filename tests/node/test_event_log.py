@@ -163,7 +163,8 @@ EXAMPLES: list[tuple[Event, list[Action], str]] = [
     (GpusFound((Gpu("soft:1 x", 5),)), [], "gpu-found - -: new GPUs: soft:1 x"),
     (GpuCalibrated(0, Calibration(driver="1", uuid="GPU-1", is_mps=True, launch_ns=2000)), [],
      ("gpu-calibrated - 0: GPU 0 was measured: a switch between processes takes 0ns, a time slice 0ns, a launch 2us, "
-      "recording an event 0ns, a query 0ns, events have a resolution of 0ns, MPS is effective")),
+      "recording an event 0ns, a query 0ns, events have a resolution of 0ns, MPS is effective, "
+      "the effect of MPS priorities is unknown")),
     (TimerFired(), [RecordPlacement(4, 1, 1, 1, "GPU 1: goodput +1.00")],
      "placed job 1: job was placed by prediction: GPU 1: goodput +1.00"),
     (TimerFired(), [RecordPlacement(4, 1, 1, 1, "GPU 1: goodput +0.20", 250_000)],

@@ -29,7 +29,7 @@ DAY: DiurnalProfile = (DiurnalBin(3, 1.5, 2, 9, 2.5, 900.0),)
 KNOWN = {Program(0, "serve.py"): DAY}
 NAMES = (
     *("requests_sum_ns", "requests_over", "active_ns", "device_ns", "waited_ns", "overrun_ns"),
-    *("delayed_ns", "undelayed_ns", "wanted_ns", "asked_ns"),
+    *("delayed_ns", "undelayed_ns", "wanted_ns", "asked_ns", "launches", "cut_launches", "parts"),
 )
 """The words of a gate page that the monitor reads."""
 AHEAD_NS = 20_000 * DAY_NS + 6 * 3600 * SECOND_NS

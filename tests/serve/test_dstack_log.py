@@ -36,8 +36,7 @@ LOG = [
     "46.0 refuse 14 too-late",
     "66.2 run short [21] on 1",
     "70.2 run long [15, 16, 17, 18] on 2",
-    "126.9 run long [19] on 1",
-    "126.9 run long [20] on 1",
+    "126.9 run long [19, 20] on 2",
 ]
 
 

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import urllib.error
 import urllib.request
@@ -91,8 +92,7 @@ class GpuHost:
         self.environ = {**environ, **self.mps.environment()}
 
     def folder(self, name: str, **models: str) -> Path:
-        folder = self.home / name
-        folder.mkdir()
+        folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.home))  # a test that is retried has its own
         for model, text in models.items():
             (folder / f"{model}.replay.toml").write_text(text)
         return folder
