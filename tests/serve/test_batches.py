@@ -69,3 +69,11 @@ def test_configured_max_batch_overrides_the_model_file(tmp_path: Path) -> None:
         batches[name] = model.spec.max_batch
         model.close()
     assert batches == {"asked": 3, "boxes": 0, "rows": 8}
+
+
+def test_folder_whose_name_is_no_number_is_no_version(tmp_path: Path) -> None:
+    """`str.isdigit` is true for superscripts, which `int` rejects."""
+    (tmp_path / "m" / "²").mkdir(parents=True)
+    (tmp_path / "m" / "config.pbtxt").write_text('name: "m"')
+    (source,) = Repository([tmp_path], [0]).scan().values()
+    assert source.broken == "it has no version directory such as 1/"

@@ -45,7 +45,7 @@ def environment_of(gpu: str, directories: Directories, base: Mapping[str, str] |
 def _kind_of(gpu: str, name: str) -> str:
     """Return whether a name is that of a software GPU or of a real one."""
     number = name.removeprefix(SOFT_PREFIX)
-    if number.isascii() and number.isdigit():
+    if number.isascii() and number.isdecimal():
         return _SOFT if number != name else _REAL
     if name.startswith(UUID_PREFIXES):
         return _REAL
@@ -65,5 +65,5 @@ def selected_gpu(gpu: str, environ: Mapping[str, str]) -> str:
         name = text.strip()
         if not re.match(_NAME, name) or len(name) > NAME_LIMIT or name == _NO_DEVICE:
             break
-        named.append(f"{SOFT_PREFIX}{name}" if name.isdigit() and environ.get("COTENANT_SOFTGPU") else name)
+        named.append(f"{SOFT_PREFIX}{name}" if name.isdecimal() and environ.get("COTENANT_SOFTGPU") else name)
     return ",".join(named)

@@ -170,7 +170,7 @@ def _explain(message: str, text: str, section: type, tree: dict[str, Any], where
     match = re.search(_PATH, message)
     path: list[str | int] = []
     for part in re.findall(r"[^.\[\]]+", match["path"] if match else ""):
-        path.append(int(part) if part.isdigit() else part)
+        path.append(int(part) if part.isdecimal() else part)
     if unknown := re.search(_UNKNOWN, message):
         path.append(unknown["field"])
         known = _fields_of(_kind_at(section, path[:-1]))

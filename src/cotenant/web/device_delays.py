@@ -60,4 +60,4 @@ class DeviceDelays:
 
 
 def _is_soft(name: str) -> bool:
-    return name.startswith(SOFT_PREFIX) and name[len(SOFT_PREFIX) :].isdigit()
+    return name.startswith(SOFT_PREFIX) and name[len(SOFT_PREFIX) :].isdecimal()

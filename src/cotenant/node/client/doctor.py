@@ -70,7 +70,7 @@ def examine(directories: Directories) -> Iterator[Finding]:
 def _system() -> Iterator[Finding]:
     version = ".".join(map(str, sys.version_info[:3]))
     kernel = platform.release()
-    numbers = tuple(int(part) for part in kernel.split("-")[0].split(".")[:2] if part.isdigit())
+    numbers = tuple(int(part) for part in kernel.split("-")[0].split(".")[:2] if part.isdecimal())
     if platform.system() != "Linux" or numbers < _PIDFD_KERNEL:
         yield Finding(Level.BAD, f"kernel {platform.system()} {kernel}", "use Linux 5.3 or newer: pidfd_open is needed")
     else:

@@ -84,7 +84,7 @@ def _number(name: str, text: str, remedy: str) -> int:
         raise ConfigError(name, text, remedy)
     digits = match["number"]
     try:
-        octal = digits[0] == "0" and digits.isdigit()
+        octal = digits[0] == "0" and digits.isdecimal()
         amount = int(digits, 8 if octal else 0) * _UNITS[match["unit"].lower()]
     except ValueError:  # strtoul does not accept 08 and 09 either
         raise ConfigError(name, text, remedy) from None

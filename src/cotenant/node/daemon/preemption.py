@@ -78,7 +78,7 @@ def preemption_of(gpu: Gpu, index: int, homes: Sequence[Path], environ: Mapping[
     name = gpu.names(index)[0]
     if not name.startswith(SOFT_PREFIX) and shutil.which(_PROGRAM, path=environ.get("PATH")) is not None:
         return NvidiaPreemption(name)
-    ordinal = int(name.removeprefix(SOFT_PREFIX)) if name.removeprefix(SOFT_PREFIX).isdigit() else index
+    ordinal = int(name.removeprefix(SOFT_PREFIX)) if name.removeprefix(SOFT_PREFIX).isdecimal() else index
     home = next((home for home in homes if manage.socket_of(home, ordinal).exists()), None)
     return None if home is None else SoftwarePreemption(home, ordinal)
 

@@ -209,7 +209,7 @@ def _from_folder(folder: Path) -> list[ModelSource]:
     versions = sorted(
         (int(folder_entry.name), folder_entry)
         for folder_entry in folder.iterdir()
-        if folder_entry.name.isdigit() and folder_entry.is_dir()
+        if folder_entry.name.isdecimal() and folder_entry.is_dir()
     )
     config = folder / "config.pbtxt"
     triton = config if config.is_file() else None

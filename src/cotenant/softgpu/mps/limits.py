@@ -59,7 +59,7 @@ def parse_memory_list(text: str, *, field: str) -> dict[str, int]:
 def limit_of(limits: dict[str, int], ordinal: int, identity: str) -> int:
     """Return the limit of one device in a list; 0 for none."""
     for device, limit_bytes in limits.items():
-        if device == str(ordinal) or (not device.isdigit() and identity.lower().startswith(device)):
+        if device == str(ordinal) or (not device.isdecimal() and identity.lower().startswith(device)):
             return limit_bytes
     return 0
 

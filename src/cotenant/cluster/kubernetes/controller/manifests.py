@@ -277,4 +277,4 @@ def device_positions(claim: Claim, indices: dict[int, int]) -> Sequence[int]:
     allocation = claim.status.allocation
     results = [] if allocation is None else allocation.devices.results
     numbers = [result.device.removeprefix("gpu-") for result in results if result.driver == names.DRIVER]
-    return [indices[int(text)] for text in numbers if text.isdigit() and int(text) in indices]
+    return [indices[int(text)] for text in numbers if text.isdecimal() and int(text) in indices]

@@ -132,7 +132,7 @@ class OnlineRoom:
     def _place(self, result: DeviceResult) -> tuple[NodeRecord, int] | None:
         """Return the node and the position of an allocated GPU; None: its node did not report it."""
         record, index = self._view.fleet.nodes.get(result.pool), result.device.removeprefix("gpu-")
-        if record is None or not index.isdigit() or int(index) not in record.position_of_index:
+        if record is None or not index.isdecimal() or int(index) not in record.position_of_index:
             return None
         return record, record.position_of_index[int(index)]
 

@@ -185,7 +185,7 @@ def _gpu_of(place: str) -> str:
 
 def _order(place: str) -> tuple[str, int, str]:
     gpu, _, number = place.rpartition("-")
-    return gpu, int(number) if number.isdigit() else 0, place
+    return gpu, int(number) if number.isdecimal() else 0, place
 
 
 def register(directory: Path) -> None:
