@@ -42,7 +42,7 @@ from cotenant.serve.runtime.runtime import ModelRuntime, times_at, widths_ahead
 from cotenant.serve.runtime.threads import Job, ResponseFlow, RunResult, execute, failure_of
 from cotenant.serve.state.server import ServerMachine, ServerSettings
 from cotenant.trace.recording import RequestEnd
-from cotenant.units.instant import SECOND_NS, Duration, Instant
+from cotenant.units.instant import NEVER, SECOND_NS, Duration, Instant
 
 
 class Engine:
@@ -154,6 +154,9 @@ class Engine:
         if not must_queue and model.is_quick(size):
             self._answer_inline(pending)
             return 0
+        if retry_after_ns := self._runtime.retry_after_ns(model):
+            text = f"the workers of model {spec.name!r} ended and are being restarted"
+            raise InferError(text, "unavailable", retry_after_ns)
         if self._held_bytes + size > self._held_limit_bytes:
             text = f"pending requests hold {self._held_bytes} bytes of tensors; the limit is {self._held_limit_bytes}"
             raise InferError(text, "exhausted", SECOND_NS)
@@ -274,6 +277,7 @@ class Engine:
         parts: list[Sequence[Any]] = []
         rows = []
         size_bytes = 0
+        deadlines: list[Instant] = []
         for number in run.requests:
             pending = self._pending[number]
             pending.started = now
@@ -281,8 +285,11 @@ class Engine:
             parts.append(pending.checked.arrays)
             rows.append(pending.checked.rows)
             size_bytes += pending.size_bytes
+            if pending.limit_ns:
+                deadlines.append(pending.arrived + pending.limit_ns - self._clock.offset_ns)
         model = self._models[run.key]
-        job = Job(run, model, parts, rows)
+        deadline = max(deadlines) if len(deadlines) == len(parts) else NEVER
+        job = Job(run, model, parts, rows, deadline=deadline)
         if model.spec.decoupled:
             response_flow = self._pending[run.requests[0]].response_flow = ResponseFlow()
             job = job._replace(response_flow=response_flow)

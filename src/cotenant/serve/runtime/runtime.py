@@ -80,6 +80,10 @@ class ModelRuntime(Protocol):
         """Return whether a run of this model could start now or after others."""
         ...
 
+    def retry_after_ns(self, model: LoadedModel) -> Duration:
+        """Return after which time to send requests for a model whose workers are restarted with back-off; 0: now."""
+        ...
+
     def submit(self, job: Job) -> None:
         """Start a run, on the loop's thread; its result is reported in any case."""
         ...
@@ -165,6 +169,11 @@ class CpuRuntime:
     def can_run(self, model: LoadedModel) -> bool:
         """Return False for a model whose runs hang."""
         return self._workers is None or self._workers.can_run(model)
+
+    def retry_after_ns(self, model: LoadedModel) -> Duration:
+        """Return 0: there are no worker processes."""
+        del model
+        return 0
 
     def submit(self, job: Job) -> None:
         """Queue the run for the thread of its first core."""

@@ -15,7 +15,7 @@ from cotenant.runner.clock import monotonic_ns, thread_ns
 from cotenant.serve.model.event import Run
 from cotenant.serve.protocol.oip.tensor import Array, size_of
 from cotenant.serve.runtime.model import LoadedModel
-from cotenant.units.instant import SECOND_NS, Duration, Instant
+from cotenant.units.instant import NEVER, SECOND_NS, Duration, Instant
 from cotenant.units.text import round_duration
 
 _STOP: Final = None
@@ -63,6 +63,8 @@ class Job(NamedTuple):
     rows: Sequence[int]
     response_flow: ResponseFlow | None = None
     """Set for a decoupled model."""
+    deadline: Instant = NEVER
+    """When it is too late for all of its requests, by CLOCK_MONOTONIC."""
 
 
 class RunResult(NamedTuple):

@@ -56,7 +56,7 @@ class WorkerTask:
 class WidthState:
     """State of one model's workers at one width."""
 
-    __slots__ = ("failed_starts", "failures", "last_error", "not_before", "wanted")
+    __slots__ = ("failed_starts", "failing_since", "failures", "last_error", "not_before", "wanted", "was_ready")
 
     def __init__(self) -> None:
         """Start with no workers wanted."""
@@ -64,8 +64,18 @@ class WidthState:
         self.failures = 0
         self.failed_starts = 0
         """Consecutive starts after which no worker was ready."""
+        self.failing_since: Instant = 0
+        """When the first of them failed."""
+        self.was_ready = False
+        """Whether a worker of this width has ever been ready, so that failed starts do not mean a broken model."""
         self.not_before: Instant = 0
         self.last_error = ""
+
+    def start_failed(self, now: Instant) -> None:
+        """Count a start after which the worker was not ready."""
+        if not self.failed_starts:
+            self.failing_since = now
+        self.failed_starts += 1
 
 
 class ModelWorkers:

@@ -225,6 +225,11 @@ class GpuRuntime:
         assert isinstance(model, GpuModel)
         return self._pool is not None and self._pool.can_run(model)
 
+    def retry_after_ns(self, model: LoadedModel) -> Duration:
+        """Return after which time to send requests for a model whose workers are restarted with back-off; 0: now."""
+        assert isinstance(model, GpuModel)
+        return 0 if self._pool is None else self._pool.retry_after_ns(model)
+
     def worker_statistics(self) -> WorkerStatistics | None:
         """Return the pool's counters."""
         return None if self._pool is None else self._pool.statistics()

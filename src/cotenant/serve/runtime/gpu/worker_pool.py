@@ -32,7 +32,7 @@ from cotenant.serve.runtime.gpu.shared_tensors import (
 )
 from cotenant.serve.runtime.gpu.worker_handle import WorkerHandle
 from cotenant.serve.runtime.threads import Job, ReportResult, RunResult, split
-from cotenant.units.instant import MILLISECOND_NS, SECOND_NS, Duration, Instant
+from cotenant.units.instant import MILLISECOND_NS, NEVER, SECOND_NS, Duration, Instant
 
 _CHECK_INTERVAL_S: Final = 0.25
 _BACKOFF_NS: Final = 200 * MILLISECOND_NS
@@ -40,7 +40,11 @@ _BACKOFF_CAP_NS: Final = 30 * SECOND_NS
 _STABLE_NS: Final = 30 * SECOND_NS
 """A worker that ran this long resets the failure count."""
 _FAILURES_LIMIT: Final = 3
-"""Consecutive failed starts after which waiting runs fail."""
+"""Consecutive failed starts after which waiting runs fail of a width that was never ready.
+
+If it was ready, the starts fail because something kills the workers. Runs then wait until their deadline or until the
+starts have failed for as long as a run may take; other models may wait for the units of such a run.
+"""
 _TRIES_LIMIT: Final = 4
 """Times that a run is started. Our choice: one death may end several workers, one after the other, of the same run."""
 _RETRY_NS: Final = SECOND_NS
@@ -131,6 +135,19 @@ class WorkerPool:
         """Return whether a worker of this model is ready."""
         workers = self._models.get(id(model))
         return workers is not None and any(handle.ready is not None for handle in workers.handles)
+
+    def retry_after_ns(self, model: WorkerModel) -> Duration:
+        """Return after which time to send requests for a model whose workers are restarted with back-off; 0: now."""
+        workers = self._models.get(id(model))
+        if workers is None or self.can_run(model):
+            return 0
+        now = monotonic_ns()
+        restarting = [
+            max(width_state.not_before - now, _RETRY_NS)
+            for width, width_state in workers.by_width.items()
+            if now < width_state.not_before or (width_state.failed_starts and workers.handles_at(width))
+        ]
+        return min(restarting, default=0)
 
     async def settled(self) -> None:
         """Wait until no worker is starting."""
@@ -253,6 +270,7 @@ class WorkerPool:
         width_state = workers.width_state(worker.width)
         width_state.last_error = ""
         width_state.failed_starts = 0
+        width_state.was_ready = True
         self._settle()
         self._start_next(workers, worker)
 
@@ -305,7 +323,8 @@ class WorkerPool:
         if monotonic_ns() - self._started_at.pop(worker) > _STABLE_NS:
             width_state.failures = 0
         width_state.failures += 1
-        width_state.failed_starts += not was_ready
+        if not was_ready:
+            width_state.start_failed(monotonic_ns())
         width_state.last_error = reason
         width_state.not_before = monotonic_ns() + delay_ns(
             width_state.failures - was_ready, _BACKOFF_NS, _BACKOFF_CAP_NS
@@ -320,12 +339,14 @@ class WorkerPool:
                 self._fail(task, text, self._retry_after_ns(width_state))
             else:
                 workers.waiting.appendleft(task)
-        if was_ready:
-            self._check_others()
+        self._check_others()
         self._start_wanted(workers)
 
     def _check_others(self) -> None:
-        """Check idle workers: under MPS, a fault of one client may have taken the device from others."""
+        """Check idle workers: under MPS, a fault of one client may have taken the device from others.
+
+        MPS accepts no new client until those have ended, so that this is also done after a failed start.
+        """
         for workers in list(self._models.values()):
             for worker in list(workers.handles):
                 if worker.ready is not None and worker not in self._tasks:
@@ -348,7 +369,7 @@ class WorkerPool:
                 except OSError as error:
                     width_state.last_error = str(error)
                     width_state.failures += 1
-                    width_state.failed_starts += 1
+                    width_state.start_failed(now)
                     width_state.not_before = now + delay_ns(width_state.failures, _BACKOFF_NS, _BACKOFF_CAP_NS)
 
     def _evict_idle(self, workers: ModelWorkers, width: int) -> bool:
@@ -413,6 +434,8 @@ class WorkerPool:
         for task in list(workers.waiting):
             width_state = workers.width_state(task.width)
             hopeless = width_state.failed_starts >= _FAILURES_LIMIT and not workers.handles_at(task.width)
+            if hopeless and width_state.was_ready and now - width_state.failing_since <= self._limits.run_ns:
+                hopeless = task.job.deadline != NEVER and now >= task.job.deadline
             if hopeless or now - task.began > self._limits.run_ns:
                 workers.waiting.remove(task)
                 reason = f"no worker of {task.width} % is ready: {width_state.last_error or 'all are busy'}"
