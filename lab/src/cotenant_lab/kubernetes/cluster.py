@@ -227,6 +227,8 @@ class TestCluster(TestControlPlane):
             return
         for node in self.nodes:
             node.close()
+        if self._link is not None:
+            self._link.remove()
         if self._namespaces is not None:
             self._namespaces.close()
         with contextlib.suppress(AttributeError):  # it failed before there was a control plane

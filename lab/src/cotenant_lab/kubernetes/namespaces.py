@@ -51,6 +51,11 @@ class Link(NamedTuple):
         """Return whether the machine still has this interface."""
         return _number_of(self.name) == self.number
 
+    def remove(self) -> None:
+        """Remove the interface; the kernel would do so too, but some seconds after the namespace if it removes many."""
+        if self.exists():
+            subprocess.run(["ip", "link", "delete", self.name], capture_output=True, check=False)
+
 
 class Addresses:
     """The addresses of one cluster by its number."""
